@@ -50,14 +50,14 @@ def signature(graph):
     return lines, slots, outputs
 
 
-def compile_once(traced, kinds, parameters, **options):
+def compile_once(traced, kinds, parameters, options):
     """Call `compile_graph`, or return its earlier result for the same arguments."""
-    if options["record"]:
-        return compile_graph(traced, kinds, parameters, **options)
-    key = signature(traced), tuple(kinds), tuple(parameters), tuple(sorted(options.items()))
+    if options.record:
+        return compile_graph(traced, kinds, parameters, options)
+    key = signature(traced), tuple(kinds), tuple(parameters), options
     with _lock:
         if key not in _known:
-            _known[key] = compile_graph(traced, kinds, parameters, **options)
+            _known[key] = compile_graph(traced, kinds, parameters, options)
         _known.move_to_end(key)
         if len(_known) > MOST:
             _known.popitem(last=False)

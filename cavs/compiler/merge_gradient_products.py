@@ -1,4 +1,4 @@
-"""Every parameter gradient one product over the batch, whatever kinds of vertices reach it."""
+"""Merge the products that add to a parameter's gradient, of all kinds of vertices, into one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import defaultdict
 from cavs.compiler.program import Program, instructions_of, touches, window
 
 
-def merge_gradient_products(program: Program, beside: bool = False) -> None:
-    """Puts the products that add to a gradient into the stage of the last of them, in place.
+def merge_gradient_products(program: Program, concurrent: bool = False) -> None:
+    """Move the products that add to a gradient into the stage of the last of them, in place.
 
-    The engine computes a stage as one product: where several of them reach a part of the gradient,
-    their rows stand one below the other. The one that reaches most of it comes first.
+    The engine computes a stage as one product: where several of them add to the same part of the
+    gradient, their rows are stacked. The product that covers most of the gradient comes first.
 
-    beside: what is known before a loop stays apart from what is known behind it, for it may run
-    beside that loop.
+    concurrent: sums run concurrently with loops, so that a product that is ready before a loop is
+    not merged with one behind it.
     """
     stages = program.stages
-    groups: dict[int, list[int]] = defaultdict(list)  # by gradient
+    groups: dict[int, list[int]] = defaultdict(list)  # stages by gradient
     for at, stage in enumerate(stages):
         i = program.instructions[stage.body[0]] if stage.kind == "global" else None
         if i is None or i.kind != "matmul_tn" or i.out is None:
@@ -32,22 +32,22 @@ def merge_gradient_products(program: Program, beside: bool = False) -> None:
     touched = [touches(program, instructions_of(s)) for s in stages]
 
     def may_wait(at: int, last: int) -> bool:
-        """Whether until ``last`` the gradient is only added to and what is read for it stays."""
+        """True if until ``last`` the gradient is only added to and what is read stays unchanged."""
         reads, writes = touched[at]
         for between in range(at + 1, last):
             r, w = touched[between]
             adds = stages[between].kind != "rows"
-            if beside and stages[between].kind == "loop":
+            if concurrent and stages[between].kind == "loop":
                 return False
             if w & reads or r & writes or (w & writes and not adds):
                 return False
         return True
 
-    gone = set()
+    merged = set()
     for *earlier, last in groups.values():
         joined = [at for at in earlier if may_wait(at, last)]
-        gone.update(joined)
+        merged.update(joined)
         body = [n for at in (*joined, last) for n in stages[at].body]
         body.sort(key=reached, reverse=True)
         stages[last].body = body
-    program.stages[:] = [stage for at, stage in enumerate(stages) if at not in gone]
+    program.stages[:] = [stage for at, stage in enumerate(stages) if at not in merged]

@@ -31,7 +31,7 @@ from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
 EARLY = 1.05  # so much less memory is worth that gradients of products do not come last
 
 
-def reuse_buffers(program: Program, beside: bool = False) -> None:
+def reuse_buffers(program: Program, concurrent: bool = False) -> None:
     """Reorders stages and joins buffers of ``program``, in place; no value changes.
 
     Of the ways to do so that which needs least memory; early sums only where they save enough.
@@ -43,7 +43,7 @@ def reuse_buffers(program: Program, beside: bool = False) -> None:
         for body in (stage.body, *stage.bodies):
             keepers_last(program, body)
     late = _ordered(program, early=False)
-    if beside:
+    if concurrent:
         best, _ = _shared(late, False, {n for run in adjacent_buffers(program) for n in run})
     else:
         best, slices = _shared(late, True)
@@ -57,6 +57,12 @@ def reuse_buffers(program: Program, beside: bool = False) -> None:
             best = early if EARLY * peak(early) < peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
+
+
+def keep_buffers(program: Program) -> None:
+    """Let every buffer live in all stages, for programs whose memory is not planned."""
+    for b in program.buffers:
+        b.first, b.last = 0, max(len(program.stages) - 1, 0)
 
 
 def _ordered(program: Program, early: bool) -> Program:

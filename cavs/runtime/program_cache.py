@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavs import _engine
-from cavs.compiler.pipeline import Compiled, Passes, compile_graph
+from cavs.compiler.options import CPU, DEVICE, CompileOptions, Passes
+from cavs.compiler.pipeline import Compiled, compile_graph
 from cavs.compiler.program import Program
 from cavs.cuda.engine import CudaEngine
 from cavs.data.features import MAX_OPTIONAL
@@ -253,21 +254,19 @@ class ProgramCache:
         require_same_parameters(self.model, self.parameters)
         kinds = tuple(sorted(set(decisions.kinds) | found))
         with origin(""):
-            compiled = compile_graph(
-                traced.graph,
-                kinds,
-                list(self.parameters),
+            options = CompileOptions(
                 training=key.training,
-                merging=traced.distinguishing is not None,
-                shared=bool(decisions.shared),
-                nth_shared=bool(decisions.child_numbers),
+                target=CPU if self.cuda is None else DEVICE,
                 passes=self.passes,
-                record=record,
+                merging=traced.distinguishing is not None,
+                shared_children=bool(decisions.shared),
+                shared_products=bool(decisions.child_numbers),
                 replicated=self.replicated,
                 recurrent=key.recurrent,
-                beside=self.cuda is not None,
                 shape=decisions.shape,
+                record=record,
             )
+            compiled = compile_graph(traced.graph, kinds, list(self.parameters), options)
         program = compiled.program
         if program.optional != traced.optional:
             raise CompileError(

@@ -10,23 +10,23 @@ import pytest
 import cavs
 from cavs import nn
 from cavs.compiler.coalesce_operands import adjacent_buffers, coalesce_operands
-from cavs.compiler.pipeline import ON_DEVICE, Passes, compile_graph, default_passes
+from cavs.compiler.options import CPU, DEVICE
+from cavs.compiler.pipeline import CompileOptions, Passes, compile_graph, default_passes
 from cavs.compiler.program import Buffer, Instruction, Program
 from tests.runtime.trees import Classifier, graph, treebank
 
 
-def compiled(cell, *, beside):
+def compiled(cell, target):
     """A training program, for leaves and for vertices with children."""
     model = Classifier(cell)
     model.initialize(1, np.float64)
-    session = cavs.Session(model, passes=ON_DEVICE, dtype=np.float64)
+    session = cavs.Session(model, passes=DEVICE.passes, dtype=np.float64)
     chain = graph([[], [0], [1]], np.random.default_rng(0), lambda _: False)
     batch = cavs.batch([chain]) if isinstance(cell, nn.LSTM | nn.GRU) else treebank(12)
     traced = session.compiled(batch).traced
     names = list(model.parameters())
-    return compile_graph(
-        traced, [1, 2], names, training=True, passes=ON_DEVICE, beside=beside
-    ).program
+    options = CompileOptions(training=True, target=target, passes=DEVICE.passes)
+    return compile_graph(traced, [1, 2], names, options).program
 
 
 def sides(program):
@@ -41,7 +41,7 @@ def sides(program):
 @pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.LSTM, nn.ChildSumTreeLSTM, nn.GRU])
 def test_cotangents_of_gates_are_one_operand(cell):
     """Where there are several, no two of them could have been one."""
-    apart, joined = (compiled(cell(8, 8), beside=beside) for beside in (False, True))
+    apart, joined = (compiled(cell(8, 8), target) for target in (CPU, DEVICE))
     assert not adjacent_buffers(joined)
     assert sum(map(len, sides(joined))) < sum(map(len, sides(apart)))
 
@@ -52,7 +52,7 @@ def test_little_memory_is_needed_for_it():
     def floats(program):
         return sum(b.width for b in program.buffers if b.role == "arena" and b.space > 1)
 
-    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 8), beside=on) for on in (False, True))
+    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 8), target) for target in (CPU, DEVICE))
     assert floats(joined) <= 1.15 * floats(apart)
 
 
@@ -108,5 +108,5 @@ def test_what_a_run_gives_back_stays_alone():
 
 def test_defaults_by_device():
     assert default_passes("cpu") == Passes()
-    assert default_passes("cuda") is default_passes("cuda:1") is ON_DEVICE
-    assert not ON_DEVICE.merge_vertices
+    assert default_passes("cuda") is default_passes("cuda:1") is DEVICE.passes
+    assert not DEVICE.passes.merge_vertices

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import nn, ops
-from cavs.compiler import pipeline
+from cavs.compiler import save_memory
 from cavs.compiler.pipeline import Passes
 from tests.oracle import agrees, assert_close, reference
 from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, treebank
 
 SIZE = 8
-WAYS = [way for way in pipeline.WAYS if way[1]]
+PLANS = [plan for plan in save_memory.PLANS if plan.sum_at_child]
 # What a cell reads of child, parent x and the number of an edge, which are summed over the children
 # before they are multiplied.
 READS = {
@@ -74,36 +74,36 @@ def numbered(children, rng, absent=0.4):
     return cavs.Graph(children, {"token": token, "label": label}, edge_features={"w": w})
 
 
-def forced(way):
-    """Every training is compiled that way."""
+def forced(plan):
+    """Every training is compiled by that plan."""
     always = mock.Mock(return_value=True)
-    return mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=(way,))
+    return mock.patch.multiple(save_memory, holds_much=always, holds_less=always, PLANS=(plan,))
 
 
 def sums(session, batch):
     return [i for i in session.compiled(batch).program.instructions if i.outward]
 
 
-def checked(model, batch, way, tolerance=1e-11, **options):
-    with forced(way):
+def checked(model, batch, plan, tolerance=1e-11, **options):
+    with forced(plan):
         session, gradients = agrees(model, batch, tolerance, **options)
         assert sums(session, batch)
     return session, gradients
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("plan", PLANS, ids=["products last", "products in the loop"])
 @pytest.mark.parametrize("read", READS)
-def test_a_function_of_each_child(read, way, merged):
+def test_a_function_of_each_child(read, plan, merged):
     model = Weighted(Each(READS[read]), SIZE)
     model.initialize(0, np.float64)
-    checked(model, shared(1), way, passes=Passes(merge_vertices=merged))
-    checked(model, shared(2), way, 1e-4, dtype=np.float32, passes=Passes(merge_vertices=merged))
+    checked(model, shared(1), plan, passes=Passes(merge_vertices=merged))
+    checked(model, shared(2), plan, 1e-4, dtype=np.float32, passes=Passes(merge_vertices=merged))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("plan", PLANS, ids=["products last", "products in the loop"])
 @pytest.mark.parametrize("read", READS)
-def test_what_all_parents_pull_is_zero(read, way):
+def test_what_all_parents_pull_is_zero(read, plan):
     """Words at leaves alone: a factor, or all that is summed, is a number."""
     rng = np.random.default_rng(10)
     graphs = []
@@ -115,7 +115,7 @@ def test_what_all_parents_pull_is_zero(read, way):
         graphs.append(cavs.Graph(children, features, edge_features={"w": w}))
     model, batch = Weighted(Each(READS[read]), SIZE), cavs.batch(graphs)
     model.initialize(0, np.float64)
-    with forced(way):
+    with forced(plan):
         agrees(model, batch)
 
 
@@ -127,7 +127,7 @@ def test_a_fold_that_gives_each_child_its_own(fold, specialise):
     model = Weighted(Each(read, fold=fold), SIZE)
     model.initialize(0, np.float64)
     for absent in (0.0, 0.4, 1.0):
-        checked(model, shared(3, absent=absent), WAYS[0], passes=Passes(specialise=specialise))
+        checked(model, shared(3, absent=absent), PLANS[0], passes=Passes(specialise=specialise))
 
 
 @pytest.mark.parametrize("size", [1, 300])
@@ -136,7 +136,7 @@ def test_rows_of_one_column_and_of_several_blocks(size):
     reads = READS["by the parent"] if size > 4 else READS["a function"]
     model = Weighted(Each(reads, size), size)
     model.initialize(0, np.float64)
-    checked(model, shared(4, graphs=2), WAYS[1])
+    checked(model, shared(4, graphs=2), PLANS[1])
 
 
 class Matrices(cavs.VertexFunction):
@@ -166,11 +166,11 @@ class OfMatrices(cavs.Model):
         return ops.cross_entropy(self.output(h), batch["label"])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
-def test_states_of_rank_two(way):
+@pytest.mark.parametrize("plan", PLANS, ids=["products last", "products in the loop"])
+def test_states_of_rank_two(plan):
     model = OfMatrices()
     model.initialize(0, np.float64)
-    checked(model, shared(5), way)
+    checked(model, shared(5), plan)
 
 
 @pytest.mark.parametrize("cell", ["attention", "maximum"])
@@ -182,7 +182,7 @@ def test_all_structures(structure, cell):
     made = nn.TreeAttention(SIZE, SIZE) if cell == "attention" else Each(READS["weighted"])
     model = Classifier(made, SIZE) if cell == "attention" else Weighted(made, SIZE)
     model.initialize(0, np.float64)
-    with forced(WAYS[0]):
+    with forced(PLANS[0]):
         agrees(model, batch)
 
 
@@ -194,7 +194,7 @@ def test_one_vertex_at_a_time_and_on_two_threads():
         found = []
         for threads in (1, 2, 2):
             cavs.set_num_threads(threads)
-            session, gradients = checked(model, batch, WAYS[0])
+            session, gradients = checked(model, batch, PLANS[0])
             found.append({k: g.copy() for k, g in gradients.items()})
     finally:
         cavs.set_num_threads(before)
@@ -230,12 +230,12 @@ FOLDS = st.sampled_from(["sum", "mean", "max"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(expressions(), FOLDS, st.integers(0, 2**31), st.sampled_from(WAYS), st.booleans())
-def test_any_function_of_child_parent_and_edge(read, fold, seed, way, merged):
+@given(expressions(), FOLDS, st.integers(0, 2**31), st.sampled_from(PLANS), st.booleans())
+def test_any_function_of_child_parent_and_edge(read, fold, seed, plan, merged):
     model = Weighted(Each(lambda c, x, w: c * 0.5 + read(c, x, w), fold=fold), SIZE)
     model.initialize(0, np.float64)
     batch = shared(seed)
-    with forced(way):
+    with forced(plan):
         agrees(model, batch, 1e-9, passes=Passes(merge_vertices=merged))
 
 
@@ -261,15 +261,15 @@ class Compared(Each):
         v.push(h)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("plan", PLANS, ids=["products last", "products in the loop"])
 @pytest.mark.parametrize("read", COMPARED)
-def test_what_is_compared_is_not_computed_again(read, way):
+def test_what_is_compared_is_not_computed_again(read, plan):
     """A child that made it from other pieces might round once more, and not find that it is the
     greatest."""
     for absent in (0.0, 0.4):
         model = Weighted(Compared(COMPARED[read]), SIZE)
         model.initialize(0, np.float64)
-        with forced(way):
+        with forced(plan):
             agrees(model, shared(8, graphs=12, absent=absent))
 
 
@@ -335,13 +335,13 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["products last", "products in the loop"])
+@pytest.mark.parametrize("plan", PLANS, ids=["products last", "products in the loop"])
 @pytest.mark.parametrize("stack", STACKS)
-def test_cells_above_each_other(stack, way):
+def test_cells_above_each_other(stack, plan):
     model = STACKS[stack]()
     model.initialize(0, np.float64)
     for absent in (0.0, 0.4):
-        with forced(way):
+        with forced(plan):
             agrees(model, shared(9, absent=absent))
 
 
@@ -370,13 +370,13 @@ def test_what_has_a_wide_row_for_each_edge_anyway_stays(how):
     batch = cavs.batch([cavs.Graph(children, features, edge_features={"w": w})] * 2)
     model = Weighted(Linear(how), SIZE)
     model.initialize(0, np.float64)
-    with forced(WAYS[0]):
+    with forced(PLANS[0]):
         session, _ = agrees(model, batch)
         assert not sums(session, batch)
 
 
 def test_what_a_step_holds_is_what_the_compiler_says():
-    """A maximum over merged vertices judged at their roots; the other way holds a third more."""
+    """A maximum over merged vertices judged at their roots; the other plan holds a third more."""
 
     class Greatest(cavs.VertexFunction):
         def __init__(self):
@@ -442,5 +442,5 @@ def test_a_long_chain_of_exact_operators_takes_no_longer_than_it_is():
     model = Weighted(Each(chain, fold="max"), SIZE)
     model.initialize(0, np.float64)
     session = cavs.Session(model)
-    with forced(WAYS[0]):
+    with forced(PLANS[0]):
         assert sums(session, shared(11))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import _engine
-from cavs.compiler import pipeline
+from cavs.compiler import save_memory
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import program_cache, tracing
 from tests.compiled_once import compile_once
@@ -172,11 +172,11 @@ def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
 
 
 @examples(40)
-@given(models(), batches(), st.sampled_from(pipeline.WAYS), st.booleans())
-def test_programs_that_hold_less(model, batch, way, serial):
-    """As if every plain one held too much, and that way less."""
+@given(models(), batches(), st.sampled_from(save_memory.PLANS), st.booleans())
+def test_programs_that_hold_less(model, batch, plan, serial):
+    """As if every plain one held too much, and that plan less."""
     always = mock.Mock(return_value=True)
-    with mock.patch.multiple(pipeline, _holds_much=always, _holds_less=always, WAYS=(way,)):
+    with mock.patch.multiple(save_memory, holds_much=always, holds_less=always, PLANS=(plan,)):
         compare(model, batch, FLOAT64, serial=serial)
 
 

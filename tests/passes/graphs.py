@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cavs.compiler.pipeline import Passes, compile_graph
+from cavs.compiler.pipeline import CompileOptions, Passes, compile_graph
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import trace_model
 from cavs.ir import VERTEX, Graph, apply
@@ -59,6 +59,5 @@ def compiled(cell=None, passes=None, training=True, kinds=(INNER, LEAF)):
     model = Classifier(cell)
     graph = trace_model(model, SCHEMA, training=training)
     names = list(model.parameters())
-    return compile_graph(
-        graph, kinds, names, training=training, passes=passes or Passes(), record=True
-    )
+    options = CompileOptions(training=training, passes=passes or Passes(), record=True)
+    return compile_graph(graph, kinds, names, options)

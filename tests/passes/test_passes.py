@@ -11,7 +11,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.compiler.merge_gradient_products import merge_gradient_products
-from cavs.compiler.pipeline import Passes, compile_graph
+from cavs.compiler.pipeline import CompileOptions, Passes, compile_graph
 from cavs.compiler.program import (
     Buffer,
     Instruction,
@@ -279,7 +279,7 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
     assert stages(3, between="loop") == joined
     assert stages(0, between="loop") == joined  # sums of tasks are added, too
     assert stages(1, between="loop") == stages(3, read=0, between="loop") == apart
-    assert stages(3, between="loop", beside=True) == apart  # may run beside that loop
+    assert stages(3, between="loop", concurrent=True) == apart
 
 
 def test_only_recurrent_products_run_a_task_at_a_time():
@@ -367,10 +367,8 @@ def test_a_pass_that_is_off_leaves_no_stage():
 def test_compiling_twice_gives_the_same_program():
     model = Classifier(nn.TreeGRU(8, 6))
     graph = trace_model(model, SCHEMA, training=True)
-    programs = [
-        compile_graph(graph, (INNER, LEAF), list(model.parameters()), training=True).program
-        for _ in range(2)
-    ]
+    names, options = list(model.parameters()), CompileOptions(training=True)
+    programs = [compile_graph(graph, (INNER, LEAF), names, options).program for _ in range(2)]
     assert [vars(i) for i in programs[0].instructions] == [
         vars(i) for i in programs[1].instructions
     ]

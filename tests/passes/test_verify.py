@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from cavs import nn
-from cavs.compiler import pipeline
+from cavs.compiler import pipeline, save_memory
 from cavs.compiler.memory import Shape
+from cavs.compiler.pipeline import CompileOptions, compile_graph
 from cavs.errors import CompileError
 from cavs.frontend.model import trace_model
 from cavs.ir import EDGE, FLOAT, INT, ONE, REGISTRY, VERTEX, Graph, TensorType, apply, make
@@ -129,11 +130,17 @@ def compiled(cell=nn.BinaryTreeLSTM, **options):
     """Compiles with all passes there are."""
     model = Classifier(cell(8, 6))
     graph = trace_model(model, SCHEMA, training=True)
-    everything = ("merging", "shared", "nth_shared", "replicated", "recurrent")
-    options = dict.fromkeys(everything, True) | options
-    return pipeline.compile_graph(
-        graph, (INNER, LEAF), list(model.parameters()), training=True, **options
-    )
+    everything = ("merging", "shared_children", "shared_products", "replicated", "recurrent")
+    options = CompileOptions(training=True, **dict.fromkeys(everything, True) | options)
+    return compile_graph(graph, (INNER, LEAF), list(model.parameters()), options)
+
+
+def put_in(monkeypatch, name, function):
+    """Run ``function`` in place of a pass."""
+    for part in ("FORWARD", "GRADIENTS", "KINDS"):
+        passes = getattr(pipeline, part)
+        found = [replace(p, function=function) if p.name == name else p for p in passes]
+        monkeypatch.setattr(pipeline, part, found)
 
 
 @pytest.mark.parametrize("rule", BROKEN)
@@ -141,34 +148,37 @@ def test_a_broken_graph_is_refused(monkeypatch, rule):
     broken, reason = BROKEN[rule]
     coarse = Op("reads finer rows", infer=lambda types, attrs: types[0]._replace(domain=VERTEX))
     monkeypatch.setitem(REGISTRY, coarse.name, coarse)
-    monkeypatch.setattr(pipeline, "hoist_products_to_child", broken)
+    put_in(monkeypatch, "hoist_products_to_child", broken)
     message = f"^after pass hoist_products_to_child: {reason}"
     with pytest.raises(CompileError, match=message) as error:
-        compiled(nth_shared=False)
+        compiled(shared_products=False)
     assert "\n  in %" in str(error.value)  # the equation
 
 
-def passes():
-    """The functions of the pipeline that return graphs."""
-    return {
+PASSES = {p.name: p.function for p in pipeline.PIPELINE if p.name != "trace"}
+
+
+def test_every_pass_is_in_the_pipeline():
+    """Those that are imported there, which return graphs."""
+    assert {
         name: function
         for name, function in inspect.getmembers(pipeline, inspect.isfunction)
         if function.__module__.startswith("cavs.passes.")
         and function.__annotations__["return"] == "Graph"
-    }
+    } == PASSES
 
 
-@pytest.mark.parametrize("name", passes())
+@pytest.mark.parametrize("name", PASSES)
 def test_every_pass_is_verified(monkeypatch, name):
     def broken(graph, *arguments, **options):
         return BROKEN["type"][0](passed(graph, *arguments, **options))
 
-    passed = getattr(pipeline, name)
-    monkeypatch.setattr(pipeline, name, broken)
+    passed = PASSES[name]
+    put_in(monkeypatch, name, broken)
     options = {}
     # Steps that would hold much alone have these.
     if name in ("sum_cotangents_at_child", "fold_constant_cotangents"):
-        monkeypatch.setattr(pipeline, "MOST", 0.0)
+        monkeypatch.setattr(save_memory, "MAX_PEAK", 0.0)
         options = {"cell": nn.TreeAttention, "replicated": False, "shape": Shape(1.0, 2.0)}
     with pytest.raises(CompileError, match=f"^after pass {name}: type "):
         compiled(**options)
@@ -177,9 +187,9 @@ def test_every_pass_is_verified(monkeypatch, name):
 def test_a_broken_trace_is_refused_too(monkeypatch):
     graph = BROKEN["type"][0](trace_model(Classifier(), SCHEMA, training=True))
     with pytest.raises(CompileError, match=r"^after pass trace: type "):
-        pipeline.compile_graph(graph, (INNER, LEAF), [], training=True)
+        compile_graph(graph, (INNER, LEAF), [], CompileOptions(training=True))
 
 
 def test_what_is_whole_compiles():
     assert compiled().program.instructions
-    assert {"differentiate", "simplify", "trim_gradients"} < set(passes())
+    assert {"differentiate", "simplify", "trim_gradients"} < set(PASSES)
