@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.compiler.pipeline import RENAMED, Passes
+from cavs.compiler.options import RENAMED, Passes
 from cavs.compiler.text import space_name
 from cavs.errors import ConfigError
 from tests.runtime.trees import Classifier, graph, treebank
