@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from cavs.compiler.pipeline import RENAMED, Passes, default_passes
+from cavs.compiler.options import RENAMED, Passes, default_passes
 
 
 def add_argument(parser: Any) -> None:

@@ -18,8 +18,7 @@ from cavs.distributed.step.synchronous import SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
 from cavs.errors import ProcessLocal
-from cavs.runtime import Session
-from cavs.runtime import EvalResult
+from cavs.runtime import EvalResult, Session
 from cavs.train.engine import Engine
 
 
