@@ -1,4 +1,4 @@
-"""Several graphs side by side, with their features in one array each."""
+"""Batches: several graphs, with each feature in one array."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cavs.errors import FeatureError, NoAttributeError, user_line
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _Spec = tuple[str, str, tuple[int, ...]]  # of a feature: kind, dtype, shape of a row
 _KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
-_AS_FLOATS = "such as np.asarray(values, np.float32)"
-_IDS = "ids are places in the data set, as range(len(graphs)); without them graphs count from 0"
+_AS_FLOATS = "np.asarray(values, np.float32)"
+_IDS = "ids are indices in the data set, as range(len(graphs)); without them graphs count from 0"
 
 
 @final
 class GraphBatch:
-    """Graphs that run together; ``cavs.data.batch`` makes it.
+    """Graphs that run together, as ``cavs.data.batch`` returns them.
 
     Vertices and edges of graph i come after those of graph i - 1. ``batch["token"]`` is the
-    concatenated feature, of whichever kind. ``ids``: the place of every graph in its data set,
-    where known.
+    concatenated feature of vertices, edges or graphs. ``ids``: the index of every graph in its data
+    set, if known.
     """
 
     def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None) -> None:
@@ -56,17 +56,17 @@ class GraphBatch:
 
     @property
     def num_graphs(self) -> int:
-        """The number of graphs, at least 1."""
+        """Number of graphs, at least 1."""
         return int(self.topology.num_graphs)
 
     @property
     def num_vertices(self) -> int:
-        """The number of vertices of all graphs."""
+        """Number of vertices of all graphs."""
         return int(self.topology.num_vertices)
 
     @property
     def num_edges(self) -> int:
-        """The number of edges of all graphs."""
+        """Number of edges of all graphs."""
         return int(self.topology.num_edges)
 
     @property
@@ -89,9 +89,9 @@ class GraphBatch:
 
     @property
     def graph(self) -> NoReturn:
-        """NoAttributeError: models see symbols, which have one, and sessions give them these."""
+        """NoAttributeError: models compute with symbolic batches, which sessions give them."""
         raise NoAttributeError(
-            "a batch of data meets a model, which computes with symbols",
+            "a model was called with a batch of data; it computes with symbols",
             where=user_line(),
             hint="cavs.Session(model).evaluate(batch) or .predict(batch) runs the model on it",
         )
@@ -100,39 +100,39 @@ class GraphBatch:
         return name in self._table
 
     def select(self, indices: Sequence[int]) -> GraphBatch:
-        """A batch of some of the graphs, by their place in this one; FeatureError for others."""
+        """Return a batch of the graphs at ``indices``; FeatureError for indices out of range."""
         chosen = list(indices) if isinstance(indices, Iterable) else [indices]
         for i in chosen:
             if not is_whole(i) or not 0 <= i < self.num_graphs:
                 raise FeatureError(
                     f"no graph {i!r:.80} in a batch of {self.num_graphs} graphs",
-                    hint=f"select takes a list of numbers, 0 to {self.num_graphs - 1}; of a mask "
-                    "np.flatnonzero(mask) gives them",
+                    hint=f"select takes a list of numbers, 0 to {self.num_graphs - 1}; "
+                    "np.flatnonzero(mask) gives those of a mask",
                 )
         ids = None if self.ids is None else [self.ids[i] for i in chosen]
         return GraphBatch([self.graphs[i] for i in chosen], ids)
 
     def graph_label(self, index: int) -> str:
-        """How errors call graph ``index`` of the batch: its id in the data set and its name."""
+        """Return the name of graph ``index`` in errors: its id in the data set and its name."""
         number = index if self.ids is None else self.ids[index]
         name = self.graphs[index].name
         return f'graph {number} "{name}"' if name else f"graph {number}"
 
     def graph_of_vertex(self, vertex: int) -> int:
-        """The graph of the batch that vertex belongs to."""
+        """Return the index of the graph that a vertex belongs to."""
         return int(np.searchsorted(self.topology.vertex_offsets, vertex, side="right")) - 1
 
     def feature_schema(self) -> dict[str, FeatureSpec]:
-        """Every feature by name: kind, dtype, shape of a row, and whether -1 occurs."""
+        """Return the `FeatureSpec` of every feature by name."""
         return self._table.schema()
 
     def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
-        """The engine's schedule, kept for the next call with the same arguments.
+        """Return the engine's schedule, cached for the next call with the same arguments.
 
-        ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask
-        says that ``optional[i]`` is there (>= 0). by_number: whether vertices that are computed
-        together stand by which child of their parent they are, as the CPU engine wants them; else
-        siblings are neighbours. FeatureError if one is no int feature of vertices.
+        ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask is
+        set where ``optional[i]`` is present (>= 0). by_number: order the vertices of a task by
+        their number among the children of their parent, as the CPU engine reads them; otherwise
+        siblings are neighbours. FeatureError if a name is no int feature of vertices.
         """
         found = self._schedules.get((optional, by_number))
         if found is None:
@@ -143,7 +143,7 @@ class GraphBatch:
         return found
 
     def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:
-        """The distinct vertices as far as the features ``names`` tell; kept for the next call."""
+        """Return the batch with vertices that agree in the features ``names`` merged; cached."""
         key = names, child_numbers
         found = self._merged.get(key)
         if found is None:
@@ -162,13 +162,13 @@ class GraphBatch:
 
 
 def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
-    """Collates graphs. FeatureError if there is none, or if their features disagree."""
+    """Collate graphs; FeatureError without a graph, or if their features disagree."""
     return GraphBatch(graphs, ids)
 
 
 def _whole(ids: Ids, count: int) -> tuple[int, ...]:
     if isinstance(ids, np.ndarray):
-        ids = ids.tolist()  # of numbers of Python
+        ids = ids.tolist()  # Python numbers
     found = tuple(ids) if isinstance(ids, Iterable) else None
     if found is None or not all(map(is_whole, found)):
         raise FeatureError(f"ids are whole numbers, found {ids!r:.80}", hint=_IDS)
@@ -180,9 +180,9 @@ def _whole(ids: Ids, count: int) -> tuple[int, ...]:
 def _collated(
     graphs: list[Graph], label: Callable[[int], str]
 ) -> tuple[_engine.GraphBatch, FeatureTable]:
-    """All graphs as one, and their features."""
+    """Return all graphs as one, and their features."""
     first = graphs[0]
-    if len(graphs) == 1 and type(first) is Graph:  # as it is: it cannot be written to
+    if len(graphs) == 1 and type(first) is Graph:  # shared, as it is read-only
         table = first.features, first.edge_features, _of_one(first.graph_features), first.absent
         return _engine.collate([first.topology]), FeatureTable(*table)
     found = _engine.collate_samples(graphs, _arrays(first)) if type(first) is Graph else None
@@ -219,20 +219,20 @@ def _require_graphs(graphs: Sequence[Any]) -> None:
 
 
 def _arrays(graph: Graph) -> tuple[list[Array], ...]:
-    """Features of vertices, of edges and of the graph, each by ascending name."""
+    """Return the features of vertices, edges and graph, each sorted by name."""
     groups = graph.features, graph.edge_features, graph.graph_features
     return tuple([group[name] for name in sorted(group)] for group in groups)
 
 
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
-    """The slow way round: names the two graphs that disagree, forgives what has no rows.
+    """Return graphs whose schemas differ with one schema; FeatureError for two that disagree.
 
-    Nothing has no dtype of its own, so a graph without edges takes the dtype and shape of the
-    others, and may leave the feature out. The order of the names does not matter either.
+    A graph without edges takes dtype and shape of edge features from the others, and may leave them
+    out. The order of the names does not matter.
     """
-    # by name, and the graph that brought it
+    # The type of every feature, and the first graph that has it.
     brought: dict[str, tuple[_Spec, int]] = {}
-    idle = dict(brought)  # what graphs without edges say of edges
+    idle = dict(brought)  # edge features of graphs without edges
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
         names.append({entry[0] for group in graph.schema for entry in group})
@@ -245,7 +245,7 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
                 there, j = brought.setdefault(name, (here, i))
                 if there != here:
                     raise _differs(name, (there, j), (here, i), label)
-    for name, empty in idle.items():  # nothing has no type, but is of edges
+    for name, empty in idle.items():  # no rows have no dtype, but belong to edges
         found = brought.get(name, empty)
         if found[0][0] != "edge":
             raise _differs(name, found, empty, label)
@@ -269,15 +269,15 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
 def _differs(
     name: str, one: tuple[_Spec, int], other: tuple[_Spec, int], label: Callable[[int], str]
 ) -> FeatureError:
-    """A feature that two graphs have, each by its number, but not alike."""
+    """Return the error of a feature whose type differs in two graphs, each with its number."""
     (there, j), (here, i) = one, other
     if there[0] != here[0]:
-        cure = "features of one kind"
+        cure = "of vertices, of edges or of graphs"
     else:
         cure = "rows of one shape" if there[:2] == here[:2] else _AS_FLOATS
     return FeatureError(
         f'feature "{name}" differs: {_words(there)} in {label(j)}, {_words(here)} in {label(i)}',
-        hint=f"give it in all graphs alike, {cure}",
+        hint=f"give it alike in all graphs: {cure}",
     )
 
 

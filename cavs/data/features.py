@@ -1,4 +1,4 @@
-"""Checks and conversion of the features that a graph carries."""
+"""Checks and conversion of the features of graphs and batches."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ FeatureKind = Literal["vertex", "edge", "graph"]
 
 MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 
-#: What builders take for features that nobody gives.
+#: The default of arguments that take features.
 NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 
 _INT32 = np.iinfo(np.int32)
 _ROWS: dict[FeatureKind, str] = {
     "vertex": "give a row for every vertex, -1 where an integer is absent; graph_features= takes "
-    "what is of the whole graph",
-    "edge": "give a row for every edge, ordered by parent and place of the child",
+    "features of the whole graph",
+    "edge": "give a row for every edge, ordered by parent and position of the child",
     "graph": "",
 }
 
 
 class FeatureSpec(NamedTuple):
-    """What a model may know of a feature before it sees values.
+    """The part of a feature that a model is compiled for.
 
-    ``kind``: what has one row of it; ``dtype``: int (int32) or float (float32); ``shape``: of one
-    row; ``has_absent``: whether an int feature holds -1 somewhere.
+    ``kind``: it has one row for every vertex, every edge, or the graph; ``dtype``: int (int32) or
+    float (float32); ``shape``: of one row; ``has_absent``: True if an int feature holds -1.
     """
 
     kind: FeatureKind
@@ -42,7 +42,7 @@ class FeatureSpec(NamedTuple):
 
 
 class FeatureTable:
-    """The features of a batch: a mapping for each kind, whose names differ."""
+    """The features of a batch: a mapping for vertices, edges and graphs each; no name is twice."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FeatureTable:
         return name in self.vertex or name in self.edge or name in self.graph
 
     def schema(self) -> dict[str, FeatureSpec]:
-        """What a model may know of each."""
+        """Return the `FeatureSpec` of every feature."""
         if self._schema is None:
             groups: dict[FeatureKind, Mapping[str, Array]] = {
                 "vertex": self.vertex,
@@ -80,11 +80,11 @@ class FeatureTable:
         return dict(self._schema)
 
     def optional(self, names: Sequence[str]) -> list[Array]:
-        """Int features of vertices that may be absent. FeatureError if one of them cannot."""
+        """Return int features of vertices that may be absent; FeatureError if one cannot."""
         if len(names) > MAX_OPTIONAL:
             raise FeatureError(
                 f"{len(names)} features may be absent; at most {MAX_OPTIONAL} can",
-                hint="give an index of its own, instead of -1, to what some of them lack",
+                hint="give vertices without such a feature an index of their own instead of -1",
             )
         for name in names:
             if name not in self.vertex:
@@ -93,7 +93,7 @@ class FeatureTable:
             if values.dtype != np.int32 or values.ndim != 1:
                 raise FeatureError(
                     f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
-                    f"{values.shape[1:]}; only int features with one number a vertex can",
+                    f"{values.shape[1:]}; only int features with one number per vertex can",
                     hint="give each column as a feature of its own",
                 )
         return [self.vertex[name] for name in names]
@@ -102,7 +102,7 @@ class FeatureTable:
         known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.schema().items())
         return FeatureError(
             f'no {kind}feature "{name}" in the batch; it has {known or "none"}',
-            hint="mend the name, or give it to every graph: cavs.Graph(children, {name: rows})",
+            hint="correct the name, or give it to every graph: cavs.Graph(children, {name: rows})",
         )
 
 
@@ -112,7 +112,7 @@ def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
 
 
 def _first(wrong: NDArray[np.bool_], kind: FeatureKind) -> str:
-    """Where the first wrong value stands, in words."""
+    """Return the position of the first wrong value in words."""
     if kind == "graph":
         return ""
     return f" at {kind} {int(np.argwhere(wrong)[0][0])}"
@@ -126,15 +126,15 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
             raise FeatureError(
                 f"{what} holds {found}{_first(too_small, kind)}; "
                 "an index is at least 0, or -1 where the feature is absent",
-                hint="-1 says that there is none, as of a label that does not count; give numbers "
-                "that are no indices as floats",
+                hint="-1 stands for no value, such as a missing label; give numbers that are no "
+                "indices as floats",
             )
         if too_large.any():
             found = array[too_large][0]
             raise FeatureError(
                 f"{what} holds {found}{_first(too_large, kind)}; the largest index is {_INT32.max}",
-                hint="number what occurs from 0, as cavs.data.Vocabulary does; give numbers that "
-                "are no indices as floats",
+                hint="count indices from 0, as cavs.data.Vocabulary does; give numbers that are no "
+                "indices as floats",
             )
     return array.astype(np.int32, order="C")
 
@@ -155,13 +155,13 @@ def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
 
 
 def numbers(values: ArrayLike, what: str) -> Array:
-    """``values`` as an array. FeatureError where they are no numbers, or rows of unlike lengths."""
+    """Return ``values`` as an array; FeatureError if they are no numbers, or rows are ragged."""
     try:
         array = np.asarray(values)
     except ValueError as error:
         raise FeatureError(
             f"{what} has rows of unequal length: {error}",
-            hint="fill all rows to one length; what has any length is vertices of a graph",
+            hint="pad all rows to one length, or make vertices of values whose number varies",
         ) from None
     if array.dtype.kind not in "biuf":
         raise FeatureError(
@@ -174,7 +174,7 @@ def numbers(values: ArrayLike, what: str) -> Array:
 def check_feature(
     name: str, values: ArrayLike, kind: FeatureKind, rows: int | None, label: str
 ) -> Array:
-    """A feature as a read-only int32 or float32 copy, C-contiguous.
+    """Return a feature as a read-only int32 or float32 copy, C-contiguous.
 
     ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
     Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
@@ -183,7 +183,7 @@ def check_feature(
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
         raise FeatureError(
             f"{what} is masked{_first(np.atleast_1d(values.mask), kind)}",
-            hint="fill it, integers by -1, which says absent: values.filled(-1)",
+            hint="fill it, integers with -1 for absent: values.filled(-1)",
         )
     array = numbers(values, what)
     if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
@@ -203,7 +203,7 @@ def _plural(kind: FeatureKind) -> str:
 def check_features(
     features: Mapping[str, ArrayLike], kind: FeatureKind, rows: int | None, label: str
 ) -> Mapping[str, Array]:
-    """``check_feature`` for all of one kind; the result is read-only and keeps the order.
+    """Return ``check_feature`` of every feature; the result is read-only and keeps the order.
 
     An empty list for no edges has no type: it is left out.
     """

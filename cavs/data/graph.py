@@ -1,4 +1,4 @@
-"""One sample: its structure and its features."""
+"""Input graphs: structure and features of one sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 
 
 def _check_count(count: object, what: str, name: str) -> None:
-    """GraphError for what is no number of vertices."""
+    """GraphError unless ``count`` is a number of vertices."""
     if not is_whole(count):
         raise graph_error(
             name,
@@ -47,7 +47,7 @@ def _check_count(count: object, what: str, name: str) -> None:
 
 @lru_cache(1024)
 def _shared(value: Any) -> Any:
-    """One object for all equal values, or nearly all: batches compare objects first."""
+    """Return one object for all equal values, up to the cache size: batches compare identities."""
     return value
 
 
@@ -66,9 +66,9 @@ class Graph(_engine.Sample):
 
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
     ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
-    Integers and booleans become int32, where -1 says "absent here"; floats become float32. A graph
-    without edges may leave its edge features out; an empty list of them, which has no dtype, is
-    taken for that.
+    Integers and booleans become int32, where -1 stands for an absent value; floats become float32.
+    A graph without edges may leave its edge features out, or give an empty list, which has no
+    dtype.
 
     Raises GraphError for cycles and dangling indices, FeatureError for features of the wrong
     length, dtype or value. A graph cannot be changed afterwards.
@@ -98,7 +98,7 @@ class Graph(_engine.Sample):
                 f"the name of a graph is a text, found {name!r:.80}",
                 hint=f"name={str(name)!r:.80}, or leave it out",
             )
-        if hasattr(self, "_topology"):  # which batches, and the engine, may know already
+        if hasattr(self, "_topology"):  # batches and the engine may already refer to it
             raise graph_error(
                 name, "a graph cannot be changed", hint="make another one: Graph(...)"
             )
@@ -126,7 +126,7 @@ class Graph(_engine.Sample):
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FeatureError(
-                f'{label}: "{twice}" names features of two kinds (vertex, edge, graph)',
+                f'{label}: "{twice}" names two features, of vertices, edges or the graph',
                 hint="rename one of them",
             )
         arrays = [group[name] for group in given for name in sorted(group)]
@@ -138,12 +138,12 @@ class Graph(_engine.Sample):
 
     @property
     def topology(self) -> EngineGraph:
-        """The engine's graph: offsets, children and level as read-only int32 views."""
+        """Engine graph: offsets, children and level as read-only int32 views."""
         return self._topology
 
     @property
     def name(self) -> str:
-        """What errors call this graph; readers give file:line."""
+        """Name of the graph in errors; readers give file:line."""
         return self._name
 
     @property
@@ -163,7 +163,7 @@ class Graph(_engine.Sample):
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        """Names, dtypes and row shapes of all features; equal for graphs that batch together."""
+        """Names, dtypes and row shapes of all features; equal for graphs of one batch."""
         found: tuple[Any, ...] = self._schema
         return found
 
@@ -174,33 +174,33 @@ class Graph(_engine.Sample):
 
     @property
     def num_vertices(self) -> int:
-        """The number of vertices, at least 1."""
+        """Number of vertices, at least 1."""
         return int(self._topology.num_vertices)
 
     @property
     def num_edges(self) -> int:
-        """The number of (child, parent) pairs."""
+        """Number of (child, parent) pairs."""
         return int(self._topology.num_edges)
 
     @property
     def depth(self) -> int:
-        """Vertices on the longest path, which is the number of levels."""
+        """Number of levels: vertices on the longest path."""
         return int(self._topology.num_levels)
 
     @property
     def arity(self) -> int:
-        """The largest number of children of a vertex."""
+        """Largest number of children of a vertex."""
         return int(np.diff(self._topology.offsets).max())
 
     @property
     def roots(self) -> Indices:
-        """Vertices that are nobody's child, ascending: int32[n]."""
+        """Vertices without parents, ascending: int32[n]."""
         is_root = np.ones(self.num_vertices, np.bool_)
         is_root[self._topology.children] = False
         return np.flatnonzero(is_root).astype(np.int32)
 
     def children(self, vertex: int) -> Indices:
-        """The children of one vertex in order; GraphError if there is no such vertex."""
+        """Return the children of one vertex in order; GraphError if there is no such vertex."""
         whole = is_whole(vertex)
         if not whole or not 0 <= vertex < self.num_vertices:
             raise graph_error(
@@ -214,7 +214,7 @@ class Graph(_engine.Sample):
         return found
 
     def reversed(self) -> Graph:
-        """The graph with every edge turned round, so that roots run first.
+        """Return the graph with every edge reversed, so that roots run first.
 
         Edge features follow their edges.
         """
@@ -233,9 +233,9 @@ class Graph(_engine.Sample):
         edge_features: Mapping[str, ArrayLike] | None = None,
         graph_features: Mapping[str, ArrayLike] | None = None,
     ) -> Graph:
-        """The graph with these added to its features, or in the place of those of the same name.
+        """Return the graph with features added, or replaced where the name is the same.
 
-        They are given and checked as in the constructor.
+        They are checked as in the constructor.
         """
         return Graph(
             self._topology,
@@ -247,12 +247,12 @@ class Graph(_engine.Sample):
 
     @classmethod
     def from_children(cls, children: Sequence[Sequence[int]], **features: Any) -> Graph:
-        """A graph from child lists; the keywords are those of ``Graph``."""
+        """Return the graph of child lists; the keywords are those of ``Graph``."""
         return cls(children, **features)
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, **features: Any) -> Graph:
-        """A forest from parent indices, -1 for roots; siblings stand in order of their index."""
+        """Return the forest of parent indices, -1 for roots; siblings are sorted by their index."""
         name = features.get("name", "")
         up = as_indices(parents, f"{graph_label(name)}: parents")
         wrong = np.flatnonzero((up < -1) | (up >= len(up)))
@@ -269,7 +269,7 @@ class Graph(_engine.Sample):
 
     @classmethod
     def chain(cls, length: int, **features: Any) -> Graph:
-        """A sequence: vertex i gathers from vertex i - 1, vertex 0 from nobody."""
+        """Return a sequence: vertex i gathers from vertex i - 1, vertex 0 from no vertex."""
         name = features.get("name", "")
         _check_count(length, "a chain", name)
         offsets = np.arange(-1, length, dtype=np.int32)
@@ -280,11 +280,11 @@ class Graph(_engine.Sample):
     def from_edges(
         cls, num_vertices: int, edges: Iterable[tuple[int, int]] | Array, **features: Any
     ) -> Graph:
-        """A graph from (child, parent) pairs, a sequence or an array [num_edges, 2].
+        """Return the graph of (child, parent) pairs, a sequence or an array [num_edges, 2].
 
-        Children stand in the order of their pairs; ``edge_features`` are given in the order of the
-        pairs too. In the graph, and in what a cell pushes of edges, they stand by parents: row i is
-        that of pair ``np.argsort(parents, kind="stable")[i]``.
+        Children keep the order of their pairs, and ``edge_features`` have that order too. In the
+        graph, and in the edge outputs of a cell, edges are sorted by parent: row i is that of pair
+        ``np.argsort(parents, kind="stable")[i]``.
         """
         name = features.get("name", "")
         try:
@@ -306,10 +306,10 @@ class Graph(_engine.Sample):
 
     @classmethod
     def from_edge_index(cls, num_vertices: int, edge_index: ArrayLike, **features: Any) -> Graph:
-        """A graph from an array [2, num_edges]: row 0 the children (sources), row 1 the parents.
+        """Return the graph of an array [2, num_edges]: children (sources) and their parents.
 
-        This is the ``edge_index`` of PyTorch Geometric and what ``dgl.DGLGraph.edges()`` gives.
-        Order of children and of ``edge_features`` as in ``from_edges``.
+        ``edge_index`` of PyTorch Geometric and ``dgl.DGLGraph.edges()`` have this form. The order
+        of children and of ``edge_features`` is that of ``from_edges``.
         """
         name = features.get("name", "")
         _check_count(num_vertices, "a graph", name)
@@ -344,35 +344,35 @@ class Graph(_engine.Sample):
 
     @classmethod
     def from_networkx(cls, graph: Any, **options: Any) -> Graph:
-        """A graph from a networkx DiGraph; see ``cavs.data.from_networkx``."""
+        """Return the graph of a networkx DiGraph; see ``cavs.data.from_networkx``."""
         from cavs.data.readers.networkx import from_networkx
 
         return from_networkx(graph, **options)
 
     @classmethod
     def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
-        """A graph from Python code; see ``cavs.data.from_ast``."""
+        """Return the graph of Python code; see ``cavs.data.from_ast``."""
         from cavs.data.readers.python_ast import from_ast
 
         return from_ast(source, **options)
 
     @classmethod
     def from_brackets(cls, source: BracketTree | str, **options: Any) -> Graph:
-        """A graph from a bracketed tree; see ``cavs.data.from_brackets``."""
+        """Return the graph of a bracketed tree; see ``cavs.data.from_brackets``."""
         from cavs.data.readers.brackets import from_brackets
 
         return from_brackets(source, **options)
 
     @classmethod
     def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
-        """A graph from a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
+        """Return the graph of a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
         from cavs.data.readers.conllu import from_conllu
 
         return from_conllu(source, **options)
 
     @classmethod
     def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:
-        """Several graphs as one, under a new root; see ``cavs.data.join.join``."""
+        """Return several graphs as one, under a new root; see ``cavs.data.join.join``."""
         from cavs.data.join import join
 
         return join(graphs, *features, **options)
@@ -397,12 +397,12 @@ class Graph(_engine.Sample):
 
 
 def names_of(schema: tuple[Any, ...]) -> list[str]:
-    """The names of the features of a schema, in its order."""
+    """Return the names of the features of a schema, in its order."""
     return [entry[0] for group in schema for entry in group]
 
 
 def names_where(schema: tuple[Any, ...], chosen: Sequence[bool]) -> frozenset[str]:
-    """The names of the features of a schema that are chosen, each by its place there."""
+    """Return the names of the features of a schema whose flag in ``chosen`` is set."""
     where = zip(names_of(schema), chosen, strict=True)
     return frozenset(name for name, is_chosen in where if is_chosen)
 

@@ -1,4 +1,4 @@
-"""Several graphs as one sample: pairs of sentences, a document of its sentences."""
+"""Several graphs joined to one sample: pairs of sentences, a document of its sentences."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def join(
     graph_features: Mapping[str, ArrayLike] = _NONE,
     name: str = "",
 ) -> Graph:
-    """The graphs side by side, under a new last vertex whose children are their roots, in order.
+    """Return one graph of all, with a new last vertex whose children are their roots, in order.
 
-    There ``v.gather(k).h`` of a cell is the state of the k-th; pushed and taken by
-    ``ops.sum_roots`` it is a row a sample.
+    At the new vertex, ``v.gather(k).h`` of a cell is the state of the k-th root; ``ops.sum_roots``
+    of its output is one row per sample.
 
-    ``features``: of the new vertex, ``edge_features``: of its edges, one row for each, by the names
-    that the graphs have; where none is given integers are absent (-1) and floats 0.
-    ``graph_features``: of the whole; those of the parts are left out.
-    GraphError without a graph, FeatureError for names and rows that the graphs do not have.
+    ``features``: of the new vertex, ``edge_features``: of its edges, one row each, by the names
+    that the graphs have; by default integers are absent (-1) and floats 0. ``graph_features``: of
+    the new graph; those of the joined graphs are left out. GraphError without a graph, FeatureError
+    for names and rows that do not fit the graphs.
     """
     graphs = list(graphs) if isinstance(graphs, Iterable) else graphs
     if (
@@ -68,29 +68,29 @@ def _stacked(
     parts: Sequence[Mapping[str, Array]],
     given: Mapping[str, ArrayLike],
     rows: int,
-    kind: str,
+    owner: str,
     name: str,
 ) -> dict[str, Array]:
-    """Features of the parts one after the other, then ``rows`` more: those given, or absent."""
+    """Return the rows of all parts in order, then ``rows`` more: those given, or absent."""
     names = list(parts[0])
     label = f'graph "{name}"' if name else "the joined graph"
     for part in parts[1:]:
         if set(part) != set(names):
             raise FeatureError(
-                f"{label}: a part has the {kind} features {sorted(part)}, another {sorted(names)}",
+                f"{label}: a part has the {owner} features {sorted(part)}, another {sorted(names)}",
                 hint="give all parts the same, -1 where an integer is absent",
             )
     for key in names:
         kinds = list(dict.fromkeys(str(part[key].dtype) for part in parts))
         if len(kinds) > 1:
             raise FeatureError(
-                f"{label}: {kind} feature {key!r} is {kinds[0]} in a part, {kinds[1]} in another",
+                f"{label}: {owner} feature {key!r} is {kinds[0]} in a part, {kinds[1]} in another",
                 hint="a feature holds either integers or floats, in all parts",
             )
     unknown = sorted(set(given) - set(names))
     if unknown:
         raise FeatureError(
-            f"{label}: {kind} feature {unknown[0]!r} is given, but the parts have {sorted(names)}",
+            f"{label}: {owner} feature {unknown[0]!r} is given, but the parts have {sorted(names)}",
             hint="give it to the parts too",
         )
     found = {}
@@ -99,21 +99,21 @@ def _stacked(
         shape = (rows, *last.shape[1:])
         more = np.full(shape, -1 if last.dtype == np.int32 else 0.0, last.dtype)
         if key in given:
-            row = numbers(given[key], f"{label}: {kind} feature {key!r}")
+            row = numbers(given[key], f"{label}: {owner} feature {key!r}")
             if row.shape not in (shape, shape[1:] if rows == 1 else shape):
                 raise FeatureError(
-                    f"{label}: {kind} feature {key!r} has the shape {row.shape}, the "
+                    f"{label}: {owner} feature {key!r} has the shape {row.shape}, the "
                     f"{rows} new {'row needs' if rows == 1 else 'rows need'} {shape}",
                     hint="the new vertex has one row, and an edge to every root of the parts",
                 )
             if last.dtype == np.int32 and row.dtype.kind == "f":
                 raise FeatureError(
-                    f"{label}: {kind} feature {key!r} holds integers, and is given {row.dtype}",
+                    f"{label}: {owner} feature {key!r} holds integers, and is given {row.dtype}",
                     hint="give its rows as integers, too: np.asarray(values, np.int32)",
                 )
             if last.dtype == np.int32 and row.size and row.max() > np.iinfo(np.int32).max:
                 raise FeatureError(
-                    f"{label}: {kind} feature {key!r} is given {row.max()}",
+                    f"{label}: {owner} feature {key!r} is given {row.max()}",
                     hint="integers of features have 32 bits",
                 )
             more = row.reshape(shape).astype(last.dtype)
@@ -121,7 +121,7 @@ def _stacked(
             found[key] = np.concatenate([*(part[key] for part in parts), more])
         except ValueError as error:
             raise FeatureError(
-                f"{label}: {kind} feature {key!r}: {error}",
+                f"{label}: {owner} feature {key!r}: {error}",
                 hint="rows of a feature have one shape in all parts",
             ) from None
     return found

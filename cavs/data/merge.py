@@ -1,4 +1,4 @@
-"""Vertices of a batch that compute the same values, merged: what the engine runs instead."""
+"""Batches in which vertices that compute equal values are merged, as the engine runs them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LEAF = "#leaf child "
 class MergedBatch:
     """The distinct vertices of ``batch``, as one input graph whose vertices share children.
 
-    It knows no `GraphBatch`, which keeps it: a cycle would keep both until the collector runs.
+    Two vertices are copies of each other if the features ``names`` are equal at them and at their
+    edges to children, and their children are copies in the same order. Equal words, phrases and
+    subexpressions of a batch are thus computed once. ValueError if a name is no feature of vertices
+    or edges; a batch without edges may lack edge features.
 
-    Two vertices are copies of each other if the features ``names`` are equal there and at the
-    edges below them, and their children are copies in the same order. Equal words, phrases and
-    subexpressions of a batch are so computed once. ValueError if a name is no feature of vertices
-    or edges; a batch without edges may lack theirs.
+    ``distinct``: int32 [vertices of batch], the distinct vertex that represents each. ``copies``:
+    int32 [distinct vertices], the number of vertices that it represents. ``leaf``: uint32 [distinct
+    vertices], bit k, k < ``child_numbers``, set at a vertex without children that is the k-th child
+    of another, and at a vertex whose k-th child has no children; copies agree in that too.
 
-    ``distinct``: int32 [vertices of batch], the distinct vertex that stands for each. ``copies``:
-    int32 [distinct vertices], for how many it stands. ``leaf``: uint32 [distinct vertices], bit k,
-    k < ``child_numbers``, where a vertex without children is the k-th child of another, and where
-    the k-th child of a vertex has no children; copies agree in that too.
+    It has no reference to its `GraphBatch`: a cycle would keep both until the collector runs.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MergedBatch:
         )
         self._child_numbers = child_numbers
         self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
-        # What the engine has read, by name and type; see cavs.runtime.inputs.
+        # Rows converted for the engine, by name and type; see cavs.runtime.inputs.
         self.rows: dict[tuple[str, str], Array] = {}
 
     @property
@@ -62,7 +62,7 @@ class MergedBatch:
         return len(self.copies)
 
     def copies_of(self, name: str) -> Array:
-        """int32 [rows of a feature], for how many vertices or edges of the batch each stands."""
+        """Return int32 [rows of a feature]: the number of rows that each represents."""
         if name in self._features.vertex:
             return self.copies
         arity = np.diff(self.topology.offsets).astype(np.intp)
@@ -70,7 +70,7 @@ class MergedBatch:
         return found
 
     def __getitem__(self, name: str) -> Array:
-        """A feature of graphs, or the rows of the distinct vertices or edges."""
+        """Return a feature of graphs, or its rows at the distinct vertices or edges."""
         if name in self._features.graph:
             return self._features.graph[name]
         rows = self._vertex if name in self._features.vertex else self._edge
@@ -78,7 +78,7 @@ class MergedBatch:
         return found
 
     def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
-        """The engine's schedule, as `GraphBatch.schedule` makes it.
+        """Return the engine's schedule, as `GraphBatch.schedule` does.
 
         ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """
@@ -94,8 +94,8 @@ class MergedBatch:
 
     @property
     def reads_per_product(self) -> float:
-        """How often a product of a k-th child, k < ``child_numbers``, is read if those of leaves
-        are made once for all parents."""
+        """Reads per product of a k-th child, k < ``child_numbers``, if products of leaves are
+        computed once for all parents."""
         arity = np.diff(self.topology.offsets)
         reads = int(np.minimum(arity, self._child_numbers).sum())
         bits = [self.leaf >> np.uint32(k) & np.uint32(1) for k in range(self._child_numbers)]

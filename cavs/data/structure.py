@@ -1,4 +1,4 @@
-"""The structure of a graph as the engine takes it: checks, CSR form and errors."""
+"""The structure of a graph in the form of the engine: checks, CSR form and errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Indices = NDArray[np.int32]
 _ACYCLIC = (
     "no vertex may come below itself: leave out an edge of the cycle, such as one that leads back"
 )
-#: What the engine says of a structure, and the cure.
+# Words of the engine's errors, and the cure.
 _CURES = {
     "cycle": _ACYCLIC,
+    "has child -1,": "children are counted from 0; leave an absent child out, and let an edge "
+    "feature say which child each one is",
     "has child": "children are vertices of the same graph, counted from 0; a leaf has the empty "
     "list []",
     "at least one vertex": "a sample that is one value is a graph of one vertex: cavs.Graph([[]])",
@@ -28,7 +30,7 @@ _INTEGERS = "indices are whole numbers: np.asarray(values, np.int32)"
 
 
 def as_indices(values: ArrayLike, what: str) -> Indices:
-    """Integers as int32[n]; GraphError if they are anything else."""
+    """Return integers as int32[n]; GraphError for anything else."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
@@ -46,19 +48,18 @@ def as_indices(values: ArrayLike, what: str) -> Indices:
     if array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min:
         raise GraphError(
             f"{what} must fit 32 bits, found {array.min()}..{array.max()}",
-            hint="vertices are counted from 0 in each graph; names of another source are mapped to "
-            "such numbers first",
+            hint="vertices are counted from 0 in each graph; map other names to such numbers first",
         )
     return array.astype(np.int32)
 
 
 def graph_label(name: str) -> str:
-    """How errors call a graph."""
+    """Return the words by which errors name a graph."""
     return f'graph "{name}"' if name else "graph"
 
 
 def graph_error(name: str, what: str, vertex: int = -1, hint: str = "") -> GraphError:
-    """A GraphError that names the graph and carries the vertex."""
+    """Return a GraphError that names the graph and carries the vertex."""
     error = GraphError(f"{graph_label(name)}: {what}", hint=hint)
     error.vertex = vertex
     return error
@@ -82,7 +83,7 @@ def _flatten(children: Sequence[Sequence[int]], name: str) -> tuple[Indices, Ind
 
 
 def make_topology(children: Any, name: str) -> EngineGraph:
-    """The engine's graph of child lists or an (offsets, children) pair. Raises GraphError."""
+    """Return the engine's graph of child lists or an (offsets, children) pair; or GraphError."""
     is_csr = (
         isinstance(children, tuple)
         and len(children) == 2
@@ -103,7 +104,7 @@ def make_topology(children: Any, name: str) -> EngineGraph:
 def csr(
     num_vertices: int, child: Indices, parent: Indices
 ) -> tuple[tuple[Indices, Indices], NDArray[np.intp]]:
-    """Edges to (offsets, children), and the order that sorts the edges so; keeps ties in order."""
+    """Return edges as (offsets, children), and the stable order that sorts the edges by parent."""
     order = np.argsort(parent, kind="stable")
     offsets = np.zeros(num_vertices + 1, np.int32)
     np.cumsum(np.bincount(parent, minlength=num_vertices), out=offsets[1:])

@@ -1,4 +1,4 @@
-"""Files that a reader finds whole or not at all."""
+"""Atomic writes of files: a reader sees the old content or the new."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ABANDONED = 3600.0  # seconds since a writer last wrote
 def replace_whole(
     path: str | os.PathLike[str], parts: Iterable[bytes | memoryview], *, folders: bool = False
 ) -> None:
-    """Writes `parts` in place of what was at `path`, which stays as it is if that fails.
+    """Write `parts` as the new content of `path`; if that fails, the old content stays.
 
-    A link is followed; a device, or a file that may not be written, is refused. folders: those on
-    the way are made. OSError, and TypeError or ValueError for what is no path.
+    A link is followed; a device, or a file that may not be written, is refused. folders: create
+    missing folders of `path`. OSError, and TypeError or ValueError for anything but a path.
     """
     final = Path(os.path.realpath(path))
     if folders:
@@ -32,7 +32,7 @@ def replace_whole(
     if final.exists() and not (final.is_file() and os.access(final, os.W_OK)):
         raise PermissionError("it exists and is not a file that may be written")
     _clear_abandoned(final)
-    # Every writer has a file of its own, so that two processes both leave a whole one.
+    # Every writer has a temporary file of its own, so that two processes do not mix contents.
     own = f"{os.getpid()}.{secrets.token_hex(4)}{_here()}"
     temporary = final.with_name(f".{final.name}.{own}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -46,11 +46,11 @@ def replace_whole(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _keep_name(final.parent)
+    _sync_names(final.parent)
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """`replace_whole` by `text` as UTF-8. `ConfigError` if that fails."""
+    """`replace_whole` with `text` as UTF-8; `ConfigError` if that fails."""
     try:
         replace_whole(path, [text.encode()])
     except OSError as error:
@@ -60,8 +60,8 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         ) from None
 
 
-def _keep_name(folder: Path) -> None:
-    """Has the disk keep what a file of `folder` is called now, where file systems can."""
+def _sync_names(folder: Path) -> None:
+    """Flush the names of files in `folder` to disk, on file systems that can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -73,15 +73,15 @@ def _keep_name(folder: Path) -> None:
 
 
 def _clear_abandoned(final: Path) -> None:
-    """Remove what writers of `final` that were killed have left behind.
+    """Remove temporary files of `final` whose writers were killed.
 
-    Those of this machine are gone at once; others, whose process numbers say nothing here, would
-    have written for long.
+    Files of this machine's writers are removed as soon as their process is gone. The process
+    numbers of other machines say nothing here: their files must be older than an hour too.
     """
     name = re.escape(final.name)
     pattern = re.compile(rf"\.{name}\.([0-9]+)\.[0-9a-f]{{8}}(\.[0-9a-f]{{16}})?\.tmp")
     before = time.time() - _ABANDONED
-    with suppress(OSError):  # another was faster, or the folder does not let us
+    with suppress(OSError):  # another process removed it, or the folder is read-only
         for match in filter(None, map(pattern.fullmatch, os.listdir(final.parent))):
             old, ours = final.with_name(match[0]), match[2] and match[2] == _here()
             if not _runs(int(match[1])) and (ours or old.stat().st_mtime < before):
@@ -90,7 +90,7 @@ def _clear_abandoned(final: Path) -> None:
 
 @functools.cache
 def _here() -> str:
-    """A name of the processes among which this one's number is its own; empty if none is known."""
+    """Return the name of this boot and process namespace; empty if the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         processes = os.stat("/proc/self/ns/pid").st_ino
@@ -100,7 +100,7 @@ def _here() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Whether this machine has such a process; so it has if it cannot be asked."""
+    """True if this machine runs such a process, or does not tell."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Input graphs, vertex functions and schedules as DOT text, the language of Graphviz."""
+"""Drawings of input graphs, vertex functions and schedules in DOT, the language of Graphviz."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _quoted(text: str) -> str:
 
 
 def _shown(value: Any, name: str, words: Mapping[str, Vocabulary]) -> str | None:
-    """A feature of one row as text; None where it is absent."""
+    """Return the value of a feature in one row as text; None if it is absent."""
     if np.ndim(value) > 0:
         return f"{name} [{' '.join(f'{x:.3g}' for x in np.ravel(value)[:4])}]"
     if not isinstance(value, np.integer):
@@ -49,11 +49,11 @@ def dot_graph(
     words: Mapping[str, Vocabulary] | None = None,
     max_vertices: int = 500,
 ) -> str:
-    """A graph as DOT text: edges go from child to parent, vertices show their features.
+    """Return a graph as DOT text: edges go from child to parent, vertices show their features.
 
-    The graphs of a batch stand side by side, each in a frame. ``words``: vocabularies for features
-    that index one. ConfigError for more than ``max_vertices``, which Graphviz cannot lay out in
-    reasonable time, and for what is no graph.
+    The graphs of a batch are drawn next to each other, each in a frame. ``words``: vocabularies of
+    features that are indices. ConfigError for more than ``max_vertices``, which Graphviz cannot lay
+    out in reasonable time, and for anything but a graph or a batch.
     """
     if not isinstance(graph, Graph | GraphBatch):
         raise ConfigError(
@@ -71,7 +71,7 @@ def dot_graph(
         return "\n".join([*lines, *_graph_lines(graph, "", words), "}", ""])
     lines = ["digraph batch {", _LAYOUT]
     for i, one in enumerate(graph.graphs):
-        # Graphviz draws a frame around a subgraph that is called a cluster.
+        # Graphviz draws a frame around a subgraph whose name begins with "cluster".
         lines.append(f"  subgraph cluster{i} {{ label={_quoted(graph.graph_label(i))};")
         lines += [*_graph_lines(one, f"g{i}", words), "  }"]
     return "\n".join([*lines, "}", ""])
@@ -92,14 +92,16 @@ def _graph_lines(graph: Graph, prefix: str, words: Mapping[str, Vocabulary]) -> 
 
 
 def _operation(node: Node, names: Mapping[int, str], source: str) -> str:
-    """What a node does, and the shape of one row of it.
+    """Return the operation of a node, and the shape of one row of its value.
 
-    names: of parameters, by id. source: what a value from outside is called.
+    names: of parameters, by id. source: the word for a feature.
     """
     attrs = dict(node.attrs)
     words = node.op.name
     if words == "parameter":
-        words = names.get(id(attrs["parameter"]), words)  # a cell may use what it does not hold
+        words = names.get(
+            id(attrs["parameter"]), words
+        )  # a cell may use the parameter of another module
     elif words == "feature":
         words = f"{source} {attrs['name']}"
     elif words == "constant":
@@ -108,7 +110,7 @@ def _operation(node: Node, names: Mapping[int, str], source: str) -> str:
         words = f"[{attrs['start']}:{attrs['stop']}]"
     elif words == "gather":
         words = f"gather {attrs['slot'].name}"
-    elif words == "gather_grad":  # of a cell that runs top-down
+    elif words == "gather_grad":  # top-down
         words = f"gather {attrs['slot'].name} of parents"
     elif words == "nth_child":
         words = f"child {attrs['k']}"
@@ -116,7 +118,7 @@ def _operation(node: Node, names: Mapping[int, str], source: str) -> str:
 
 
 def _features(batch: GraphBatch | Graph) -> dict[str, Feature]:
-    """What a model is traced for on such a batch."""
+    """Return the features that a model is traced with for such a batch."""
     found = batch if isinstance(batch, GraphBatch) else GraphBatch([batch])
     return {
         name: Feature(s.kind, s.dtype, s.shape, s.has_absent)
@@ -127,7 +129,7 @@ def _features(batch: GraphBatch | Graph) -> dict[str, Feature]:
 def _traced_cell(
     cell: VertexFunction, known: Mapping[str, Feature], inputs: Mapping[str, Shape]
 ) -> Traced:
-    """A cell by itself. What of ``inputs`` is of edges shows in how the cell reads it."""
+    """Trace a cell by itself, trying each of ``inputs`` as a feature of vertices and of edges."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in inputs.items():
         shapes[name] = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -138,8 +140,9 @@ def _traced_cell(
     # Rows of several integers cannot be pulled.
     pulled = {k: f for k, f in known.items() if f.dtype != "int" or not f.shape}
     first: FeatureError | None = None
-    for kinds in product(("vertex", "edge"), repeat=len(shapes)):
-        given = {k: Feature(w, "float", shapes[k]) for k, w in zip(shapes, kinds, strict=True)}
+    for domains in product(("vertex", "edge"), repeat=len(shapes)):
+        pairs = zip(shapes, domains, strict=True)
+        given = {name: Feature(domain, "float", shapes[name]) for name, domain in pairs}
         schema = pulled | given
         try:
             with tracing(False) as trace:
@@ -154,21 +157,21 @@ def _traced_cell(
     raise FeatureError(
         first.what,
         where=first.where,
-        hint="a cell is drawn with the shape of a row of all that it pulls: "
-        "dot_function(cell, x=(3,)), or with a batch that has it",
+        hint="give the row shape of every input that the cell pulls, dot_function(cell, x=(3,)), "
+        "or a batch that has them",
     )
 
 
 def dot_function(
     function: Model | VertexFunction, batch: GraphBatch | Graph | None = None, **inputs: Shape
 ) -> str:
-    """The vertex functions of a model and what stands around them, or one by itself, as DOT text.
+    """Return a model with its vertex functions, or one vertex function, as DOT text.
 
-    Values flow along arrows, each with the shape of a row and what a row is; parameters are round.
-    What scatter gives returns to the gather of the parents along a dashed arrow, or of the children
-    where a cell runs top-down. ``batch`` says what features there are. A vertex function takes
-    instead, or besides, the shapes of what it pulls: ``dot_function(cell, x=(3,))``. Raises what
-    tracing raises, and ConfigError for what is neither.
+    Values flow along arrows, each with the shape and the domain of its rows; parameters are round.
+    A dashed arrow leads from a scatter to the gather of the parents, or of the children where a
+    cell runs top-down. ``batch`` tells the features. A vertex function takes the row shapes of its
+    inputs, instead of a batch or in addition: ``dot_function(cell, x=(3,))``. Raises the errors of
+    tracing, and ConfigError for anything but a model or a vertex function.
     """
     if not isinstance(function, Model | VertexFunction):
         raise ConfigError(
@@ -208,7 +211,7 @@ def _function_text(function: Model | VertexFunction, graph: Traced, source: str)
         label = f"scatter {slot.name}\n{slot.structure.name}"
         lines.append(f"  s{s} [label={_quoted(label)}];")
         lines.append(f"  n{number[value]} -> s{s};")
-        # Of a cell that runs top-down, states are read as cotangents are in backward.
+        # A cell that runs top-down gathers states by the operator that gathers cotangents.
         gathers = [n for n in nodes if n.op.reads_slot]
         readers = [n for n in gathers if n.attr("slot") is slot]
         lines += [f"  s{s} -> n{number[n]} [style=dashed, constraint=false];" for n in readers]
@@ -219,13 +222,13 @@ def _function_text(function: Model | VertexFunction, graph: Traced, source: str)
 
 
 def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
-    """The batch tasks of a schedule as DOT text, a rank for every level.
+    """Return the tasks of a schedule as DOT text, one row of boxes for every level.
 
-    Of a batch, or a graph, that by children alone; what a model runs has more kinds, and equal
-    vertices once: ``session.schedule(batch)``. ConfigError for anything else.
+    For a batch or a graph, kinds depend on children alone; the schedule of a model has more kinds,
+    and equal vertices once: ``session.schedule(batch)``. ConfigError for anything else.
 
-    A box says the kind of its vertices and how many run together; an arrow says how many edges go
-    from one task to another. Beyond ``max_tasks`` a last box counts what is left out.
+    A box names the kind of its vertices and their number; an arrow has the number of edges from one
+    task to another. Beyond ``max_tasks``, a last box has the number of tasks that are left out.
     """
     if isinstance(schedule, Graph):
         schedule = GraphBatch([schedule])
@@ -264,7 +267,7 @@ def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
 
 
 def render(dot: str, path: str | os.PathLike[str]) -> Path:
-    """Draws DOT text into ``path``, in the format that its suffix names (svg, png, pdf).
+    """Draw DOT text into the file ``path``, in the format of its suffix (svg, png, pdf).
 
     ConfigError without a suffix, the Python package graphviz, or the program ``dot``.
     """

@@ -15,6 +15,7 @@ TO_FLOATS = (
     "so a mask, 0.0 or 1.0"
 )
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
+ONE_COLUMN = 'give each column as a feature of its own: {"a": rows[:, 0], "b": rows[:, 1]}'
 
 _RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4}
 

@@ -12,6 +12,7 @@ from cavs.ir import (
     FLOAT,
     INT,
     ONE,
+    ONE_COLUMN,
     TO_INTEGERS,
     BatchRule,
     Node,
@@ -47,7 +48,7 @@ def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     if index.dtype != INT:
         raise TypeError("the index must be an integer feature", TO_INTEGERS)
     if index.shape:
-        raise ValueError("the index must be one integer a row")
+        raise ValueError("the index must be one integer per row", ONE_COLUMN)
     return TensorType(FLOAT, table.shape[1:], index.domain)
 
 

@@ -14,6 +14,7 @@ from cavs.ir import (
     FLOAT,
     INT,
     ONE,
+    ONE_COLUMN,
     TO_FLOATS,
     TO_INTEGERS,
     BatchRule,
@@ -38,7 +39,7 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
     if len(logits.shape) != 1:
         raise ValueError("logits must have one axis a row, the classes")
     if label.shape:
-        raise ValueError("labels must be one integer a row")
+        raise ValueError("labels must be one integer per row", ONE_COLUMN)
     if label.domain.base != logits.domain.base:
         cures = [
             "ops.sum_roots(h) or ops.mean_graph(h) before the output layer makes one row a graph"

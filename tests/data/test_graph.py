@@ -126,7 +126,7 @@ def test_features_are_added_and_replaced():
     assert graph.with_features(graph_features={"y": 5}).graph_features["y"] == 5
     with pytest.raises(FeatureError, match=r'graph "g": .*"z" has 3 rows'):
         graph.with_features({"z": [1, 2, 3]})
-    with pytest.raises(FeatureError, match="features of two kinds"):
+    with pytest.raises(FeatureError, match="names two features, of vertices, edges or the graph"):
         graph.with_features(edge_features={"x": [1]})
 
 
@@ -270,7 +270,9 @@ def test_edge_and_graph_features_are_checked_too():
         Graph([[], [0]], edge_features={"w": [-3]})
     with pytest.raises(FeatureError, match="holds nan"):
         Graph([[]], graph_features={"y": float("nan")})
-    with pytest.raises(FeatureError, match='"x" names features of two kinds'):
+    with pytest.raises(
+        FeatureError, match='"x" names two features, of vertices, edges or the graph'
+    ):
         Graph([[]], {"x": [1]}, graph_features={"x": 1})
 
 
