@@ -3,8 +3,8 @@
     cavs train ast-naming [--data DIR]
 
 A sample is the tree of one function of Python's own library, or of the .py files below DIR, with
-its name hidden; the first word of the name (get, is, set, ...) is to be guessed from the state at
-the root. Needs no download.
+its name hidden. The model predicts the first word of the name (get, is, set, ...) from the state
+at the root. It needs no download.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cavs.data.readers.python_functions import (
 from cavs.errors import DataError
 from cavs.train import metrics
 
-MOST = 1000  # nodes of a function that is asked about
+MOST = 1000  # nodes of a function whose name is predicted
 DEFAULTS = {"epochs": 10, "batch_size": 16, "lr": 0.05, "schedule": "cosine"}
 
 
 class NamePredictor(cavs.Model):
-    """A vertex is its class of node and, where it has one, its identifier."""
+    """Embed the class and the identifier of a node, compose the tree, score names at the root."""
 
     def __init__(self, num_types: int, num_names: int, num_classes: int, size: int, dropout: float):
         self.type = nn.Embedding(num_types, size)
@@ -42,26 +42,28 @@ class NamePredictor(cavs.Model):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        """Scores of the words, one row a function."""
+        """Return scores of the words, one row per function."""
         x = self.dropout(self.type(batch["type"]) + self.name(batch["name"]))
         root = ops.sum_roots(self.tree(batch.graph, x=x))
         return self.output(self.dropout(root))
 
     def loss(self, batch):
-        """Mean over the functions."""
+        """Return the mean cross entropy over functions."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
 def add_arguments(parser):
-    """Options of this model."""
+    """Add the options of this model."""
     parser.add_argument("--size", type=int, default=128, help="of embeddings and hidden state")
     parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--classes", type=int, default=20, help="most frequent words to tell apart")
+    parser.add_argument(
+        "--classes", type=int, default=20, help="number of words to predict, the most frequent"
+    )
     parser.add_argument("--min-count", type=int, default=3, help="rarer identifiers are <unk>")
 
 
 def left_out(text, found):
-    """A line for every function of a file that is not among those `found`, with the reason."""
+    """Yield a line with the reason for every function of a file that is not in `found`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nodes = list(ast.walk(ast.parse(text)))
@@ -76,7 +78,7 @@ def left_out(text, found):
 
 
 def build(args, assets=None):
-    """The model and the functions, split by module; most are trained on, a tenth is tested."""
+    """Return the model and the functions, split by module: most for training, a tenth for tests."""
 
     @functools.cache
     def functions():

@@ -3,8 +3,8 @@
     cavs train dependency-tagger --data DIR
 
 DIR holds ``*train.conllu``, ``*dev.conllu`` and ``*test.conllu`` of a Universal Dependencies
-treebank; where there is no training part, nine tenths of the development part take its place. A
-word sees itself, everything that depends on it, any number of children, and what it depends on.
+treebank; without a training file, nine tenths of the development file are used instead. The tag of
+a word is predicted from the word, its dependents, any number of them, and its head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05}
 
 
 class Tagger(cavs.Model):
-    """Forms are embedded, one cell gathers dependents, another the head; a linear layer scores."""
+    """Embed forms, gather dependents by one cell and heads by another, and score tags."""
 
     def __init__(self, num_forms: int, embedding_size: int, hidden_size: int, dropout: float):
         self.embedding = nn.Embedding(num_forms, embedding_size)
@@ -35,33 +35,35 @@ class Tagger(cavs.Model):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        """Scores of the tags at every word."""
+        """Return scores of the tags at every word."""
         forms = self.dropout(self.embedding(batch["token"]))
         up = self.up(batch.graph, x=forms)
         down = self.down(batch.graph.reversed(), x=ops.concat([forms, up]))
         return self.output(self.dropout(ops.concat([up, down])))
 
     def loss(self, batch):
-        """Mean over all words that have a tag."""
+        """Return the mean cross entropy over all words that have a tag."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
 def add_arguments(parser):
-    """Options of this model."""
+    """Add the options of this model."""
     parser.add_argument("--embedding-size", type=int, default=100)
     parser.add_argument("--hidden-size", type=int, default=100)
     parser.add_argument("--dropout", type=float, default=0.3)
-    parser.add_argument("--min-count", type=int, default=2, help="rarer forms show their ending")
+    parser.add_argument(
+        "--min-count", type=int, default=2, help="rarer forms are replaced by their endings"
+    )
 
 
 def ending(form: str) -> str:
-    """What a rare form still says: its shape and its last letters."""
+    """Return the features of a rare form as one token: its shape and its last letters."""
     shape = "0" if form[-1].isdigit() else "A" if form[0].isupper() else "a"
     return f"{shape}-{form[-3:].lower()}"
 
 
 def read_split(data: str, name: str) -> list[Sentence] | None:
-    """The sentences of the one file of this split, None if there is no such file."""
+    """Return the sentences of the file of a split; None without such a file."""
     files = sorted(Path(data).glob(f"*{name}.conllu"))
     if len(files) > 1:
         raise DataError(f"{data} has {len(files)} files *{name}.conllu; expected one treebank")
@@ -69,7 +71,7 @@ def read_split(data: str, name: str) -> list[Sentence] | None:
 
 
 def splits(data: str) -> dict[str, list[Sentence] | None]:
-    """The sentences of train, dev and test."""
+    """Return the sentences of train, dev and test."""
     found = {name: read_split(data, name) for name in ("train", "dev", "test")}
     dev = found["dev"]
     if found["train"] is None and dev is not None:
@@ -78,7 +80,7 @@ def splits(data: str) -> dict[str, list[Sentence] | None]:
 
 
 def build(args, assets=None):
-    """The model and the splits; forms seen less than ``min_count`` times share their endings."""
+    """Return the model and the splits; rare forms share the embeddings of their endings."""
     if args.data is None and assets is None:
         raise DataError("dependency-tagger has no data of its own", hint="pass --data DIR")
     found = splits(args.data) if args.data is not None else {}
@@ -100,7 +102,7 @@ def build(args, assets=None):
         replaced = [replace(s, forms=f) for s, f in zip(sentences, shown, strict=True)]
         return dependency_graphs(replaced, vocabulary)
 
-    def read(text):  # whatever tags it has: they are what is asked for
+    def read(text):  # its tags are ignored: they are to be predicted
         found = parse_conllu(text.split("\n"))
         return graphs([replace(s, upos=["_"] * len(s.upos)) for s in found])
 

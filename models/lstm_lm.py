@@ -1,10 +1,10 @@
-"""Word-level language model: an LSTM on chains of WikiText-2, each as long as it is.
+"""Word-level language model: an LSTM on chains of WikiText-2, each of its own length.
 
     cavs train lstm-lm --data DIR [--length 35]
 
-DIR holds train.txt, valid.txt and test.txt, a paragraph a line; without train.txt, nine tenths of
-the paragraphs of valid.txt take its place. Every paragraph is a chain of its own; ``--length N``
-cuts the text into stretches of N words instead, the fixed-length LSTM of the Cavs paper.
+DIR holds train.txt, valid.txt and test.txt, one paragraph per line; without train.txt, nine tenths
+of the paragraphs of valid.txt are used instead. Every paragraph is a chain of its own; ``--length
+N`` cuts the text into chunks of N words instead, for the fixed-length LSTM of the Cavs paper.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULTS = {"epochs": 8, "batch_size": 16, "lr": 0.1, "max_norm": 5.0, "bucket":
 
 
 class LanguageModel(cavs.Model):
-    """The next word from the state of the LSTM after all words before it."""
+    """Predict the next word from the state of the LSTM after all words before it."""
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int, dropout: float):
         self.embedding = nn.Embedding(num_words, embedding_size)
@@ -35,17 +35,17 @@ class LanguageModel(cavs.Model):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        """Scores of all words at every vertex."""
+        """Return scores of all words at every vertex."""
         words = self.dropout(self.embedding(batch["token"]))
         return self.output(self.dropout(self.chain(batch.graph, x=words)))
 
     def loss(self, batch):
-        """Mean over all words."""
+        """Return the mean cross entropy over all words."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
 def add_arguments(parser):
-    """Options of this model."""
+    """Add the options of this model."""
     parser.add_argument("--embedding-size", type=int, default=200)
     parser.add_argument("--hidden-size", type=int, default=200)
     parser.add_argument("--dropout", type=float, default=0.3)
@@ -54,14 +54,14 @@ def add_arguments(parser):
     parser.add_argument("--max-length", type=int, default=80, help="longer paragraphs are cut")
 
 
-def stretches(sentences: list[list[str]], length: int) -> list[list[str]]:
-    """The running text cut into pieces of one length; what is left over is dropped."""
+def chunks(sentences: list[list[str]], length: int) -> list[list[str]]:
+    """Return the running text cut into lists of one length, without the rest at the end."""
     text = list(itertools.chain.from_iterable(sentences))
     return [text[i : i + length] for i in range(0, len(text) - length + 1, length)]
 
 
 def build(args, assets=None):
-    """The model and the chains; the vocabulary is that of the training text."""
+    """Return the model and the chains; the vocabulary is that of the training text."""
     if args.length is not None and args.length < 1:
         raise ConfigError(f"--length {args.length}", hint="choose at least 1")
     if args.data is None and assets is None:
@@ -75,7 +75,7 @@ def build(args, assets=None):
         found = read_text(path, cut, headings=False)
         if not has_train and split != "test":
             found = found[::10] if split == "dev" else [s for i, s in enumerate(found) if i % 10]
-        return found if args.length is None else stretches(found, args.length)
+        return found if args.length is None else chunks(found, args.length)
 
     parsed = {}
 
@@ -85,7 +85,7 @@ def build(args, assets=None):
         return chains(parsed.pop(split, None) or sentences(split), vocabulary)
 
     if assets is None:
-        # All of them: what is missing or malformed is told rather now than after the training.
+        # All splits: a missing or malformed file is an error now, not after the training.
         parsed |= {split: sentences(split) for split in ("train", "dev", "test")}
         words = itertools.chain.from_iterable(parsed["train"])
         vocabulary = Vocabulary.build(words, max_size=args.vocabulary_size)
@@ -96,7 +96,7 @@ def build(args, assets=None):
         ends = np.asarray(batch.topology.vertex_offsets[1:]) - 1
         return (str(w) for w in vocabulary.decode(outputs["output"][ends].argmax(axis=1)))
 
-    def read(text):  # the word after each line is asked for: a last, unknown one makes room for it
+    def read(text):  # <unk> stands for the word after each line, which is to be predicted
         lines = text.removesuffix("\n").split("\n") if text else []
         return chains([[*line.split(), "<unk>"] for line in lines], vocabulary)
 

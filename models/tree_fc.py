@@ -1,9 +1,9 @@
-"""Tree-FC on complete binary trees: the Cavs paper's simplest tree, with data made up.
+"""Tree-FC on complete binary trees: the simplest tree of the Cavs paper, on synthetic data.
 
     cavs train tree-fc
 
-Every symbol has a hidden weight; the label of a tree says whether the weights of its leaves sum to
-more than zero. The cell must learn the weights, and to add.
+Every symbol has a hidden weight; the label of a tree is 1 if the weights of its leaves sum to more
+than zero. The cell must learn the weights and their addition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_SYMBOLS = 50
 
 
 class TreeClassifier(cavs.Model):
-    """The embedding of a symbol is the input of a leaf as it is; trees are judged by their root."""
+    """Use the embedding of a symbol as the input of its leaf, and classify trees at their root."""
 
     def __init__(self, hidden_size: int):
         self.embedding = nn.Embedding(NUM_SYMBOLS, hidden_size)
@@ -29,24 +29,26 @@ class TreeClassifier(cavs.Model):
         self.output = nn.Linear(hidden_size, 2)
 
     def forward(self, batch):
-        """Scores of the two classes, one row a tree."""
+        """Return scores of the two classes, one row per tree."""
         h = self.tree(batch.graph, x=self.embedding(batch["token"]))
         return self.output(ops.sum_roots(h))
 
     def loss(self, batch):
-        """Mean over the trees."""
+        """Return the mean cross entropy over trees."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
 def add_arguments(parser):
-    """Options of this model."""
+    """Add the options of this model."""
     parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--leaves", type=int, default=32, help="of a tree, a power of two")
-    parser.add_argument("--trees", type=int, default=3000, help="to train on")
+    parser.add_argument(
+        "--leaves", type=int, default=32, help="number of leaves of a tree, a power of two"
+    )
+    parser.add_argument("--trees", type=int, default=3000, help="number of trees for training")
 
 
 def complete_tree(symbols: np.ndarray, label: int) -> cavs.Graph:
-    """The complete binary tree over these leaves: level by level, the root last."""
+    """Return the complete binary tree over some leaves: level by level, the root last."""
     leaves = len(symbols)
     parents = leaves + np.arange(2 * leaves - 1) // 2
     parents[-1] = -1
@@ -56,8 +58,8 @@ def complete_tree(symbols: np.ndarray, label: int) -> cavs.Graph:
     )
 
 
-def made_up(count: int, leaves: int, seed: int) -> list[cavs.Graph]:
-    """Trees whose labels follow one secret; `seed` draws the symbols."""
+def synthetic_trees(count: int, leaves: int, seed: int) -> list[cavs.Graph]:
+    """Return trees labelled by the same hidden weights; `seed` draws their symbols."""
     weights = np.random.default_rng(0).normal(size=NUM_SYMBOLS)
     symbols = np.random.default_rng((1, seed)).integers(0, NUM_SYMBOLS, (count, leaves))
     labels = weights[symbols].sum(axis=1) > 0
@@ -65,7 +67,7 @@ def made_up(count: int, leaves: int, seed: int) -> list[cavs.Graph]:
 
 
 def build(args, assets=None):
-    """The model and trees that depend on ``--leaves`` and ``--trees`` alone."""
+    """Return the model, and trees that depend on ``--leaves`` and ``--trees`` alone."""
     if args.leaves < 2 or args.leaves & (args.leaves - 1):
         raise ConfigError(f"--leaves {args.leaves}", hint="choose a power of two, such as 32")
     if args.trees < 1:
@@ -75,8 +77,8 @@ def build(args, assets=None):
     model.initialize(args.seed)
     return Task(
         model,
-        train=lambda: made_up(args.trees, args.leaves, seed=0),
-        dev=lambda: made_up(held_out, args.leaves, seed=1),
-        test=lambda: made_up(held_out, args.leaves, seed=2),
+        train=lambda: synthetic_trees(args.trees, args.leaves, seed=0),
+        dev=lambda: synthetic_trees(held_out, args.leaves, seed=1),
+        test=lambda: synthetic_trees(held_out, args.leaves, seed=2),
         metrics=[metrics.accuracy()],
     )

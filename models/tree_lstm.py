@@ -2,7 +2,7 @@
 
     cavs train tree-lstm --data DIR
 
-DIR holds train.txt, dev.txt and test.txt with one bracketed tree a line, ``(3 (2 It) (4 works))``.
+DIR holds train.txt, dev.txt and test.txt, one bracketed tree per line, ``(3 (2 It) (4 works))``.
 Five classes, from very negative to very positive, are predicted at every vertex: the words, all
 phrases, and the root, which is the sentence (Socher et al. 2013; Tai et al. 2015). From random
 embeddings the defaults reach 81.6 % of all vertices and 46.4 % of the roots of the test part.
@@ -25,7 +25,7 @@ DEFAULTS = {"epochs": 8, "batch_size": 25, "lr": 0.05, "schedule": "cosine"}
 
 
 class SentimentClassifier(cavs.Model):
-    """Words are embedded, the cell composes phrases, a linear layer judges each of them."""
+    """Embed words, compose phrases by a cell, and classify each word and phrase."""
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int, dropout: float):
         self.embedding = nn.Embedding(num_words, embedding_size)
@@ -34,30 +34,32 @@ class SentimentClassifier(cavs.Model):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch):
-        """Scores of the classes at every vertex."""
+        """Return scores of the classes at every vertex."""
         words = self.dropout(self.embedding(batch["token"]))
         return self.output(self.dropout(self.tree(batch.graph, x=words)))
 
     def loss(self, batch):
-        """Mean over all vertices."""
+        """Return the mean cross entropy over all vertices."""
         return ops.cross_entropy(self.forward(batch), batch["label"])
 
 
 def add_arguments(parser):
-    """Options of this model."""
+    """Add the options of this model."""
     parser.add_argument("--embedding-size", type=int, default=300)
     parser.add_argument("--hidden-size", type=int, default=150)
-    parser.add_argument("--dropout", type=float, default=0.5, help="of the words and the output")
+    parser.add_argument(
+        "--dropout", type=float, default=0.5, help="rate of dropout at words and outputs"
+    )
     parser.add_argument("--min-count", type=int, default=1, help="rarer words are <unk>")
 
 
 def lowered(trees: list[Tree]) -> list[Tree]:
-    """The trees in lower case: the treebank is too small to learn two forms of a word."""
+    """Return trees in lower case: the treebank is too small to learn two forms of a word."""
     return [replace(t, words=[word and word.lower() for word in t.words]) for t in trees]
 
 
 def build(args, assets=None):
-    """The model and the three splits; the vocabulary is that of the training trees."""
+    """Return the model and the three splits; the vocabulary is that of the training trees."""
     if args.data is None and assets is None:
         raise DataError("tree-lstm has no data of its own", hint="pass --data DIR: see --help")
 
@@ -71,7 +73,7 @@ def build(args, assets=None):
 
     parsed = {}
     if assets is None:
-        # All of them: what is missing or malformed is told rather now than after the training.
+        # All splits: a missing or malformed file is an error now, not after the training.
         parsed = {name: split(name) for name in ("train", "dev", "test")}
         words = (word for tree in parsed["train"] for word in tree.tokens)
         vocabulary = Vocabulary.build(words, args.min_count)

@@ -75,7 +75,7 @@ def broken(draw, text):
 def run_all(graphs):
     found = batch(graphs)
     schema = found.feature_schema()
-    of_vertices = {k: v for k, v in schema.items() if v.kind == "vertex" and v.shape == ()}
+    of_vertices = {k: v for k, v in schema.items() if v.domain == "vertex" and v.shape == ()}
     names = tuple(k for k, v in of_vertices.items() if v.has_absent)
     schedule = found.schedule(names)
     assert sum(end - begin for _, _, (begin, end), _ in schedule.tasks) == found.num_vertices

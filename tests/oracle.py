@@ -39,7 +39,7 @@ def traced(model, batch, *, training=True):
     from cavs.frontend.batch import Feature
 
     schema = {
-        n: Feature(s.kind, s.dtype, tuple(s.shape), s.has_absent)
+        n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent)
         for n, s in batch.feature_schema().items()
     }
     graph = trace_model(model, schema, training=training)

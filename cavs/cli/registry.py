@@ -1,14 +1,14 @@
-"""Where the command line finds models, and what a model must offer.
+"""Models of the command line: how they are found, and the interface of their modules.
 
 A model is a module, in the `models` package or in a file of the user's own (which imports modules
-beside it as a program of Python does), with
+of its folder as a Python program does), with
 
 * a docstring: its first line is the summary shown by ``--help``;
 * ``DEFAULTS``: values for options of ``cavs train``, such as ``{"epochs": 10}``, optional;
 * ``add_arguments(parser)``: options of its own, each with a default, optional;
 * ``build(args, assets=None) -> Task``: the model and its data. `args` holds its own options,
-  ``args.data`` (a path or None) and ``args.seed``. `assets` is None in training; later it is what
-  ``Task.assets`` was then (vocabularies, class names), so that the same model comes out.
+  ``args.data`` (a path or None) and ``args.seed``. `assets` is None in training; later it is the
+  ``Task.assets`` of the training (vocabularies, class names), so that the same model is built.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Graphs = Sequence[Any]
 
 
 def data_file(folder: str, name: str, layout: str) -> Path:
-    """The file `name` of a data set; where there is none, the error says what `folder` holds."""
+    """Return the file `name` of a data set in `folder`; DataError with its layout if missing."""
     path = Path(folder, name)
     if not os.path.exists(path):
         hint = f"--data is the folder that holds {layout}"
@@ -48,7 +48,7 @@ def data_file(folder: str, name: str, layout: str) -> Path:
 
 
 def listed(values: Any, name: str, needed: str) -> Sequence[Any]:
-    """`values`, a generator read to its end; `ConfigError` for what holds no values."""
+    """Return `values` as a sequence, a generator as a list; ConfigError if not iterable."""
     try:
         iterator = iter(values)
     except TypeError:
@@ -64,10 +64,10 @@ def listed(values: Any, name: str, needed: str) -> Sequence[Any]:
 class Task:
     """A model with its data, as ``build`` returns it.
 
-    A split is a sequence of graphs, a generator, or a function that makes one (called when it is
-    needed); None where there is none. `predict` turns the outputs of a batch into one line of text
-    a graph; `read` turns text (a file given to ``cavs predict``) into graphs. `assets` is JSON kept
-    in every checkpoint. The command line sets `limit` and `data` to what it was asked for.
+    A split is a sequence of graphs, a generator, or a function that returns one (called when it is
+    needed); None if there is none. `predict` turns the outputs of a batch into one line of text per
+    graph; `read` turns text (a file passed to ``cavs predict``) into graphs. `assets` is JSON that
+    every checkpoint stores. The command line sets `limit` and `data` from its options.
     """
 
     model: Any
@@ -83,7 +83,7 @@ class Task:
     data: str | None = None
 
     def graphs(self, split: str) -> Graphs | None:
-        """The graphs of ``"train"``, ``"dev"`` or ``"test"``, the first `limit`; None if absent."""
+        """Return the first `limit` graphs of ``"train"``, ``"dev"`` or ``"test"``, or None."""
         value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
         if callable(value):
             value = value()
@@ -93,7 +93,7 @@ class Task:
         return value if value is None or self.limit is None else value[: self.limit]
 
     def required(self, split: str) -> Graphs:
-        """`graphs`, with a `DataError` where there are none."""
+        """Return `graphs`; DataError if there are none."""
         graphs = self.graphs(split)
         if graphs is None or len(graphs) == 0:
             others = [name for name in SPLITS if name != split and getattr(self, name) is not None]
@@ -108,7 +108,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model the command line knows: its name and the module behind it."""
+    """A model of the command line: its name and its module."""
 
     name: str
     module: ModuleType
@@ -121,7 +121,7 @@ class Entry:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """``DEFAULTS`` of the module; `ConfigError` for what is no dict of options."""
+        """``DEFAULTS`` of the module; ConfigError unless it is a dict of options."""
         found = getattr(self.module, "DEFAULTS", {})
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             raise ConfigError(
@@ -131,9 +131,9 @@ class Entry:
         return dict(found)
 
     def add_arguments(self, parser: argparse._ActionsContainer) -> None:
-        """Add the model's own options; `ConfigError` for one that has to be given.
+        """Add the model's own options; ConfigError for a required one.
 
-        A model is opened again without a command line, by what its checkpoint says of its options.
+        A checkpoint opens its model again without a command line, from the options it stores.
         """
         add, before = getattr(self.module, "add_arguments", None), len(parser._actions)
         if add is not None:
@@ -142,19 +142,19 @@ class Entry:
             if action.required:
                 name = "/".join(action.option_strings) or action.dest
                 raise ConfigError(
-                    f"{self.name} adds {name}, which has to be given",
+                    f"{self.name} adds {name}, which is required",
                     where=line_of(add),
                     hint=f"give it a default: parser.add_argument('--{action.dest}', default=...)",
                 )
 
     def options(self) -> dict[str, Any]:
-        """The model's own options and their defaults."""
+        """Return the model's own options and their defaults."""
         parser = argparse.ArgumentParser(add_help=False)
         self.add_arguments(parser)
         return vars(parser.parse_args([]))
 
     def build(self, args: argparse.Namespace, assets: Mapping[str, Any] | None = None) -> Task:
-        """The task; `ConfigError` if the module returns something else."""
+        """Build the task; ConfigError if the module returns something else."""
         build = self.module.build
         _check_takes(build, (args, assets), self.name)
         task = build(args, assets)
@@ -168,7 +168,7 @@ class Entry:
             raise ConfigError(
                 f"assets of the task are {task.assets!r:.80}",
                 where=line_of(build),
-                hint='they are a dict that JSON can say, such as {"words": vocabulary.to_json()}',
+                hint='they are a dict of JSON values, such as {"words": vocabulary.to_json()}',
             )
         task.limit, task.data = getattr(args, "limit", None), getattr(args, "data", None)
         return task
@@ -177,7 +177,7 @@ class Entry:
 def _check_takes(build: Callable[..., Any], values: tuple[Any, ...], name: str) -> None:
     try:
         found = inspect.signature(build)
-    except (TypeError, ValueError):  # a function of C, which says nothing of its arguments
+    except (TypeError, ValueError):  # a function of C without a signature
         return
     try:
         found.bind(*values)
@@ -190,7 +190,7 @@ def _check_takes(build: Callable[..., Any], values: tuple[Any, ...], name: str) 
 
 
 def names() -> list[str]:
-    """The models that come with cavs, as the command line spells them."""
+    """Return the names of the models that come with cavs."""
     for package in PACKAGES:
         found = _package(package)
         if found is not None:
@@ -200,7 +200,7 @@ def names() -> list[str]:
 
 
 def summary(name: str) -> str:
-    """First line of the docstring of the model `name`, read without importing it."""
+    """Return the first line of the docstring of the model `name` without importing it."""
     package = next(p for p in PACKAGES if _package(p) is not None)
     spec = importlib.util.find_spec(f"{package}.{name.replace('-', '_')}")
     if spec is None or spec.origin is None:
@@ -222,9 +222,9 @@ def _package(name: str) -> ModuleType | None:
 
 
 def find(name: str) -> Entry:
-    """The model called `name`, or the one in the file `name` if that ends in ``.py``.
+    """Return the model called `name`, or the one in the file `name` if that ends in ``.py``.
 
-    Raises `ConfigError` if there is none, or if the file offers no ``build``.
+    Raises ConfigError if there is none, or if it has no ``build``.
     """
     if name.endswith(".py"):
         module = _from_file(Path(name))
@@ -259,26 +259,28 @@ def _from_file(path: Path) -> ModuleType:
     except (SyntaxError, ImportError) as error:
         del sys.modules[name]
         if isinstance(error, SyntaxError) and not Path(error.filename or "").is_file():
-            raise  # of what the file itself parses
+            raise  # the file itself parses text
         raise _unreadable(path, error) from error
     return module
 
 
 def _unreadable(path: Path, error: SyntaxError | ImportError) -> ConfigError:
-    """What is wrong in a file of the user's own, or in one that it imports, and in which line."""
+    """Return the error of a file of the user's own, or of one that it imports, with its line."""
     if isinstance(error, SyntaxError):
         where = f"{error.filename or path}:{error.lineno or 1}"
-        return ConfigError(f"{path} is no Python: {error.msg}", where=where, hint="mend that line")
+        return ConfigError(
+            f"{path} is no Python: {error.msg}", where=where, hint="correct that line"
+        )
     frames = traceback.extract_tb(error.__traceback__)
     files = [f for f in frames if not f.filename.startswith("<frozen ")]
-    folder = path.resolve().parent  # rather than the line of a library that is not the user's
+    folder = path.resolve().parent  # the user's line, not that of a library
     own = [f for f in files if Path(f.filename).resolve().parent == folder] or files
     name = (error.name or "").partition(".")[0]
-    hint = f"install {name} in this environment, or put its file beside {path.name}"
+    hint = f"install {name} in this environment, or put its file next to {path.name}"
     if "attempted relative import" in str(error):
-        hint = "write import x for from . import x: what lies beside the file is found by its name"
+        hint = "write import x for from . import x: modules of its folder are found by their name"
     elif not isinstance(error, ModuleNotFoundError):
-        hint = "mend that import: the module is there, what is asked of it is not"
+        hint = "correct that import: the module is there, the name in it is not"
     return ConfigError(
         f"{path} cannot be imported: {error}",
         where=f"{own[-1].filename}:{own[-1].lineno}",

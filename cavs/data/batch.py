@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.config import is_whole
-from cavs.data.features import Array, FeatureKind, FeatureSpec, FeatureTable
+from cavs.data.features import Array, FeatureDomain, FeatureSpec, FeatureTable
 from cavs.data.graph import Graph, names_of, names_where
 from cavs.data.merge import MergedBatch
 from cavs.errors import FeatureError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
-_Spec = tuple[str, str, tuple[int, ...]]  # of a feature: kind, dtype, shape of a row
-_KINDS: tuple[FeatureKind, ...] = ("vertex", "edge", "graph")
+_Spec = tuple[str, str, tuple[int, ...]]  # domain, dtype and row shape of a feature
+_DOMAINS: tuple[FeatureDomain, ...] = ("vertex", "edge", "graph")
 _AS_FLOATS = "np.asarray(values, np.float32)"
 _IDS = "ids are indices in the data set, as range(len(graphs)); without them graphs count from 0"
 
@@ -236,10 +236,10 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
         names.append({entry[0] for group in graph.schema for entry in group})
-        for kind, group in zip(_KINDS, graph.schema, strict=True):
+        for domain, group in zip(_DOMAINS, graph.schema, strict=True):
             for name, dtype, shape in group:
-                here = (kind, dtype, shape)
-                if kind == "edge" and graph.num_edges == 0:
+                here = (domain, dtype, shape)
+                if domain == "edge" and graph.num_edges == 0:
                     idle.setdefault(name, (here, i))
                     continue
                 there, j = brought.setdefault(name, (here, i))
@@ -251,7 +251,7 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
             raise _differs(name, found, empty, label)
     if not any(graph.num_edges for graph in graphs):
         brought = {**idle, **brought}
-    of_edges = {name for name, ((kind, *_), _) in brought.items() if kind == "edge"}
+    of_edges = {name for name, ((domain, *_), _) in brought.items() if domain == "edge"}
     names = [
         own if graph.num_edges else own | of_edges for graph, own in zip(graphs, names, strict=True)
     ]
@@ -287,8 +287,8 @@ def _with_dtypes(graph: Graph, brought: Mapping[str, tuple[_Spec, int]]) -> Grap
     empty = dict.fromkeys(graph.edge_features, np.zeros(0, np.int32))
     empty |= {
         name: np.zeros((0, *shape), dtype)
-        for name, ((kind, dtype, shape), _) in brought.items()
-        if kind == "edge"
+        for name, ((domain, dtype, shape), _) in brought.items()
+        if domain == "edge"
     }
     return Graph(
         graph.topology,
@@ -300,5 +300,5 @@ def _with_dtypes(graph: Graph, brought: Mapping[str, tuple[_Spec, int]]) -> Grap
 
 
 def _words(spec: _Spec) -> str:
-    kind, dtype, shape = spec
-    return f"{np.dtype(dtype)} {kind} rows of shape {shape}"
+    domain, dtype, shape = spec
+    return f"{np.dtype(dtype)} {domain} rows of shape {shape}"

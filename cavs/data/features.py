@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cavs.errors import FeatureError
+from cavs.errors import FeatureError, MovedError
 
 Array = NDArray[Any]
-FeatureKind = Literal["vertex", "edge", "graph"]
+FeatureDomain = Literal["vertex", "edge", "graph"]
 
 MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 
@@ -20,7 +20,7 @@ MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 NO_FEATURES: Mapping[str, ArrayLike] = MappingProxyType({})
 
 _INT32 = np.iinfo(np.int32)
-_ROWS: dict[FeatureKind, str] = {
+_ROWS: dict[FeatureDomain, str] = {
     "vertex": "give a row for every vertex, -1 where an integer is absent; graph_features= takes "
     "features of the whole graph",
     "edge": "give a row for every edge, ordered by parent and position of the child",
@@ -31,14 +31,19 @@ _ROWS: dict[FeatureKind, str] = {
 class FeatureSpec(NamedTuple):
     """The part of a feature that a model is compiled for.
 
-    ``kind``: it has one row for every vertex, every edge, or the graph; ``dtype``: int (int32) or
+    ``domain``: it has one row for every vertex, every edge, or the graph; ``dtype``: int (int32) or
     float (float32); ``shape``: of one row; ``has_absent``: True if an int feature holds -1.
     """
 
-    kind: FeatureKind
+    domain: FeatureDomain
     dtype: Literal["int", "float"]
     shape: tuple[int, ...]
     has_absent: bool
+
+    @property
+    def kind(self) -> NoReturn:
+        """MovedError: the former name of ``domain``."""
+        raise MovedError("FeatureSpec.kind has moved", hint="use FeatureSpec.domain")
 
 
 class FeatureTable:
@@ -67,14 +72,14 @@ class FeatureTable:
     def schema(self) -> dict[str, FeatureSpec]:
         """Return the `FeatureSpec` of every feature."""
         if self._schema is None:
-            groups: dict[FeatureKind, Mapping[str, Array]] = {
+            groups: dict[FeatureDomain, Mapping[str, Array]] = {
                 "vertex": self.vertex,
                 "edge": self.edge,
                 "graph": self.graph,
             }
             self._schema = {
-                name: _spec(kind, values, name in self._absent)
-                for kind, group in groups.items()
+                name: _spec(domain, values, name in self._absent)
+                for domain, group in groups.items()
                 for name, values in group.items()
             }
         return dict(self._schema)
@@ -98,33 +103,33 @@ class FeatureTable:
                 )
         return [self.vertex[name] for name in names]
 
-    def _unknown(self, name: str, kind: str = "") -> FeatureError:
-        known = ", ".join(f'"{k}" ({v.kind})' for k, v in self.schema().items())
+    def _unknown(self, name: str, domain: str = "") -> FeatureError:
+        known = ", ".join(f'"{k}" ({v.domain})' for k, v in self.schema().items())
         return FeatureError(
-            f'no {kind}feature "{name}" in the batch; it has {known or "none"}',
+            f'no {domain}feature "{name}" in the batch; it has {known or "none"}',
             hint="correct the name, or give it to every graph: cavs.Graph(children, {name: rows})",
         )
 
 
-def _spec(kind: FeatureKind, values: Array, has_absent: bool) -> FeatureSpec:
+def _spec(domain: FeatureDomain, values: Array, has_absent: bool) -> FeatureSpec:
     dtype: Literal["int", "float"] = "int" if values.dtype == np.int32 else "float"
-    return FeatureSpec(kind, dtype, values.shape[1:], has_absent)
+    return FeatureSpec(domain, dtype, values.shape[1:], has_absent)
 
 
-def _first(wrong: NDArray[np.bool_], kind: FeatureKind) -> str:
+def _first(wrong: NDArray[np.bool_], domain: FeatureDomain) -> str:
     """Return the position of the first wrong value in words."""
-    if kind == "graph":
+    if domain == "graph":
         return ""
-    return f" at {kind} {int(np.argwhere(wrong)[0][0])}"
+    return f" at {domain} {int(np.argwhere(wrong)[0][0])}"
 
 
-def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
+def _integers(array: Array, domain: FeatureDomain, what: str) -> Array:
     if array.dtype.kind != "b" and array.size:
         too_small, too_large = array < -1, array > _INT32.max
         if too_small.any():
             found = array[too_small][0]
             raise FeatureError(
-                f"{what} holds {found}{_first(too_small, kind)}; "
+                f"{what} holds {found}{_first(too_small, domain)}; "
                 "an index is at least 0, or -1 where the feature is absent",
                 hint="-1 stands for no value, such as a missing label; give numbers that are no "
                 "indices as floats",
@@ -132,14 +137,15 @@ def _integers(array: Array, kind: FeatureKind, what: str) -> Array:
         if too_large.any():
             found = array[too_large][0]
             raise FeatureError(
-                f"{what} holds {found}{_first(too_large, kind)}; the largest index is {_INT32.max}",
+                f"{what} holds {found}{_first(too_large, domain)}; "
+                f"the largest index is {_INT32.max}",
                 hint="count indices from 0, as cavs.data.Vocabulary does; give numbers that are no "
                 "indices as floats",
             )
     return array.astype(np.int32, order="C")
 
 
-def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
+def _floats(array: Array, domain: FeatureDomain, what: str) -> Array:
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32, order="C")
     wrong = ~np.isfinite(narrow)
@@ -150,7 +156,7 @@ def _floats(array: Array, kind: FeatureKind, what: str) -> Array:
             if not np.isfinite(found)
             else f"float32 ends at {np.finfo(np.float32).max:.4g}; scale the feature"
         )
-        raise FeatureError(f"{what} holds {found}{_first(wrong, kind)}", hint=cure)
+        raise FeatureError(f"{what} holds {found}{_first(wrong, domain)}", hint=cure)
     return narrow
 
 
@@ -172,36 +178,36 @@ def numbers(values: ArrayLike, what: str) -> Array:
 
 
 def check_feature(
-    name: str, values: ArrayLike, kind: FeatureKind, rows: int | None, label: str
+    name: str, values: ArrayLike, domain: FeatureDomain, rows: int | None, label: str
 ) -> Array:
     """Return a feature as a read-only int32 or float32 copy, C-contiguous.
 
     ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
     Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
     """
-    what = f'{label}: {kind} feature "{name}"'
+    what = f'{label}: {domain} feature "{name}"'
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
         raise FeatureError(
-            f"{what} is masked{_first(np.atleast_1d(values.mask), kind)}",
+            f"{what} is masked{_first(np.atleast_1d(values.mask), domain)}",
             hint="fill it, integers with -1 for absent: values.filled(-1)",
         )
     array = numbers(values, what)
     if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
         found = "a single number" if array.ndim == 0 else f"{array.shape[0]} rows"
         raise FeatureError(
-            f"{what} has {found}, but the graph has {rows} {_plural(kind)}", hint=_ROWS[kind]
+            f"{what} has {found}, but the graph has {rows} {_plural(domain)}", hint=_ROWS[domain]
         )
-    checked = (_floats if array.dtype.kind == "f" else _integers)(array, kind, what)
+    checked = (_floats if array.dtype.kind == "f" else _integers)(array, domain, what)
     checked.flags.writeable = False
     return checked
 
 
-def _plural(kind: FeatureKind) -> str:
-    return {"vertex": "vertices", "edge": "edges", "graph": "graphs"}[kind]
+def _plural(domain: FeatureDomain) -> str:
+    return {"vertex": "vertices", "edge": "edges", "graph": "graphs"}[domain]
 
 
 def check_features(
-    features: Mapping[str, ArrayLike], kind: FeatureKind, rows: int | None, label: str
+    features: Mapping[str, ArrayLike], domain: FeatureDomain, rows: int | None, label: str
 ) -> Mapping[str, Array]:
     """Return ``check_feature`` of every feature; the result is read-only and keeps the order.
 
@@ -209,7 +215,7 @@ def check_features(
     """
     if not isinstance(features, Mapping):
         raise FeatureError(
-            f"{label}: {kind} features are a dict of arrays, not {features!r:.80}",
+            f"{label}: {domain} features are a dict of arrays, not {features!r:.80}",
             hint='give them by name: {"token": rows}',
         )
     for name in features:
@@ -219,8 +225,8 @@ def check_features(
             )
     return MappingProxyType(
         {
-            name: check_feature(name, values, kind, rows, label)
+            name: check_feature(name, values, domain, rows, label)
             for name, values in features.items()
-            if kind != "edge" or rows or not isinstance(values, list | tuple) or values
+            if domain != "edge" or rows or not isinstance(values, list | tuple) or values
         }
     )

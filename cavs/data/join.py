@@ -81,10 +81,11 @@ def _stacked(
                 hint="give all parts the same, -1 where an integer is absent",
             )
     for key in names:
-        kinds = list(dict.fromkeys(str(part[key].dtype) for part in parts))
-        if len(kinds) > 1:
+        dtypes = list(dict.fromkeys(str(part[key].dtype) for part in parts))
+        if len(dtypes) > 1:
             raise FeatureError(
-                f"{label}: {owner} feature {key!r} is {kinds[0]} in a part, {kinds[1]} in another",
+                f"{label}: {owner} feature {key!r} is {dtypes[0]} in one part, "
+                f"{dtypes[1]} in another",
                 hint="a feature holds either integers or floats, in all parts",
             )
     unknown = sorted(set(given) - set(names))

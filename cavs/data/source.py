@@ -90,7 +90,7 @@ def decode(raw: bytes, path: Path | str) -> str:
 
 
 def _cure(raw: bytes) -> str:
-    """Return how to turn bytes into UTF-8, judging by the first of them."""
+    """Return how to turn bytes into UTF-8, according to the first of them."""
     for mark, cure in _CURES.items():
         if raw.startswith(mark):
             return cure

@@ -121,7 +121,7 @@ def _features(batch: GraphBatch | Graph) -> dict[str, Feature]:
     """Return the features that a model is traced with for such a batch."""
     found = batch if isinstance(batch, GraphBatch) else GraphBatch([batch])
     return {
-        name: Feature(s.kind, s.dtype, s.shape, s.has_absent)
+        name: Feature(s.domain, s.dtype, s.shape, s.has_absent)
         for name, s in found.feature_schema().items()
     }
 

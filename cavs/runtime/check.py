@@ -85,10 +85,10 @@ def check_schema(
                     f"batch; earlier batches had it at every {old.where}",
                     hint=f"every graph needs it; these have {', '.join(sorted(schema)) or 'none'}",
                 )
-        elif (new.kind, new.dtype, tuple(new.shape)) != (old.where, old.dtype, old.shape):
+        elif (new.domain, new.dtype, tuple(new.shape)) != (old.where, old.dtype, old.shape):
             raise FeatureError(
                 f"feature {name!r} was {old.dtype} {list(old.shape)} of every {old.where}, and is "
-                f"now {new.dtype} {list(new.shape)} of every {new.kind}",
+                f"now {new.dtype} {list(new.shape)} of every {new.domain}",
                 hint="batches of one session need features of one type; make another Session",
             )
 
@@ -117,7 +117,7 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         wrong = np.flatnonzero(values >= limit)
         if wrong.size:
             row = int(wrong[0])
-            place = _at(batch, schema[name].kind, row)
+            place = _at(batch, schema[name].domain, row)
             return FeatureError(
                 f"feature {name!r} is {int(values[row])} at {place}, but {what}",
                 where=where,

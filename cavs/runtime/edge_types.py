@@ -15,7 +15,7 @@ from cavs.runtime.interface import Array, BatchLike
 class _EdgeFeature(NamedTuple):
     """What ``feature_schema`` says of a feature of edges."""
 
-    kind: str
+    domain: str
     dtype: str
     shape: tuple[int, ...]
     has_absent: bool
@@ -34,10 +34,10 @@ class EdgeTypes:
         """Type of every feature of ``batch``; without edges, of theirs as it was before."""
         schema, known = batch.feature_schema(), self._model._edge_types
         if batch.topology.num_edges == 0:
-            others = {n: s for n, s in schema.items() if s.kind != "edge"}
+            others = {n: s for n, s in schema.items() if s.domain != "edge"}
             of_edges = {n: _EdgeFeature("edge", *known[n], False) for n in known}
             return {**schema, **of_edges, **others}
-        self._learn({n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.kind == "edge"})
+        self._learn({n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.domain == "edge"})
         return schema
 
     def learn(self, features: Mapping[str, Array]) -> None:

@@ -63,7 +63,7 @@ def _traced(
         absent |= {n for n, f in known.schema.items() if f.optional}
     features = {
         n: Feature(
-            s.kind,
+            s.domain,
             s.dtype,
             tuple(s.shape),
             n not in decisions.merged_features and bool(s.has_absent or n in absent),

@@ -33,12 +33,12 @@ TRAIN = "train=lambda: make_graphs(60)"
         (
             OPTIONS,
             OPTIONS + '    parser.add_argument("--words", required=True)\n',
-            ["mine.py adds --words, which has to be given", "from mine.py:", "default=..."],
+            ["mine.py adds --words, which is required", "from mine.py:", "default=..."],
         ),
         (
             OPTIONS,
             OPTIONS + '    parser.add_argument("words")\n',
-            ["mine.py adds words, which has to be given", "from mine.py:", "'--words', default"],
+            ["mine.py adds words, which is required", "from mine.py:", "'--words', default"],
         ),
         (DEFAULTS, "DEFAULTS = [3, 4]", ["DEFAULTS of mine.py is [3, 4]", "it is a dict"]),
         (DEFAULTS, "DEFAULTS = {1: 4}", ["DEFAULTS of mine.py is {1: 4}", "it is a dict"]),

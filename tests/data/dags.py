@@ -1,4 +1,4 @@
-"""Random graphs for the tests of this folder, and slow plain versions of what the engine does."""
+"""Random graphs, and slow reference implementations of levels, numbers and schedules."""
 
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ def child_lists(draw, max_vertices=24, max_arity=6):
 
 
 def random_children(rng, n, max_arity):
-    """The same from a numpy generator, for sizes that hypothesis is too slow for."""
+    """Return such child lists from a NumPy generator, for sizes that are slow with Hypothesis."""
     rank = rng.permutation(n)
     by_rank = rng.permutation(n)
     by_rank[rank] = range(n)
@@ -41,21 +41,21 @@ def naive_levels(children):
 
 
 def naive_numbers(children):
-    """The first place at which a vertex is a child, at most 7; 0 of those that are none."""
-    places = [[] for _ in children]
+    """Return the lowest position of every vertex among children, at most 7; 0 for roots."""
+    positions = [[] for _ in children]
     for kids in children:
         for k, c in enumerate(kids):
-            places[c].append(min(k, 7))
-    return [min(found, default=0) for found in places]
+            positions[c].append(min(k, 7))
+    return [min(found, default=0) for found in positions]
 
 
 def kind_order(key):
-    """Kinds stand so: with children first, then by ascending key."""
+    """Return the sort key of kinds: those with children first, then by ascending key."""
     return key % 2 == 0, key
 
 
 def naive_schedule(graphs, presence):
-    """Rows by (kind, level, number, vertex), tasks, and edge rows by (row, position)."""
+    """Return keys, levels, rows by (kind, level, number, vertex) and edges by (row, position)."""
     children, levels, numbers, base = [], [], [], 0
     for graph in graphs:
         local = [[int(c) for c in graph.children(v)] for v in range(graph.num_vertices)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cavs.data import FeatureSpec, Graph, batch
 from cavs.data.graph import _shared
-from cavs.errors import FeatureError
+from cavs.errors import CavsError, FeatureError
 from tests.data.dags import child_lists
 
 
@@ -54,6 +54,9 @@ def test_schema():
     b = batch([featured([[], [0]], 1)])
     schema = b.feature_schema()
     assert schema["x"] == FeatureSpec("vertex", "float", (3,), False)
+    assert schema["x"].domain == "vertex"
+    with pytest.raises(CavsError, match=r"kind has moved\n(.|\n)*use FeatureSpec.domain"):
+        schema["x"].kind  # noqa: B018
     assert schema["w"] == ("edge", "float", (), False)
     assert schema["y"] == ("graph", "int", (), False)
     assert batch([Graph([[]], {"t": [-1]})]).feature_schema()["t"].has_absent
@@ -107,7 +110,7 @@ def test_features_that_disagree_name_both_graphs(other, message):
     assert "graphs" in caught.value.hint
 
 
-def test_a_feature_of_another_kind():
+def test_a_feature_of_vertices_and_of_graphs():
     with pytest.raises(FeatureError, match=r"int32 vertex rows.*int32 graph rows"):
         batch([Graph([[]], {"y": [1]}), Graph([[]], graph_features={"y": 1})])
 
@@ -132,7 +135,7 @@ def test_schemas_that_are_equal_but_not_the_same():
     assert both.feature_schema()["a"].has_absent and not both["b"].flags.writeable
 
 
-def test_bad_requests():
+def test_unknown_features():
     with pytest.raises(FeatureError, match="empty batch"):
         batch([])
     b = batch([featured([[], [0]], 0)])
@@ -173,7 +176,7 @@ def test_which_batches_are_chains():
 
 def test_graphs_of_a_class_made_from_graph_batch_too():
     class Sentence(Graph):
-        """A user's."""
+        """A class of a user."""
 
     graphs = [Sentence([[]], {"token": [i]}) for i in range(2)]
     assert batch(graphs)["token"].tolist() == [0, 1]

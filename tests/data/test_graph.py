@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import cavs
+from cavs import nn, ops
 from cavs.data import AST_TYPES, Graph, batch
-from cavs.errors import FeatureError, GraphError
+from cavs.errors import FeatureError, GraphError, ShapeError
 from tests.data.dags import child_lists, naive_levels
 
 
@@ -168,7 +170,7 @@ def test_bad_structure_names_graph_and_vertex(children, message, vertex):
 
 
 @pytest.mark.parametrize("children", [[0.5], [["a"]], 3, [[2**40]], [[1.5], []], [[[1, 2], [3]]]])
-def test_children_that_are_no_indices(children):
+def test_children_must_be_indices(children):
     with pytest.raises(GraphError):
         Graph(children)
 
@@ -220,7 +222,7 @@ def test_features_are_converted_and_read_only():
         np.zeros((3, 0)),
     ],
 )
-def test_features_in_any_order_of_memory(values):
+def test_features_in_any_memory_layout(values):
     graph = Graph([[], [0], [0, 1]], {"v": values}, {"e": values}, graph_features={"g": values})
     assert batch([graph, graph])["v"].tolist() == [*values.tolist()] * 2
     for name in ("e", "g"):
@@ -228,7 +230,7 @@ def test_features_in_any_order_of_memory(values):
     assert batch([graph, graph])["g"].tolist() == [values.tolist()] * 2
 
 
-def test_a_graph_is_made_once():
+def test_a_graph_cannot_be_changed():
     graph = Graph([[], [0]], {"a": [1, 2]})
     with pytest.raises(GraphError, match="cannot be changed"):
         graph.__init__([[]], {"b": [1.5]})
@@ -245,7 +247,7 @@ def test_a_graph_is_made_once():
         (np.ma.masked, "is masked at vertex 0"),
         ([[0.0, 0.0], [0.0, np.inf]], "holds inf at vertex 1"),
         ([0.0, 1e300], r"holds 1e\+300 at vertex 1"),
-        ([0, -2], "holds -2 at vertex 1; (.|\n)*-1 says that there is none"),
+        ([0, -2], "holds -2 at vertex 1; (.|\n)*-1 stands for no value"),
         ([0, 2**31], "holds 2147483648 at vertex 1"),
         (["a", "b"], "needs integers, booleans or floats"),
         ([[1], [1, 2]], "rows of unequal length"),
@@ -280,3 +282,37 @@ def test_repr_and_missing_vertex():
     assert repr(Graph.chain(2, name="c")) == 'Graph("c", 2 vertices, 1 edges, depth 2)'
     with pytest.raises(GraphError, match="no vertex 2"):
         Graph.chain(2).children(2)
+
+
+def test_an_absent_left_child_is_refused_with_a_cure():
+    with pytest.raises(GraphError, match=r"vertex 0 has child -1[\s\S]*leave an absent child out"):
+        Graph([[-1, 1], []])
+
+
+def test_indices_of_several_columns_are_refused_in_use_with_a_cure():
+    graph = Graph([[1], []], {"sub": [[1, 2, -1], [3, -1, -1]], "x": np.ones((2, 4))})
+
+    class Lookup(cavs.Model):
+        def __init__(self):
+            self.embedding, self.output = nn.Embedding(5, 4), nn.Linear(4, 5)
+
+        def forward(self, batch):
+            return self.embedding(batch["sub"])
+
+        def loss(self, batch):
+            return ops.cross_entropy(self.output(batch["x"]), batch["sub"])
+
+    session = cavs.Session(Lookup())
+    for call in (session.predict, session.gradients):
+        with pytest.raises(ShapeError, match=r"one integer per row[\s\S]*each column as a feature"):
+            call(cavs.batch([graph]))
+    columns = {name: graph.features["sub"][:, k] for k, name in enumerate("abc")}
+    batch = cavs.batch([graph.with_features(columns)])
+
+    class Columns(Lookup):
+        def forward(self, batch):
+            return self.embedding(batch["a"]) + self.embedding(batch["c"])
+
+    model = Columns()
+    found = cavs.Session(model).predict(batch)["output"]
+    np.testing.assert_array_equal(found, model.embedding.weight.value[[1, 3]])  # -1 is zeros

@@ -1,4 +1,4 @@
-"""Several graphs under one root: structure, features, a model of pairs."""
+"""Graphs joined under one root: structure, features, a model of pairs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_structure_and_features():
     assert dict(whole.graph_features) == {"score": np.float32(0.5)}
 
 
-def test_joined_again():
+def test_a_joined_graph_is_joined_again():
     inner = cavs.Graph.join([TREE, DAG])
     outer = cavs.Graph.join([inner, inner], {"x": [[1.0, 2.0]]})
     assert outer.children(outer.num_vertices - 1).tolist() == [7, 15]
@@ -76,13 +76,13 @@ def test_without_edges():
         (([TREE], {"token": -2}), FeatureError, 'vertex feature "token" holds -2 at vertex 3'),
     ],
 )
-def test_what_does_not_fit(arguments, error, text):
+def test_graphs_and_features_that_do_not_fit(arguments, error, text):
     with pytest.raises(error, match=text):
         cavs.Graph.join(*arguments)
 
 
 class Pair(cavs.VertexFunction):
-    """A binary cell that pushes what it gathers: the new vertex has read both trees."""
+    """A binary cell that pushes the states of its children: at the new root, of both trees."""
 
     def __init__(self, size):
         self.state = cavs.State(h=size)
@@ -96,7 +96,7 @@ class Pair(cavs.VertexFunction):
 
 
 class Related(cavs.Model):
-    """How far two trees are apart (the similarity of Tai et al. 2015)."""
+    """Predict the similarity of two trees (Tai et al. 2015)."""
 
     def __init__(self, size=4):
         self.word, self.tree = nn.Embedding(9, size), Pair(size)
@@ -134,7 +134,7 @@ def test_a_feature_is_of_integers_or_of_floats_in_all_parts():
     whole, real = cavs.Graph([[]], {"x": [3]}), cavs.Graph([[]], {"x": [0.5]})
     for parts in ([whole, real], [real, whole]):
         with pytest.raises(
-            FeatureError, match=r"'x' is (int32|float32) in a part, (int32|float32)"
+            FeatureError, match=r"'x' is (int32|float32) in one part, (int32|float32)"
         ):
             cavs.Graph.join(parts)
     joined = cavs.Graph.join([whole, whole], {"x": np.array([7], np.uint64)})

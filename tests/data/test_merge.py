@@ -1,4 +1,4 @@
-"""Copies of vertices are merged: the plain way by nested tuples, the standing cases, sessions."""
+"""Vertices with equal values are merged: against nested tuples, in fixed cases, in sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFF = Passes(merge_vertices=False)
 
 
 def plain(graphs, names):
-    """For every vertex of the batch its distinct number, by nested tuples."""
+    """Return the number of the distinct vertex of every vertex, computed by nested tuples."""
     numbers, result = {}, []
     for g in graphs:
         first_edge = np.cumsum([0, *(len(g.children(v)) for v in range(g.num_vertices))])
@@ -56,7 +56,7 @@ def graph_lists(draw):
 
 
 @given(graph_lists(), st.lists(st.sampled_from(["token", "x", "r"]), unique=True))
-def test_equals_the_plain_way(graphs, names):
+def test_merging_equals_nested_tuples(graphs, names):
     whole = batch(graphs)
     merged = whole.merged(tuple(names))
     groups = plain(graphs, names)
@@ -120,7 +120,7 @@ def test_too_many_child_numbers():
         batch([Graph.chain(2)]).merged((), 33)
 
 
-def test_nothing_distinguishes_but_the_shape():
+def test_without_features_the_shape_alone_distinguishes():
     merged = batch([Graph.chain(4), Graph.chain(3)]).merged(())
     assert merged.num_vertices == 4 and merged.copies.tolist() == [2, 2, 2, 1]
 
@@ -143,34 +143,34 @@ def always(monkeypatch):
 
 def test_sessions_run_distinct_vertices_only(always):
     model, whole = Classifier(), treebank(12)
-    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    session, unmerged = cavs.Session(model), cavs.Session(model, passes=OFF)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
-    assert apart.schedule(whole).batch.num_vertices == whole.num_vertices
-    (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
+    assert unmerged.schedule(whole).batch.num_vertices == whole.num_vertices
+    (loss, found), (expected_loss, expected) = session.gradients(whole), unmerged.gradients(whole)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     for name, g in expected.items():
         assert_close(found[name], g, 1e-5, name)
     rows = session.predict(whole)["output"]
     assert rows.shape == (whole.num_vertices, 5)
-    np.testing.assert_allclose(rows, apart.predict(whole)["output"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rows, unmerged.predict(whole)["output"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("shared", "numbers"), [(0.0, 2), (np.inf, 0)])
 def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
-    """Where leaves have parents enough, they are multiplied once for all of these."""
+    """Leaves with enough parents are multiplied once for all of them."""
     monkeypatch.setattr(program_cache, "MIN_READERS", shared)
     model, whole = Classifier(), treebank(12)
-    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    session, unmerged = cavs.Session(model), cavs.Session(model, passes=OFF)
     names = [name for name, _ in session.compiled(whole).stages]
     assert names[1] == "merge_vertices" and ("hoist_products_to_leaves" in names) == bool(numbers)
     assert session.schedule(whole).batch.num_vertices < whole.num_vertices
     text = str(cavs.explain(model, whole))
     assert ("of leaf child 0" in text) == bool(numbers)
-    (loss, found), (expected_loss, expected) = session.gradients(whole), apart.gradients(whole)
+    (loss, found), (expected_loss, expected) = session.gradients(whole), unmerged.gradients(whole)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     for name, g in expected.items():
         assert_close(found[name], g, 1e-5, name)
-    # What is decided stays, also for a session that goes on from here.
+    # The decision is part of the state, also for a session that loads it.
     monkeypatch.setattr(program_cache, "MIN_READERS", 1.0)
     other = cavs.Session(model)
     other.load_state_dict(session.state_dict())
@@ -183,19 +183,19 @@ def test_products_at_the_leaves(always, monkeypatch, shared, numbers):
 def test_small_and_large_batches_in_turn():
     """They run different programs on the same parameters."""
     model, small, large = Classifier(), treebank(2), treebank(40)
-    session, apart = cavs.Session(model), cavs.Session(model, passes=OFF)
+    session, unmerged = cavs.Session(model), cavs.Session(model, passes=OFF)
     for whole in (small, large, small, large):
-        assert session.gradients(whole)[0] == pytest.approx(apart.gradients(whole)[0], rel=1e-6)
+        assert session.gradients(whole)[0] == pytest.approx(unmerged.gradients(whole)[0], rel=1e-6)
         rows = session.predict(whole)["output"]
-        np.testing.assert_allclose(rows, apart.predict(whole)["output"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(rows, unmerged.predict(whole)["output"], rtol=1e-5, atol=1e-6)
 
 
-def test_small_batches_run_as_they_are():
+def test_small_batches_are_not_merged():
     whole = treebank(3)
     assert cavs.Session(Classifier()).schedule(whole).batch is whole.topology
 
 
-class Told(Classifier):
+class ReadsGraph(Classifier):
     """Every vertex reads the sum over its graph."""
 
     def loss(self, batch):
@@ -208,21 +208,21 @@ class Dropped(Classifier):
         return ops.cross_entropy(ops.dropout(self.forward(batch), 0.4), batch["label"])
 
 
-@pytest.mark.parametrize("make", [Told, Dropped])
-def test_copies_that_must_stay_apart(always, make):
+@pytest.mark.parametrize("make", [ReadsGraph, Dropped])
+def test_vertices_that_must_not_be_merged(always, make):
     """Vertices that read a value of their graph, and vertices that draw random numbers."""
     model, whole = make(), treebank(6)
     session = cavs.Session(model)
     assert session.schedule(whole).batch.num_vertices == whole.num_vertices
     loss, _ = session.gradients(whole)
     assert loss == pytest.approx(float(reference(model, whole)[1]["loss"]), rel=1e-5)
-    session.predict(whole)  # without its random numbers a copy is a copy
+    session.predict(whole)  # without random numbers copies are equal
     if make is Dropped:
         assert session.evaluate(whole).loss > 0
 
 
 class Related(cavs.Model):
-    """Edges are judged: by the state of the child, against labels of which some are absent."""
+    """Classify edges by the state of the child; some labels are absent."""
 
     class Cell(cavs.VertexFunction):
         def __init__(self):
@@ -243,7 +243,7 @@ class Related(cavs.Model):
         return ops.cross_entropy(scores, batch["relation"])
 
 
-def test_labels_of_edges_count_as_often_as_they_occur(always):
+def test_labels_of_merged_edges_count_once_per_copy(always):
     rng = np.random.default_rng(3)
     children = [[], [], [0, 1], [2, 2], [3]]
     graphs = [
@@ -260,9 +260,9 @@ def test_labels_of_edges_count_as_often_as_they_occur(always):
     assert_close(loss, expected["loss"], 1e-12, "loss")
     for name, g in found.items():
         assert_close(g, expected[f"grad:{name}"], 1e-12, name)
-    judged = session.evaluate(whole)
-    assert_close(judged.loss, expected["loss"], 1e-12, "loss")
-    assert judged.weight == (whole["relation"] >= 0).sum()
+    result = session.evaluate(whole)
+    assert_close(result.loss, expected["loss"], 1e-12, "loss")
+    assert result.weight == (whole["relation"] >= 0).sum()
     alone = session.evaluate(batch(graphs[-1:]))  # no edge, no label
     assert (alone.loss, alone.weight) == (0.0, 0.0)
 
@@ -274,8 +274,8 @@ def test_too_many_children_are_named_in_the_batch(always):
         cavs.Session(model).gradients(batch([binary(3, np.random.default_rng(0)), wide]))
 
 
-def test_a_batch_goes_when_nobody_holds_it():
-    """Without the collector: what a batch holds is large."""
+def test_a_batch_is_freed_with_its_last_reference():
+    """It needs no garbage collector: a batch is large."""
     model = Classifier()
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1))
     many = treebank(40)

@@ -17,7 +17,7 @@ def schedule_of(graphs, presence=None):
 
 
 def check_invariants(s):
-    """What every pass and kernel relies on; vectorised, so that it runs on large batches too."""
+    """Check the properties that passes and kernels rely on; vectorised, for large batches."""
     n, m = s.batch.num_vertices, s.batch.num_edges
     assert np.array_equal(np.sort(s.order), np.arange(n))
     assert np.array_equal(s.row[s.order], np.arange(n))
@@ -59,7 +59,7 @@ def check_invariants(s):
 
 
 def check_order(s):
-    """Inside a task: by number as a child, then by id."""
+    """Rows of a task are sorted by number as a child, then by vertex."""
     graphs = ([g.children[a:b] for a, b in pairwise(g.offsets)] for g in s.batch.graphs)
     numbers = np.concatenate([naive_numbers(children) for children in graphs])
     place = numbers[s.order] * len(s.order) + s.order
@@ -68,7 +68,7 @@ def check_order(s):
 
 
 def check_graphs(s, graphs, row):
-    """row: of every vertex of "graphs", which may stand for several."""
+    """row: the row of every vertex of "graphs"; a row may represent several."""
     first = 0
     rows, roots, leaves = ([[] for _ in s.order] for _ in range(3))  # the graphs of each row
     for g, graph in enumerate(graphs):
@@ -130,7 +130,7 @@ def test_graphs_of_merged_vertices(lists, data):
     assert len(s.graph_of) == 0
 
 
-def test_what_merged_vertices_stand_for_is_checked():
+def test_the_map_of_merged_vertices_is_checked():
     two = _engine.collate([Graph([[], [0]]).topology])
     three = _engine.collate([Graph([[], [0], [0]]).topology])
     with pytest.raises(ValueError, match="distinct must be one-dimensional of 3 values, found 2"):
@@ -164,7 +164,7 @@ def test_schedule_equals_the_naive_one(batches, data):
 
 @given(st.lists(child_lists(max_vertices=12), min_size=1, max_size=4), st.data())
 def test_siblings_stay_neighbours(batches, data):
-    """Not sorted by number, rows of a task are in the order of the batch."""
+    """Without the sort by number, rows of a task have the order of the batch."""
     graphs = [Graph(children) for children in batches]
     n = sum(g.num_vertices for g in graphs)
     masks = st.lists(st.sampled_from([0, 1, 2]), min_size=n, max_size=n)
@@ -200,7 +200,7 @@ def test_more_kinds_times_levels_than_vertices():
 
 
 def test_more_kinds_times_levels_than_vertices_in_deep_trees():
-    """Second children, too: rows are sorted by the number of a child in a pass of its own."""
+    """Vertices with two children: rows are sorted by the number of a child in a pass of its own."""
     children = [[], [], *([v - 2, v - 1] if v % 2 == 0 else [] for v in range(2, 2000))]
     kinds = np.arange(2 * len(children), dtype=np.uint32) % 40
     s = schedule_of([Graph(children), Graph(children)], kinds)
@@ -208,13 +208,13 @@ def test_more_kinds_times_levels_than_vertices_in_deep_trees():
     assert len(s.kinds) * s.num_levels * 2 > 2 * len(s.order)
 
 
-def test_no_presence_is_presence_of_nothing():
+def test_no_mask_is_a_mask_of_zeros():
     graphs = [Graph([[], [0], [0, 1]]), Graph([[]])]
     s, t = schedule_of(graphs), schedule_of(graphs, np.zeros(4, np.uint32))
     assert s.tasks == t.tasks and s.kinds == t.kinds and s.order.tolist() == t.order.tolist()
 
 
-def test_a_chain_of_5000_is_one_task_a_vertex():
+def test_a_chain_of_5000_is_one_task_per_vertex():
     s = schedule_of([Graph.chain(5000), Graph.chain(5000).reversed()])
     check_invariants(s)
     assert len(s.tasks) == 5000
@@ -303,7 +303,7 @@ def test_threads_share_derived_arrays():
     assert len(found) == 8 and all(sums == found[0] for sums in found)
 
 
-def test_masks_of_what_may_be_absent():
+def test_masks_of_optional_features():
     a, b = np.array([3, -1, -1, 0], np.int32), np.array([-1, 0, 0, 5], np.int32)
     assert _engine.presence_masks([a, b]).tolist() == [1, 2, 2, 3]
     rows, leaf = np.array([3, 0], np.int32), np.array([0b10, 0b11], np.uint32)

@@ -40,7 +40,7 @@ def test_a_schedule_shows_tasks_by_level():
     assert "2 more tasks" in dot_schedule(s, max_tasks=2)
 
 
-def test_a_vertex_function_shows_its_primitives():
+def test_a_vertex_function_shows_its_operators():
     class Encoder(cavs.Model):
         def __init__(self):
             self.tree = nn.BinaryTreeLSTM(3, 4)
@@ -71,7 +71,7 @@ def scatters_of(dot):
     return {line.split()[0] for line in dot.splitlines() if '[label="scatter ' in line}
 
 
-def test_a_batch_shows_its_graphs_side_by_side():
+def test_a_batch_shows_its_graphs_in_frames():
     dot = dot_graph(batch([Graph([[], [0]], name="one"), Graph([[], [], [0, 1]])]))
     assert 'subgraph cluster0 { label="graph 0 \\"one\\"";' in dot
     assert 'g0v0 -> g0v1 [label="0"];' in dot and 'g1v1 -> g1v2 [label="1"];' in dot
@@ -109,7 +109,7 @@ def test_a_cell_is_drawn_by_itself():
             dot_function(cell, x=shape)
 
 
-def test_what_a_cell_pulls_of_edges_shows():
+def test_features_of_edges_show_in_a_cell():
     class Typed(cavs.VertexFunction):
         def __init__(self):
             self.state = cavs.State(h=4)
@@ -124,7 +124,7 @@ def test_what_a_cell_pulls_of_edges_shows():
     assert '[label="h", shape=plaintext]' in dot and '[label="twice", shape=plaintext]' in dot
 
 
-def test_what_cannot_be_drawn_says_what_can():
+def test_wrong_arguments_say_what_can_be_drawn():
     class Encoder(cavs.Model):
         def forward(self, batch):
             return batch["x"]
@@ -139,7 +139,7 @@ def test_what_cannot_be_drawn_says_what_can():
             wrong()
 
 
-def test_every_scatter_of_a_cell_that_runs_down_has_its_arrow():
+def test_every_scatter_of_a_top_down_cell_has_its_arrow():
     class Tagger(cavs.Model):
         def __init__(self):
             self.forth, self.back = nn.LSTM(3, 4), nn.LSTM(3, 4)

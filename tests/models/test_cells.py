@@ -43,7 +43,7 @@ ARITY = {"LSTM": 1, "GRU": 1, "BinaryTreeLSTM": 2, "TreeFC": 2, "RNTN": 2}  # ot
 
 
 class Classifier(cavs.Model):
-    """An embedding, a cell, a linear layer."""
+    """Classify vertices by an embedding, a cell and a linear layer."""
 
     def __init__(self, cell: cavs.VertexFunction) -> None:
         self.embedding = nn.Embedding(WORDS, SIZE, init="xavier")
@@ -58,7 +58,7 @@ class Classifier(cavs.Model):
 
 
 def graphs(structures: list[list[list[int]]], seed: int = 0) -> list[cavs.Graph]:
-    """Leaves have words, one vertex above has none, and some labels are absent."""
+    """Return graphs with a word at all vertices but one, and without some labels."""
     random = np.random.default_rng(seed)
     made = []
     for children in structures:
@@ -71,7 +71,7 @@ def graphs(structures: list[list[list[int]]], seed: int = 0) -> list[cavs.Graph]
 
 
 def inputs(made: list[cavs.Graph]) -> Inputs:
-    """The graphs as the interpreter takes them."""
+    """Return graphs in the form of the interpreter."""
     firsts = [0, *itertools.accumulate(g.num_vertices for g in made)]
     offsets, children, owner = [0], [], []
     for i, (graph, first) in enumerate(zip(made, firsts, strict=False)):
@@ -84,7 +84,7 @@ def inputs(made: list[cavs.Graph]) -> Inputs:
 
 
 def taken(model: Classifier, names: Any = STRUCTURES) -> list[list[list[int]]]:
-    """The structures whose vertices have no more children than the cell gathers."""
+    """Return the structures with no more children per vertex than the cell gathers."""
     limit = ARITY.get(type(model.cell).__name__, 99)
     return [STRUCTURES[n] for n in names if max(map(len, STRUCTURES[n])) <= limit]
 
@@ -125,7 +125,7 @@ def test_predictions_equal_the_oracle(model: Classifier) -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_graph_alone_gives_what_it_gives_in_a_batch(model: Classifier, structure: str) -> None:
+def test_a_graph_alone_equals_the_graph_in_a_batch(model: Classifier, structure: str) -> None:
     made = graphs([STRUCTURES[structure]] * 3)
     session = cavs.Session(model, dtype=np.float64)
     if not taken(model, [structure]):
@@ -133,12 +133,12 @@ def test_a_graph_alone_gives_what_it_gives_in_a_batch(model: Classifier, structu
             session.predict(cavs.batch(made))
         return
     together = session.predict(cavs.batch(made))["output"]
-    apart = [session.predict(cavs.batch([graph]))["output"] for graph in made]
-    np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-9)
+    alone = [session.predict(cavs.batch([graph]))["output"] for graph in made]
+    np.testing.assert_allclose(together, np.concatenate(alone), rtol=1e-9)
 
 
 def test_gradient_follows_the_loss(model: Classifier) -> None:
-    """Along a random direction, the gradient is the slope of the loss."""
+    """The gradient is the slope of the loss along a random direction."""
     batch = cavs.batch(graphs(taken(model, ["binary", "chain"])))
     session = cavs.Session(model, dtype=np.float64)
     _, gradients = session.gradients(batch)
@@ -157,7 +157,7 @@ def test_gradient_follows_the_loss(model: Classifier) -> None:
 
 
 def test_forget_gates_read_the_input_only_if_asked_for() -> None:
-    """The default has the parameters, their values and the program that it always had."""
+    """With ``W_f`` zero, the cell is the default one, which has no such parameter."""
     plain, full = nn.BinaryTreeLSTM(3, 4), nn.BinaryTreeLSTM(3, 4, forget_reads_input=True)
     assert set(full.parameters()) - set(plain.parameters()) == {"W_f"}
     tree = cavs.Graph([[], [], [0, 1]], {"token": [1, 2, 3]})

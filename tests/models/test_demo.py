@@ -35,7 +35,7 @@ def test_demo(
 
 
 def test_the_next_commands_can_be_typed(monkeypatch, tmp_path):
-    """make finds the tools of an environment that the user's shell has not activated."""
+    """They run in a shell in which the environment is not active."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "env/bin").mkdir(parents=True)
     (tmp_path / "env/bin/activate").touch()

@@ -1,4 +1,4 @@
-"""Which products a library could finish by adding a bias: docs/cuda.md speaks of them."""
+"""Products whose bias a library could add as an epilogue; see docs/cuda.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models.test_models import OPTIONS, build
 
 
 def followed_by_a_bias(program: Program) -> list[Instruction]:
-    """Products read by one kernel alone, which only adds the same row of a parameter everywhere."""
+    """Return the products that one kernel alone reads, to add one row of a parameter."""
     found = []
     for product in (i for i in program.instructions if i.kind == "matmul"):
         assert product.out is not None
@@ -35,7 +35,7 @@ def followed_by_a_bias(program: Program) -> list[Instruction]:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_only_that_of_the_output_layer(name: str, training: bool, tmp_path: Path) -> None:
+def test_only_the_output_layer_has_an_epilogue(name: str, training: bool, tmp_path: Path) -> None:
     task: Any = build(registry.find(name), tmp_path)
     task.model.initialize(1)
     batch = cavs.batch(task.required("train")[:20])

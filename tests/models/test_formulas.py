@@ -23,7 +23,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def gates(weights: Any, count: int) -> list[Any]:
-    """A matrix or bias as that of each gate, side by side in the last axis."""
+    """Split a matrix or bias along the last axis into that of each gate."""
     return np.split(weights, count, axis=-1)
 
 
@@ -94,7 +94,7 @@ def tree_gru(p, x, children):
 
 
 def pair(children):
-    """The states of two children side by side, zeros for one that is not there."""
+    """Return the states of two children as one vector, zeros for an absent one."""
     states = [h for (h,) in children]
     return np.concatenate([*states, np.zeros(H), np.zeros(H)])[: 2 * H]
 
@@ -168,7 +168,7 @@ class Alone(cavs.Model):
 
 
 def randomised(model, seed=1):
-    """The model with parameters none of which is zero or one, by name."""
+    """Set all parameters to random values, none of them 0 or 1; return them by name."""
     model.initialize(seed, np.float64)
     rng = np.random.default_rng(seed)
     for parameter in model.parameters().values():
@@ -215,7 +215,7 @@ ROWS = RNG.normal(0, 2, (5, 6)).astype(np.float32).astype(np.float64)
 
 
 class Layer(cavs.Model):
-    """A function of the rows, and a loss that weighs every element of it differently."""
+    """Apply a function to rows, with a loss that weights all elements differently."""
 
     def __init__(self, function, width, **parts):
         self.function = function
@@ -313,7 +313,7 @@ def test_layer_norm_and_its_gradient():
 
 
 class Dropped(cavs.Model):
-    """The gradient of the table is what dropout multiplies each element of it by."""
+    """The gradient of the table is the factor of dropout at each of its elements."""
 
     def __init__(self, rows, width, rate, layers=1):
         self.table = nn.Embedding(rows, width, init="ones")
@@ -329,7 +329,7 @@ class Dropped(cavs.Model):
         return ops.sum_rows(self.forward(batch).sum(-1))
 
 
-def factors(model, batch, seed=0, step=0):
+def dropout_scales(model, batch, seed=0, step=0):
     session = cavs.Session(model, dtype=np.float64)
     loss, gradients = session.gradients(batch, seed=seed, step=step)
     assert loss == pytest.approx(gradients["table.weight"].sum())
@@ -341,12 +341,12 @@ def test_dropout(rate):
     rows, width = 1500, 8
     batch = batch_of(np.arange(rows))
     model = Dropped(rows, width, rate)
-    found = factors(model, batch)
+    found = dropout_scales(model, batch)
     kept = found != 0
     np.testing.assert_allclose(found[kept], 1 / (1 - rate), rtol=1e-12)
 
     def close(values, expected, deviation):
-        """Within five standard deviations of what independent elements would give."""
+        """Compare with the mean of independent elements, within five standard deviations."""
         assert abs(values.mean() - expected) < 5 * deviation / np.sqrt(values.size)
 
     spread = np.sqrt(rate * (1 - rate))
@@ -356,13 +356,13 @@ def test_dropout(rate):
     # Neighbours, in a row and in a column, and the masks of other steps, seeds and layers are
     # independent.
     centred = kept - (1 - rate)
-    others = [factors(model, batch, step=1), factors(model, batch, seed=1)]
+    others = [dropout_scales(model, batch, step=1), dropout_scales(model, batch, seed=1)]
     pairs = [(centred[:, 1:], centred[:, :-1]), (centred[1:], centred[:-1])]
     pairs += [(centred, (other != 0) - (1 - rate)) for other in others]
     for a, b in pairs:
         close(a * b, 0, spread**2)
-    close(factors(Dropped(rows, width, rate, layers=2), batch) != 0, (1 - rate) ** 2, 0.5)
-    np.testing.assert_array_equal(factors(model, batch), found)
+    close(dropout_scales(Dropped(rows, width, rate, layers=2), batch) != 0, (1 - rate) ** 2, 0.5)
+    np.testing.assert_array_equal(dropout_scales(model, batch), found)
 
 
 def test_evaluation_drops_nothing():

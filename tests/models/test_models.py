@@ -1,4 +1,4 @@
-"""Every model of models/: it builds, learns a little data by heart, and comes back from a file."""
+"""Every model of models/: it builds, overfits a little data, and resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def huge(x):
 
 
 def write_data(name: str, folder: Path) -> Path | None:
-    """A tiny data set for a model, None for one that makes its own."""
+    """Write a tiny data set for a model; None for a model with synthetic data."""
     if name == "tree-lstm":
         for split in ("train", "dev", "test"):
             (folder / f"{split}.txt").write_text("\n".join(SENTENCES) + "\n")
@@ -103,7 +103,7 @@ def build(entry: registry.Entry, folder: Path, **more: Any) -> Task:
     return entry.build(namespace(entry, folder, **more))
 
 
-def test_learns_little_data_by_heart(entry: registry.Entry, tmp_path: Path) -> None:
+def test_a_model_overfits_little_data(entry: registry.Entry, tmp_path: Path) -> None:
     task = build(entry, tmp_path)
     task.model.initialize(1)
     batch = cavs.batch(task.required("train")[:20])
@@ -116,7 +116,7 @@ def test_learns_little_data_by_heart(entry: registry.Entry, tmp_path: Path) -> N
     assert set(values) == {"loss", *(metric.name for metric in task.metrics)}
 
 
-def test_options_make_the_model(entry: registry.Entry, tmp_path: Path) -> None:
+def test_options_set_the_size_of_a_model(entry: registry.Entry, tmp_path: Path) -> None:
     small, again = build(entry, tmp_path), build(entry, tmp_path)
     size = "size" if "size" in OPTIONS[entry.name] else "hidden_size"
     large = build(entry, tmp_path, **{size: 12})
@@ -159,7 +159,7 @@ def test_a_model_without_data_says_what_it_needs(name: str) -> None:
         entry.build(argparse.Namespace(**entry.options(), data=None, seed=0))
 
 
-def test_options_and_folders_that_make_no_data(tmp_path: Path) -> None:
+def test_options_and_folders_without_data(tmp_path: Path) -> None:
     for name, options in (("tree-fc", {"trees": 0}), ("lstm-lm", {"length": 0})):
         with pytest.raises(
             ConfigError, match=f"--{next(iter(options))} 0(.|\n)*  hint: choose at least 1"
@@ -209,7 +209,7 @@ def test_predictions_of_new_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
     ],
 )
-def test_a_malformed_part_is_told_before_the_first_step(
+def test_a_malformed_split_is_refused_before_the_first_step(
     name: str,
     file: str,
     bad: bytes,
@@ -228,7 +228,7 @@ def test_a_malformed_part_is_told_before_the_first_step(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_tagger_predicts_whatever_tags_there_are(
+def test_a_tagger_ignores_the_tags_of_new_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data("dependency-tagger", tmp_path)
@@ -262,7 +262,7 @@ def test_functions_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "".join(f"cavs: left out: {line}\n" for line in lines)
 
 
-def test_lines_of_new_text_are_those_of_a_file(tmp_path: Path) -> None:
+def test_errors_in_new_text_name_its_lines(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("tree-lstm", "lstm-lm")}
     for folder in folders.values():
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""A model can be pickled: it reaches processes that are spawned, and tools that copy it."""
+"""Models are pickled, as spawned processes and tools that copy them do."""
 
 import pickle
 

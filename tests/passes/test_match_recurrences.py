@@ -16,7 +16,7 @@ from tests.lstm_cells import LSTMS, OTHERS, BothWays, Tagger, chains
 
 def traced(model):
     schema = {
-        n: Feature(s.kind, s.dtype, tuple(s.shape), s.has_absent)
+        n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent)
         for n, s in chains([2]).feature_schema().items()
     }
     model.initialize(0)

@@ -292,9 +292,9 @@ def load_functions(
 ) -> FunctionData:
     """Read the naming data set, split by module and indexed by the training split.
 
-    ``root`` and ``limit``: see `read_functions`. ``num_classes``: number of first words to tell
-    apart. ``min_count``: how often an identifier must occur to have an index of its own. DataError
-    if a split stays empty.
+    ``root`` and ``limit``: see `read_functions`. ``num_classes``: number of classes, the most
+    frequent first words. ``min_count``: the least number of times that an identifier with an index
+    of its own occurs. DataError if a split stays empty.
     """
     splits: dict[str, list[Function]] = {"train": [], "dev": [], "test": []}
     for function in read_functions(root, limit):

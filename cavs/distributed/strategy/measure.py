@@ -59,7 +59,7 @@ def measured_variables(
 def trace_of(model: Model, batch: GraphBatch) -> Graph:
     """What `model` computes of batches like `batch` when it is trained."""
     schema = {
-        name: Feature(spec.kind, spec.dtype, tuple(spec.shape), spec.has_absent)
+        name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent)
         for name, spec in batch.feature_schema().items()
     }
     return trace_model(model, schema, training=True)

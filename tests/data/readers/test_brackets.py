@@ -16,7 +16,7 @@ def lists(graph):
     return [graph.children(v).tolist() for v in range(graph.num_vertices)]
 
 
-def test_words_beside_words_are_leaves():
+def test_each_of_several_words_is_a_leaf():
     text = "(S (NP the cat) (VP sat))"
     graph = Graph.from_brackets(text)
     assert lists(graph) == [[], [], [0, 1], [], [2, 3]]

@@ -1,4 +1,4 @@
-"""Whether eager work of forward could run beside a loop on a GPU: docs/cuda.md speaks of it."""
+"""Eager work of the forward pass that a GPU could overlap with a loop; see docs/cuda.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import CLASSES, WORDS, treebank
 
 
-def beside_loops(program: Program) -> list[tuple[int, int]]:
-    """(forward stage with products over all rows, loop) that neither wait for each other.
+def overlaps(program: Program) -> list[tuple[int, int]]:
+    """Return pairs of a forward stage with products over all rows and a loop it could overlap.
 
-    The loop comes after all that the stage reads is made, and before anything reads what it makes.
+    The loop comes after the stages that compute the inputs of the stage, and before the stages that
+    read its outputs.
     """
     stages, reads, writes = program.stages, [], []
     for stage in stages:
@@ -33,21 +34,21 @@ def beside_loops(program: Program) -> list[tuple[int, int]]:
     for s in range(forward):
         if "matmul" not in products(program, s):
             continue
-        made = [t for t in range(s) if writes[t] & reads[s]]
-        read = [t for t in range(s + 1, len(stages)) if reads[t] & writes[s]]
-        first, last = (made or [-1])[-1], (read or [len(stages)])[0]
+        before = [t for t in range(s) if writes[t] & reads[s]]
+        after = [t for t in range(s + 1, len(stages)) if reads[t] & writes[s]]
+        first, last = (before or [-1])[-1], (after or [len(stages)])[0]
         found += [(s, t) for t in loops if first < t < last]
     return found
 
 
 def products(program: Program, stage: int) -> set[str]:
-    """Kinds of instructions of a stage over all rows; none of another."""
+    """Return the names of the instructions of a `rows` stage; none for other stages."""
     of = program.stages[stage]
     return {program.instructions[i].kind for i in of.body} if of.kind == "rows" else set()
 
 
 class Layers(cavs.Model):
-    """Two cells, the second on what the first made or beside it."""
+    """Two cells: the second reads the output of the first, or the same input."""
 
     def __init__(self, stacked: bool) -> None:
         self.stacked = stacked
@@ -69,26 +70,26 @@ def program(model: cavs.Model, batch: Any, training: bool) -> Program:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_all_of_it_comes_before_the_loops(name: str, training: bool, tmp_path: Path) -> None:
+def test_models_have_no_eager_work_to_overlap(name: str, training: bool, tmp_path: Path) -> None:
     task: Any = build(registry.find(name), tmp_path)
     of = program(task.model, cavs.batch(task.required("train")[:20]), training)
-    assert beside_loops(of) == []
+    assert overlaps(of) == []
     cells = 2 if name == "dependency-tagger" else 1
     assert sum(stage.kind == "loop" for stage in of.stages) == cells * (1 + training)
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_cells_on_each_other_and_side_by_side(stacked: bool, training: bool) -> None:
+def test_two_cells_have_no_eager_work_to_overlap(stacked: bool, training: bool) -> None:
     of = program(Layers(stacked), treebank(20), training)
-    assert beside_loops(of) == []
+    assert overlaps(of) == []
     assert sum(stage.kind == "loop" for stage in of.stages) == 2 + 2 * training
 
 
-def test_what_could_run_beside_a_loop_is_found() -> None:
+def test_a_stage_that_could_overlap_a_loop_is_found() -> None:
     of = program(Layers(True), treebank(20), False)
     first, second = (s for s, stage in enumerate(of.stages) if stage.kind == "loop")
     between = next(s for s in range(first, second) if "matmul" in products(of, s))
     for i in of.stages[between].body:  # as if it read features alone
         of.instructions[i].inputs, of.instructions[i].loads = [], []
-    assert beside_loops(of) == [(between, first)]
+    assert overlaps(of) == [(between, first)]
