@@ -1,6 +1,6 @@
 """The intermediate representation: typed, interned, immutable nodes."""
 
-from cavs.ir.graph import Graph, Slot, Structure, rebuild, rewrite, toposort, users
+from cavs.ir.graph import Graph, Slot, Structure, rebuild, rewrite, users
 from cavs.ir.node import (
     Node,
     Operand,
@@ -13,6 +13,7 @@ from cavs.ir.node import (
     sum_of_axis,
 )
 from cavs.ir.op import REGISTRY, BatchRule, Op, Reads, defop
+from cavs.ir.order import toposort
 from cavs.ir.types import (
     EDGE,
     FLOAT,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
 from cavs.ir.node import Node, make, origin
+from cavs.ir.order import toposort
 from cavs.ir.types import Domain
 
 
@@ -87,38 +88,6 @@ class Graph:
         if self._sorted is None or self._sorted[0] != roots:
             self._sorted = roots, toposort(roots)
         return self._sorted[1].copy()
-
-
-def toposort(roots: Iterable[Node], stops: Collection[Node] = ()) -> list[Node]:
-    """Nodes reachable from ``roots``, but not through ``stops``, inputs before users.
-
-    Without recursion.
-    """
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stopped = set(stops)
-    for root in roots:
-        if root in seen:
-            continue
-        seen.add(root)
-        node, left = root, iter(() if root in stopped else root.inputs)
-        stack: list[tuple[Node, Iterator[Node]]] = []  # users of `node`, innermost last
-        while True:
-            for x in left:
-                if x in seen:
-                    continue
-                seen.add(x)
-                if x.inputs and x not in stopped:
-                    stack.append((node, left))
-                    node, left = x, iter(x.inputs)
-                    break
-                order.append(x)
-            else:
-                order.append(node)
-                if not stack:
-                    break
-                node, left = stack.pop()
-    return order
 
 
 def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:

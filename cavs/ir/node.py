@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 import threading
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from cavs.config import is_whole
 from cavs.errors import DTypeError, NumericsError, ShapeError, TraceError, user_line
 from cavs.ir.interned import Interned
 from cavs.ir.op import REGISTRY, Op, defop
+from cavs.ir.order import toposort
 from cavs.ir.refusals import Refusals, folding
 from cavs.ir.types import ONE, TensorType
 
@@ -296,6 +298,15 @@ def sum_of_axis(x: Node, axis: int) -> Node:
     return apply("reshape", total, shape=(*before, 1, *after))
 
 
+def names_of(nodes: Iterable[Node]) -> dict[Node, str]:
+    """Return a name for every node: %0, %1, ... in order; parameters have their own."""
+    names: dict[Node, str] = {}
+    for node in nodes:
+        own = node.attr("parameter").name if node.op.name == "parameter" else ""
+        names[node] = own or f"%{len(names)}"
+    return names
+
+
 def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
     """Applies the operator ``name``; numbers become constants.
 
@@ -316,10 +327,7 @@ def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
 
 def _mismatch(name: str, nodes: tuple[Node, ...], reason: str) -> tuple[str, str]:
     """Types and equation of a refused operator, and where its operands come from."""
-    from cavs.ir.graph import Graph
-    from cavs.ir.printer import number
-
-    names = number(Graph({str(i): n for i, n in enumerate(nodes)}))
+    names = names_of(toposort(nodes))
     domains = {n.type.domain for n in nodes if n.op.name not in ("parameter", "constant")}
     rows = len(domains) > 1  # say what rows are only where they differ
     types = [str(n.type) if rows else str(n.type).split("@")[0] for n in nodes]

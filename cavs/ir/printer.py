@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cavs.ir.graph import Graph
-from cavs.ir.node import Node
+from cavs.ir.node import Node, names_of
 
 
 def number(graph: Graph) -> dict[Node, str]:
-    """A name for every node: %0, %1, ... in order; parameters and features by their own."""
-    names: dict[Node, str] = {}
-    for node in graph.nodes():
-        if node.op.name == "parameter":
-            names[node] = node.attr("parameter").name or f"%{len(names)}"
-        else:
-            names[node] = f"%{len(names)}"
-    return names
+    """Return a name for every node of ``graph``, see `names_of`."""
+    return names_of(graph.nodes())
 
 
 def _attribute(key: str, value: Any) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cavs.ir import Graph, Node, apply, rebuild, rewrite, users
-from cavs.passes.partition import loops_of
+from cavs.passes.loops import loops_of
 
 
 def _share_input(graph: Graph) -> Graph:

@@ -13,29 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir import BatchRule, Graph, Node, Structure, toposort
+from cavs.ir import BatchRule, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_view
+from cavs.passes.loops import Loop, loops_of
 from cavs.passes.sink_into_loops import Unhoist
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
 NARROW = 4  # what is made of so many times fewer values is made again for a sum
-
-
-@dataclass(eq=False)
-class Loop:
-    """The batch tasks of one structure, forward or backward."""
-
-    structure: Structure
-    backward: bool
-
-    def __repr__(self) -> str:
-        return f"{self.structure.name} {'backward' if self.gradient else 'forward'}"
-
-    @property
-    def gradient(self) -> bool:
-        """Whether it computes cotangents; backward says in which order its tasks run."""
-        return self.backward is not self.structure.top_down
 
 
 @dataclass(eq=False)
@@ -68,27 +53,6 @@ class Partition:
 def is_elementwise(node: Node) -> bool:
     """Runs in a fused kernel: elementwise, or a reduction of the last axis at its rim."""
     return node.op.elementwise or node.op.reduces_axis
-
-
-def loops_of(graph: Graph) -> dict[Node, Loop]:
-    """The loop of every node that must run a task at a time."""
-    nodes = graph.nodes()
-    loops: dict[tuple[Structure, bool], Loop] = {}
-    for slot in graph.slots:
-        key = (slot.structure, slot.backward)
-        loops.setdefault(key, Loop(*key))
-    result: dict[Node, Loop] = {}
-    for (structure, backward), loop in loops.items():
-        slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
-        after: set[Node] = set()
-        for n in nodes:
-            reads = n.op.reads_slot and n.attr("slot") in slots
-            if reads or not after.isdisjoint(n.inputs):
-                after.add(n)
-        for n in toposort(graph.slots[s] for s in slots):
-            if n in after and not is_view(n):
-                result[n] = loop
-    return result
 
 
 def _space(node: Node) -> tuple[str, int | str | None]:

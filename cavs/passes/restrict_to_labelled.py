@@ -19,7 +19,7 @@ from cavs.ir import (
     rewrite,
     users,
 )
-from cavs.passes.partition import loops_of
+from cavs.passes.loops import loops_of
 
 
 def _taken(x: Node, domain: Domain) -> Node:

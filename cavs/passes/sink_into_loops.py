@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cavs.ir import BatchRule, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS, Accesses, behind
-
-if TYPE_CHECKING:
-    from cavs.passes.partition import Loop
+from cavs.passes.loops import Loop
 
 # How a slot is read, in a loop whose tasks run from the leaves up, and from the roots down.
 _RECURRENT = {False: TO_CHILDREN, True: TO_PARENTS}

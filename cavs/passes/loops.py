@@ -1,0 +1,45 @@
+"""The loops over tasks that a graph needs, and the nodes that must run in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cavs.ir import Graph, Node, Structure, toposort
+from cavs.passes.access import is_view
+
+
+@dataclass(eq=False)
+class Loop:
+    """The batch tasks of one structure, forward or backward."""
+
+    structure: Structure
+    backward: bool
+
+    def __repr__(self) -> str:
+        return f"{self.structure.name} {'backward' if self.gradient else 'forward'}"
+
+    @property
+    def gradient(self) -> bool:
+        """Whether it computes cotangents; backward says in which order its tasks run."""
+        return self.backward is not self.structure.top_down
+
+
+def loops_of(graph: Graph) -> dict[Node, Loop]:
+    """The loop of every node that must run a task at a time."""
+    nodes = graph.nodes()
+    loops: dict[tuple[Structure, bool], Loop] = {}
+    for slot in graph.slots:
+        key = (slot.structure, slot.backward)
+        loops.setdefault(key, Loop(*key))
+    result: dict[Node, Loop] = {}
+    for (structure, backward), loop in loops.items():
+        slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
+        after: set[Node] = set()
+        for n in nodes:
+            reads = n.op.reads_slot and n.attr("slot") in slots
+            if reads or not after.isdisjoint(n.inputs):
+                after.add(n)
+        for n in toposort(graph.slots[s] for s in slots):
+            if n in after and not is_view(n):
+                result[n] = loop
+    return result
