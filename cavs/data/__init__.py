@@ -1,5 +1,6 @@
 """Input graphs, batches of them, and readers that make them from files."""
 
+from cavs.data import join  # noqa: F401 (registers Graph.join)
 from cavs.data.batch import GraphBatch, batch
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph

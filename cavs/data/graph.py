@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,12 +15,10 @@ from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
 from cavs.data.features import NO_FEATURES, Array, check_features
+from cavs.data.readers.bracket_parser import BracketTree
+from cavs.data.readers.sentence import Sentence
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
 from cavs.errors import FeatureError
-
-if TYPE_CHECKING:
-    from cavs.data.readers.bracket_parser import BracketTree
-    from cavs.data.readers.sentence import Sentence
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 
@@ -345,37 +343,27 @@ class Graph(_engine.Sample):
     @classmethod
     def from_networkx(cls, graph: Any, **options: Any) -> Graph:
         """Return the graph of a networkx DiGraph; see ``cavs.data.from_networkx``."""
-        from cavs.data.readers.networkx import from_networkx
-
-        return from_networkx(graph, **options)
+        return _CONSTRUCTORS["from_networkx"](graph, **options)
 
     @classmethod
     def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
         """Return the graph of Python code; see ``cavs.data.from_ast``."""
-        from cavs.data.readers.python_ast import from_ast
-
-        return from_ast(source, **options)
+        return _CONSTRUCTORS["from_ast"](source, **options)
 
     @classmethod
     def from_brackets(cls, source: BracketTree | str, **options: Any) -> Graph:
         """Return the graph of a bracketed tree; see ``cavs.data.from_brackets``."""
-        from cavs.data.readers.brackets import from_brackets
-
-        return from_brackets(source, **options)
+        return _CONSTRUCTORS["from_brackets"](source, **options)
 
     @classmethod
     def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
         """Return the graph of a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
-        from cavs.data.readers.conllu import from_conllu
-
-        return from_conllu(source, **options)
+        return _CONSTRUCTORS["from_conllu"](source, **options)
 
     @classmethod
     def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:
         """Return several graphs as one, under a new root; see ``cavs.data.join.join``."""
-        from cavs.data.join import join
-
-        return join(graphs, *features, **options)
+        return _CONSTRUCTORS["join"](graphs, *features, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -415,3 +403,13 @@ def _rebuild(
     name: str,
 ) -> Graph:
     return Graph(topology, features, edge_features, graph_features=graph_features, name=name)
+
+
+F = TypeVar("F", bound=Callable[..., Graph])
+_CONSTRUCTORS: dict[str, Callable[..., Graph]] = {}
+
+
+def graph_constructor(function: F) -> F:
+    """Register a function that is a class method of `Graph` by the same name."""
+    _CONSTRUCTORS[function.__name__] = function
+    return function

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph
+from cavs.data.graph import Graph, graph_constructor
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.bracket_parser import BracketTree, Style, parse_several, parse_text
 from cavs.data.source import as_path, read_text_file
@@ -52,6 +52,7 @@ def read_ptb(path: str | os.PathLike[str]) -> list[BracketTree]:
     return parse_ptb(read_text_file(path), path)
 
 
+@graph_constructor
 def from_brackets(
     source: str | BracketTree,
     *,

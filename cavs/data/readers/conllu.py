@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph
+from cavs.data.graph import Graph, graph_constructor
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
 from cavs.data.source import as_items, as_path, as_text, data_error, read_lines, shown, split_lines
@@ -252,6 +252,7 @@ def dependency_graphs(
     ]
 
 
+@graph_constructor
 def from_conllu(
     source: str | Sentence,
     *,

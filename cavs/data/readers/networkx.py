@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.data.graph import Graph
+from cavs.data.graph import Graph, graph_constructor
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
 
@@ -42,6 +42,7 @@ def _attributes(
     return features
 
 
+@graph_constructor
 def from_networkx(
     graph: Any,
     *,
