@@ -64,7 +64,7 @@ def python_prose(source: str) -> list[Prose]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, with_docstring) and (text := ast.get_docstring(node)):
             start = node.body[0].lineno
-            found += [Prose(start + n, p) for n, p in _paragraphs(text.splitlines())]
+            found += [Prose(start + n - 1, p) for n, p in _paragraphs(text.splitlines())]
     return sorted(found)
 
 

@@ -1,4 +1,4 @@
-"""What all tests of many ranks share."""
+"""Fixtures of all tests of many ranks."""
 
 from tests.compiled_once import compiled_once
 

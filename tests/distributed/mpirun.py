@@ -1,6 +1,6 @@
-"""Runs a function of a test module on MPI ranks.
+"""Run a function of a test module on MPI ranks.
 
-``python -m tests.distributed.mpirun MODULE FUNCTION ARGUMENTS...`` is what each rank executes.
+Each rank executes ``python -m tests.distributed.mpirun MODULE FUNCTION ARGUMENTS...``.
 """
 
 import importlib
@@ -26,8 +26,9 @@ needs_mpi = [
 
 
 def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=True, elastic=False):
-    """`module.function(communicator, *arguments)` on `size` ranks; what rank 0 returns, or the
-    finished process if `check` is off."""
+    """Run `module.function(communicator, *arguments)` on `size` ranks; return the result of rank 0,
+    or the finished process if `check` is off.
+    """
     from cavs.distributed.launch.launcher import SESSIONS, command_of, find_mpirun
 
     text = json.dumps(arguments)

@@ -1,4 +1,4 @@
-"""A bad graph, or a device that fails, ends a `fit` on all ranks and costs no step before it."""
+"""A bad graph, or a failing device, ends a `fit` on all ranks and loses no earlier step."""
 
 import functools
 import time
@@ -21,7 +21,7 @@ from tests.distributed.step.test_stale_parameters import assert_same_bits, value
 from tests.distributed.test_trainer import trees
 from tests.patience import patience
 
-BAD = {  # of the two graphs of rank 1's part of a batch, and what the error names
+BAD = {  # graph of the two in rank 1's shard, and the graph that the error names
     "a token outside the table": ({"token": [99], "label": [0]}, 2, "'token' is 99"),  # in a step
     "tokens of another type": ({"token": [0.5], "label": [0]}, 2, "token"),  # before it compiles
     "rows of labels": (
@@ -29,9 +29,9 @@ BAD = {  # of the two graphs of rank 1's part of a batch, and what the error nam
         2,
         "'label'",
     ),  # while it compiles
-    "no label": ({"token": [0]}, 1, '"label"'),  # where the loader makes the batch
+    "no label": ({"token": [0]}, 1, '"label"'),  # where the loader builds the batch
 }
-STRATEGIES = {  # and ranks; of three, two compute
+STRATEGIES = {  # strategies and ranks; two of three compute
     "buckets": (None, 2),
     "owners": ("PartitionedPS", 2),
     "owners alone": ("PSLoadBalancing(servers=1)", 3),
@@ -40,7 +40,7 @@ STRATEGIES = {  # and ranks; of three, two compute
 
 
 def data(steps, features, count=2):
-    """Batches of four graphs; in that after `steps` the last `count` have these features."""
+    """Return batches of four graphs; in the one after `steps` the last `count` have these features."""
     good = {"token": [3], "label": [1]}
     pair = [cavs.Graph([[]], features if i >= 2 - count and features else good) for i in range(2)]
     return [*trees(4 * steps + 2, 3), *pair, *trees(4, 5)]
@@ -58,7 +58,7 @@ def fit(c, strategy, graphs, path, **options):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What a training on good graphs alone comes to, which is the same whatever graph is bad."""
+    """Return the result of a training on good graphs only, which does not depend on the bad graph."""
 
     @functools.cache
     def found(ranks, strategy, steps, elastic):
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory):
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("bad", BAD)
-def test_training_goes_on_from_there_as_if_the_graph_had_been_good(
+def test_a_resumed_training_equals_one_without_the_bad_graph(
     bad, strategy, steps, elastic, tmp_path, undisturbed
 ):
     features, count, text = BAD[bad]
@@ -88,7 +88,7 @@ def test_training_goes_on_from_there_as_if_the_graph_had_been_good(
         assert isinstance(error, FeatureError if rank == 1 else CommunicationError)
         assert text in str(error), rank
         assert f"last good checkpoint: {path}, of step {steps}" in str(error)
-    again = run(data(steps, features, count), path)  # resumed with the graph as it is
+    again = run(data(steps, features, count), path)  # resumed with the original graph
     assert all(text in str(error) for error in again)
     progress = read_checkpoint(path).progress
     assert (progress["step"], progress["loader"]["position"]) == (steps, steps)
@@ -96,8 +96,8 @@ def test_training_goes_on_from_there_as_if_the_graph_had_been_good(
     assert_same_bits([*run(data(steps, {}), path), *never])
 
 
-def test_where_some_parameters_are_stale_it_ends_and_nothing_is_written(tmp_path):
-    """Some ranks have asked for the next values of those by then."""
+def test_with_some_stale_parameters_nothing_is_written(tmp_path):
+    """Some ranks have requested the values of the next step by then."""
     features, count, text = BAD["no label"]
     graphs = data(2, features, count)
     path = tmp_path / "c.safetensors"
@@ -108,7 +108,7 @@ def test_where_some_parameters_are_stale_it_ends_and_nothing_is_written(tmp_path
 
 @pytest.mark.parametrize("strategy", ["Parallax(staleness=1)", "PSLoadBalancing(staleness=2)"])
 def test_a_bad_graph_in_the_first_step_of_a_resumed_run_is_named(strategy, tmp_path, monkeypatch):
-    """Where the owners of stale parameters are about to be made."""
+    """The owners of stale parameters are about to be created."""
     path, (features, _, text) = tmp_path / "c.safetensors", BAD["no label"]
     graphs = [cavs.Graph([[]], {"token": [i], "label": [i % 3]}) for i in range(24)]
     with monkeypatch.context() as m:
@@ -127,7 +127,7 @@ def test_a_bad_graph_in_the_first_step_of_a_resumed_run_is_named(strategy, tmp_p
         assert isinstance(error, CavsError) and text in str(error)
 
 
-def test_a_balancer_forgets_what_a_loader_had_made_ahead():
+def test_a_balancer_discards_batches_made_ahead():
     graphs = data(2, *BAD["no label"][:2])
 
     def work(c):
@@ -142,8 +142,8 @@ def test_a_balancer_forgets_what_a_loader_had_made_ahead():
 
 @pytest.mark.parametrize("where", ["step", "save"])
 @pytest.mark.parametrize("strategy", ["buckets", "owners"])
-def test_nobody_waits_for_a_rank_whose_device_fails(strategy, where, tmp_path, monkeypatch):
-    """Of the steps since it has nothing to write, so none is asked for."""
+def test_no_rank_waits_for_one_whose_device_fails(strategy, where, tmp_path, monkeypatch):
+    """It has nothing to write for the steps since, so none is requested."""
     path, begun = tmp_path / "c.safetensors", time.monotonic()
 
     def lost(*_):
@@ -176,7 +176,7 @@ def test_nobody_waits_for_a_rank_whose_device_fails(strategy, where, tmp_path, m
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=1)"])
 @pytest.mark.parametrize("split", [contiguous, lambda graphs, ranks: [range(3), (3, 7, 5, 6, 4)]])
-def test_a_graph_is_named_by_its_place_in_the_batch_of_all(split, strategy):
+def test_a_graph_is_named_by_its_index_in_the_global_batch(split, strategy):
     graphs = data(2, {"token": [99], "label": [0]}, 1)[4:12]  # the last of 8 is bad
     assert graphs[7].features["token"][0] == 99
 
@@ -188,7 +188,7 @@ def test_a_graph_is_named_by_its_place_in_the_batch_of_all(split, strategy):
     assert "feature 'token' is 99 at vertex 0 of graph 7," in str(error)
 
 
-def test_a_graph_of_a_loader_is_named_by_its_place_in_the_data_set():
+def test_a_graph_of_a_loader_is_named_by_its_index_in_the_data_set():
     graphs = data(4, {"token": [99], "label": [0]}, 1)  # 24, of which the 20th is bad
     bad = next(i for i, g in enumerate(graphs) if g.features["token"][0] == 99)
 

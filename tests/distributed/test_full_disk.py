@@ -1,4 +1,4 @@
-"""A disk that is full where rank 0 writes: an error on all ranks, and what was there is whole."""
+"""A full disk on rank 0 is an error on all ranks, and existing files stay intact."""
 
 import os
 import shutil
@@ -12,8 +12,8 @@ from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.distributed.test_train_command import TOY, Running, cavs_command
 from tests.patience import patience
 
-# A file system of its own that is full once the first checkpoint is there, in a namespace where
-# any user may mount one. It is gone with its last process: what it held is copied out.
+# A file system that is full after the first checkpoint, in a namespace where any user may mount
+# one. It ends with its last process, so its contents are copied out.
 SCRIPT = """
 mount -t tmpfs -o size=1m none "$DISK" || exit 77
 (while [ ! -e "$DISK/run/checkpoint.safetensors" ]; do sleep 0.02; done
@@ -38,7 +38,7 @@ def has_namespaces():
 class TestFullDisk:
     pytestmark = needs_mpi
 
-    def test_a_checkpoint_that_does_not_fit_ends_all_and_leaves_the_old_one(self, tmp_path):
+    def test_a_checkpoint_that_does_not_fit_keeps_the_old_one(self, tmp_path):
         disk, kept = tmp_path / "disk", tmp_path / "kept"
         disk.mkdir()
         kept.mkdir()
@@ -59,14 +59,14 @@ class TestFullDisk:
         assert ": No space left on device\n  hint: free some space" in done.stderr
         assert "Traceback" not in done.stderr and "signal" not in done.stderr
         assert read_checkpoint(kept / "checkpoint.safetensors").progress["step"] >= 1
-        assert (kept / "hidden").read_text() == ""  # no part of a checkpoint remains
+        assert (kept / "hidden").read_text() == ""  # no partial checkpoint remains
 
 
 class TestLimits:
     pytestmark = needs_mpi
 
-    def test_each_rank_says_that_another_has_no_room(self, tmp_path):
-        """By the limit of a process on its files, which only rank 0 has: the others quote it."""
+    def test_each_rank_quotes_the_error_of_rank_0(self, tmp_path):
+        """The limit on file sizes applies to rank 0 only: the others quote it."""
         run = Running(tmp_path, "no room", "--epochs", 1000)
         status, errors = run.end()
         assert status == 1
@@ -79,13 +79,13 @@ class TestLimits:
             heard = (tmp_path / f"heard{rank}").read_text()
             assert heard.startswith("another rank failed\n  rank 0: CheckpointError: cannot write")
 
-    def test_a_log_that_finds_no_room_is_warned_of_and_costs_nothing_else(self, tmp_path):
+    def test_a_log_that_does_not_fit_is_only_a_warning(self, tmp_path):
         out = tmp_path / "run"
         out.mkdir()
         (out / "log.jsonl").symlink_to("/dev/full")
         process = cavs_command("launch", "-n", 2, "train", TOY, "--out", out, "--quiet")
         _, errors = process.communicate(timeout=patience(60))
         assert process.returncode == 0, errors
-        assert errors.count("cannot append to the log") == 2  # of the options; in `fit`
+        assert errors.count("cannot append to the log") == 2  # for the options, and in `fit`
         assert "No space left on device; training goes on" in errors
         assert read_checkpoint(out / "checkpoint.safetensors").progress["step"] == 10

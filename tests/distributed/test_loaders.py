@@ -1,4 +1,4 @@
-"""What ranks that `fit` go through, and in which order, is what one process goes through."""
+"""Ranks in `fit` process the batches of one process, in its order."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def together(work, size=2, **options):
 
 
 def trained(t, **options):
-    """The parameters of `t`, and what its `fit` reported."""
+    """Return the parameters of `t`, and the report of its `fit`."""
     result = t.fit(**{"train": loader(), "epochs": 3, "progress": False} | options)
     losses = [{k: v for k, v in e.items() if "loss" in k} for e in result.epochs]
     return {n: p.value.copy() for n, p in t.parameters.items()}, losses, result.best_epoch
@@ -56,7 +56,7 @@ OPTIONS = [{}, {"bucket": "size"}, {"shuffle": False, "cache": True}, {"prefetch
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS(servers=1)"])
 def test_an_evaluation_of_the_training_data_does_not_disturb_the_training(options, strategy):
-    """In a callback, and as dev."""
+    """It runs in a callback, and as dev."""
     expected = alone(lambda t: trained(t, train=loader(**options)))
 
     def work(t):
@@ -76,7 +76,7 @@ def test_an_evaluation_of_the_training_data_does_not_disturb_the_training(option
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing"])
 @pytest.mark.parametrize("cache", [False, True])
-def test_a_loader_hands_out_whole_batches_once_ranks_have_trained_on_it(cache, strategy):
+def test_a_loader_returns_whole_batches_after_training_on_ranks(cache, strategy):
     def work(t):
         train = loader(shuffle=False, cache=cache)
         t.fit(train, epochs=1, progress=False)
@@ -92,7 +92,7 @@ def test_a_loader_hands_out_whole_batches_once_ranks_have_trained_on_it(cache, s
 
 
 @pytest.mark.parametrize("split", [contiguous, by_counts([2, 1])])
-def test_a_loader_keeps_its_batches_from_fit_to_fit(split):
+def test_a_loader_keeps_its_batches_between_fits(split):
     made = []
 
     def collate(graphs, ids):
@@ -106,13 +106,13 @@ def test_a_loader_keeps_its_batches_from_fit_to_fit(split):
         return len(train)
 
     assert together(work, 2, split=split) == [6, 6]
-    assert len(made) == 2 * 6  # the part of each rank, once
+    assert len(made) == 2 * 6  # the shard of each rank, once
     assert alone(work) == 6
     assert len(made) == 3 * 6
 
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS(servers=1)"])
-def test_an_evaluation_before_the_first_step_is_of_the_parameters_of_rank_0(strategy):
+def test_an_evaluation_before_the_first_step_uses_parameters_of_rank_0(strategy):
     dev = loader(DEV)
     expected = alone(lambda t: t.evaluate(dev))
 
@@ -125,8 +125,8 @@ def test_an_evaluation_before_the_first_step_is_of_the_parameters_of_rank_0(stra
 
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
-def test_an_evaluation_that_is_asked_to_stop_ends_alone(strategy):
-    """Not those that follow, nor the training that it is made in."""
+def test_a_stopped_evaluation_ends_only_itself(strategy):
+    """Later evaluations and the surrounding training continue."""
 
     def work(t):
         seen = []
@@ -142,7 +142,7 @@ def test_an_evaluation_that_is_asked_to_stop_ends_alone(strategy):
     assert_same(together(work, strategy=strategy), alone(work))
 
 
-def test_dev_may_be_anything_that_gives_batches():
+def test_dev_may_be_any_iterable_of_batches():
     class Dev:
         def __iter__(self):
             return iter([cavs.batch(DEV[:3]), cavs.batch(DEV[3:])])
@@ -151,7 +151,7 @@ def test_dev_may_be_anything_that_gives_batches():
     assert_same(found, alone(lambda t: trained(t, dev=Dev())))
 
 
-def test_data_to_judge_by_that_one_rank_cannot_tell_are_told_to_all():
+def test_an_error_in_the_digest_of_dev_is_an_error_on_all():
     class Dev(cavs.DataLoader):
         def digest(self):
             raise RuntimeError("nothing to be told")

@@ -62,7 +62,7 @@ def test_shares_by_largest_remainder():
         (5, [1, 1], [9, 0]),
     ],
 )
-def test_shares_that_cannot_be(total, weights, most):
+def test_impossible_shares_are_refused(total, weights, most):
     with pytest.raises(ConfigError):
         whole_shares(total, weights, most)
 
@@ -77,7 +77,7 @@ def test_weighted_gradients_are_those_of_the_whole_batch(counts, seed):
     assert np.allclose(total, samples.mean(axis=0), rtol=1e-12, atol=1e-14)
 
 
-def test_weights_of_nothing():
+def test_weights_of_empty_shards():
     assert gradient_weights([3, 0, 1]) == [0.75, 0, 0.25]
     for counts in ([0, 0], [3, -1]):
         with pytest.raises(ConfigError):
@@ -88,7 +88,7 @@ def test_weights_of_nothing():
 
 
 def error_of(predictor, speeds, cpu=None, skip=0):
-    """Root mean square error of one-step predictions."""
+    """Return the root mean square error of one-step predictions."""
     cpu = np.zeros(len(speeds)) if cpu is None else cpu
     errors = []
     for i, speed in enumerate(speeds):
@@ -115,14 +115,14 @@ def test_arima_follows_a_trend():
     assert error_of(ARIMA(), speeds, skip=20) < 0.5 * error_of(Memoryless(), speeds, skip=20)
 
 
-def test_arima_of_waves_and_constants():
+def test_arima_predicts_waves_and_constants():
     waves = 100 + 30 * np.sin(np.arange(200) / 5)
     assert error_of(ARIMA(), waves, skip=30) < 0.2 * error_of(Memoryless(), waves, skip=30)
     assert error_of(ARIMA(), np.full(80, 7.0)) == pytest.approx(0, abs=1e-6)
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=90))
-def test_arima_gives_possible_speeds(speeds):
+def test_arima_predicts_positive_speeds(speeds):
     predictor = ARIMA()
     for speed in speeds:
         predictor.update(speed)
@@ -131,13 +131,13 @@ def test_arima_gives_possible_speeds(speeds):
 
 
 def driven(count, seed=0):
-    """A machine with tasks of others: speed falls with CPU use, which is seen in advance."""
+    """A machine with other programs: speed falls with CPU use, which is known in advance."""
     rng = np.random.default_rng(seed)
     cpu = np.clip(np.repeat(rng.uniform(0, 0.9, count // 5 + 1), 5)[:count], 0, 1)
     return 100 * (1 - 0.8 * cpu**2) + rng.normal(0, 1, count), cpu
 
 
-def test_narx_sees_what_comes():
+def test_narx_uses_the_present_cpu_load():
     speeds, cpu = driven(900)
     narx = error_of(NARX(), speeds, cpu, skip=520)
     assert narx < 0.3 * error_of(EMA(), speeds, cpu, skip=520)
@@ -155,20 +155,20 @@ def test_narx_is_ema_until_it_is_trained_and_deterministic():
             predictor.update(speeds[i], cpu[i])
 
 
-def test_narx_starts_from_weights_of_another():
+def test_narx_starts_from_given_weights():
     speeds, cpu = driven(400)
     rows = np.stack([speeds, cpu, np.zeros(400)], axis=1)
     cold = train(rows, 16, 0)
     again = train(rows, 16, 1, cold)
     assert np.abs(again.hidden - cold.hidden).mean() < 0.2
-    other = train(rows, 8, 0, cold)  # another width: begins anew
+    other = train(rows, 8, 0, cold)  # another width: starts untrained
     assert other.output.shape == (8,)
     constant = train(np.ones((50, 3)), 4, 0)
     assert constant(np.ones((1, 8))) == pytest.approx([1.0])
 
 
-def test_narx_of_an_earlier_run_predicts_from_the_start():
-    """A job that comes again need not wait for 500 iterations (section 4)."""
+def test_narx_with_earlier_weights_predicts_from_the_start():
+    """A repeated job need not wait for 500 iterations (section 4)."""
     speeds, cpu = driven(500)
     known = train(np.stack([speeds, cpu, np.zeros(500)], axis=1), 16, 0)
     speeds, cpu = driven(200, seed=1)
@@ -176,7 +176,7 @@ def test_narx_of_an_earlier_run_predicts_from_the_start():
     assert first < 0.5 * error_of(NARX(), speeds, cpu, skip=10)
 
 
-def test_narx_keeps_to_possible_speeds():
+def test_narx_predicts_positive_speeds():
     narx = NARX(warm_up=40)
     speeds, cpu = driven(60)
     for speed, use in zip(speeds, cpu, strict=True):
@@ -190,7 +190,9 @@ def test_narx_keeps_to_possible_speeds():
 
 @pytest.mark.parametrize("predictor", [Memoryless, EMA, ARIMA, NARX])
 def test_a_worker_slowed_three_times(predictor):
-    """Within one sample of the optimum in 40 iterations; time within 1.1 of the ideal from then."""
+    """Counts are within one sample of the optimum in 40 iterations, and times within 1.1 of the
+    ideal after them.
+    """
     rng = np.random.default_rng(0)
     balancer = SpeedRule([32] * 4, predictor)
     for _ in range(15):
@@ -215,7 +217,7 @@ def test_shares_are_in_proportion_to_speed():
     assert SpeedRule([1, 1], Memoryless).update([1e-6, 1e3]) == [1, 1]
 
 
-def test_the_use_that_counts_is_the_one_now():
+def test_predictions_use_the_present_load():
     """Predictors learn the use an iteration began with, and predict from the present one."""
     seen = []
 
@@ -235,7 +237,7 @@ def test_the_use_that_counts_is_the_one_now():
 
 
 @pytest.mark.parametrize("kind", [SpeedRule, PairRule])
-def test_measurements_that_make_no_sense(kind):
+def test_invalid_measurements_are_refused(kind):
     for seconds in ([1.0], [1.0, 0.0], [1.0, float("nan")], [1.0, -1.0], [1.0, float("inf")]):
         with pytest.raises(ConfigError, match="seconds of 2 workers"):
             kind([4, 4]).update(seconds)
@@ -274,14 +276,14 @@ def test_a_gpu_slowed_three_times():
     assert max(times[40:]) <= 1.1 * 38.4
 
 
-def test_four_kinds_of_gpus():
-    """As Figure 8 of the paper: the largest moves by iteration 30, then one sample at a time."""
+def test_four_models_of_gpus():
+    """As in Figure 8 of the paper: the largest moves by iteration 30, then one sample at a time."""
     gpus = [profile(0.2, 24, 0.012), profile(0.2, 8, 0.05), profile(0.2, 4, 0.095)]
     gpus += [profile(0.2, 4, 0.2)]
     balancer, trace = equilibrium(gpus, [32] * 4, 400)
     assert balancer.is_fine
     seconds = [gpu(count) for gpu, count in zip(gpus, trace[-1], strict=True)]
-    assert max(seconds) - min(seconds) <= 0.2 + 1e-9  # one sample of the slowest
+    assert max(seconds) - min(seconds) <= 0.2 + 1e-9  # a change of one sample of the slowest
     first = [max(g(c) for g, c in zip(gpus, counts, strict=True)) for counts in trace]
     assert first[30] < 0.7 * (0.2 + 0.2 * 32)
 
@@ -291,7 +293,7 @@ def test_nothing_moves_before_the_window_is_full():
     for _ in range(4):
         assert balancer.update([1.0, 2.0]) == [20, 20]
     assert balancer.update([1.0, 2.0]) == [25, 15]
-    assert balancer.update([1.0, 2.0]) == [30, 10]  # the window is not begun anew
+    assert balancer.update([1.0, 2.0]) == [30, 10]  # the window does not restart
 
 
 def test_a_spike_shorter_than_the_window_changes_nothing():
@@ -300,7 +302,7 @@ def test_a_spike_shorter_than_the_window_changes_nothing():
         assert balancer.update(seconds) == [20, 20]
 
 
-def test_a_swapped_pair_begins_the_fine_phase_for_good():
+def test_a_swapped_pair_starts_the_fine_phase():
     balancer = PairRule([40, 40])
     balancer.update([2.0, 1.0])
     balancer.update([1.0, 2.0])
@@ -310,7 +312,7 @@ def test_a_swapped_pair_begins_the_fine_phase_for_good():
     assert balancer.update([1.0, 2.0]) == [41, 39]
 
 
-def test_full_memory_gets_no_more():
+def test_a_rank_with_full_memory_gets_no_more_graphs():
     balancer = PairRule([20, 20, 20])
     for _ in range(5):
         counts = balancer.update([1.0, 1.5, 2.0], memory=[0.96, 0.5, 0.5])
@@ -318,14 +320,14 @@ def test_full_memory_gets_no_more():
     assert balancer.update([1.0, 1.5, 2.0], memory=[0.96] * 3) == counts
 
 
-def test_a_worker_too_slow_is_named():
+def test_a_rank_that_is_too_slow_is_named():
     balancer = PairRule([20, 5])
     for _ in range(6):
         assert balancer.update([1.0, 9.0]) == [20, 5]
     assert "worker 1 is slowest with 5 samples" in balancer.warnings[0]
 
 
-def test_a_later_change_is_found():
+def test_a_later_change_of_speed_is_found():
     gpus = [profile(0, 0, 1.0), profile(0, 0, 1.0)]
     balancer, _ = equilibrium(gpus, [20, 20], 30)
     rng = np.random.default_rng(0)
@@ -336,7 +338,7 @@ def test_a_later_change_is_found():
     assert abs(balancer.counts[0] - 30) <= 1
 
 
-def test_a_pair_balancer_goes_on_learning_from_smaller_batches():
+def test_a_pair_balancer_learns_from_smaller_batches():
     balancer = PairBalancer()
 
     def runs(size, steps):
@@ -350,9 +352,9 @@ def test_a_pair_balancer_goes_on_learning_from_smaller_batches():
     balancer.reset()  # another `fit`, with another loader
     small = runs(32, 1)
     assert sum(small) == 32 and abs(small[0] - 24) <= 2
-    for _ in range(60):  # and the other one is slow now
+    for _ in range(60):  # and now the other rank is slow
         counts = [len(part) for part in balancer(range(32), 2)]
         balancer.update([0.3 * counts[0], 0.1 * counts[1]])
     assert abs(counts[0] - 8) <= 2
-    assert runs(5, 1) == [1, 4]  # the short end of an epoch changes nothing
+    assert runs(5, 1) == [1, 4]  # the short last batch of an epoch changes nothing
     assert sum(balancer.rule.counts) == 32

@@ -1,4 +1,4 @@
-"""The balancer that splits ahead: equal on all ranks whatever their timing."""
+"""A balancer that splits ahead gives equal results on all ranks, whatever their timing."""
 
 import threading
 
@@ -23,7 +23,7 @@ def times_of(graphs, parts, slow=(1, 2)):
 
 
 def trained(ahead, lag, steps=25):
-    """Splits of a rank whose loader is `ahead` batches before its steps."""
+    """Return the splits of a rank whose loader is `ahead` batches before its steps."""
     balancer, work = StructureBalancer(2, lag=lag), batches(steps)
     splits = []
     for n in range(steps):
@@ -33,14 +33,14 @@ def trained(ahead, lag, steps=25):
     return splits
 
 
-def test_ranks_agree_however_far_their_loaders_look_ahead():
+def test_splits_do_not_depend_on_the_look_ahead():
     expected = trained(ahead=0, lag=3)
     assert trained(ahead=3, lag=3) == expected
     assert trained(ahead=1, lag=3) == expected
     assert trained(ahead=0, lag=0) != expected
 
 
-def test_it_learns():
+def test_times_improve():
     work, splits = batches(25), trained(ahead=2, lag=2)
     late = [times_of(work[n], splits[n]) for n in range(15, 25)]
     assert np.mean([max(t) / np.mean(t) for t in late]) < 1.1

@@ -1,5 +1,4 @@
-"""Balance beside ranks that only own parameters: graphs go to those that compute, and only they
-are predicted."""
+"""Balancing with ranks that only own parameters: computing ranks get the graphs and predictions."""
 
 import json
 import time
@@ -25,7 +24,7 @@ STALE = ["PSLoadBalancing(servers=1, staleness=1)", "PS(servers=1, sync=False)"]
 
 
 class Watched(StructureBalancer):
-    """Knows for how many ranks it was asked, and what came back."""
+    """A split that records the number of ranks and the times it received."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +37,7 @@ class Watched(StructureBalancer):
 
 
 def run(c, strategy, split, epochs):
-    """By `fit`, whose loader splits ahead, or with 0 epochs batch by batch."""
+    """Train by `fit`, whose loader splits ahead, or with 0 epochs batch by batch."""
     options = {"strategy": strategy, "resources": ResourceSpec.local(c.size), "split": split}
     with trainer(c, optimizer=cavs.optim.SGD(lr=0.1), **options) as t:
         if epochs:
@@ -64,7 +63,7 @@ def alone(epochs):
 
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("strategy", SERVED)
-def test_by_structure_the_result_is_that_of_one_process(strategy, epochs):
+def test_balance_by_structure_equals_one_process(strategy, epochs):
     def work(c):
         split = Watched()
         return *run(c, strategy, split, epochs), split
@@ -87,7 +86,7 @@ def test_by_structure_the_result_is_that_of_one_process(strategy, epochs):
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("strategy", STALE)
 def test_by_structure_with_stale_owners(strategy, epochs):
-    """Nobody knows the times of others: splits stay those of the prior, and equal on all ranks."""
+    """Ranks do not know each other's times: splits are those of the prior, and equal on all ranks."""
 
     def work(c):
         split = Watched()
@@ -112,8 +111,8 @@ def test_by_counts(epochs):
 
 
 @pytest.mark.parametrize("messages", [20, 77])
-def test_when_a_rank_dies_the_others_learn_anew(messages, capsys):
-    """What was split ahead for those that were there is split anew."""
+def test_survivors_start_to_learn_again(messages, capsys):
+    """Batches that were split ahead for the former ranks are split again."""
 
     def work(c):
         mortal(c, 1, messages)
@@ -134,7 +133,7 @@ def test_when_a_rank_dies_the_others_learn_anew(messages, capsys):
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-def test_a_balancer_takes_its_ranks_from_its_model_or_the_first_batch():
+def test_number_of_ranks_comes_from_the_model_or_the_first_batch():
     assert StructureBalancer(model=CostModel(3)).ranks == 3
     balancer = StructureBalancer()
     assert sorted(i for part in balancer(BATCHES[0], 2) for i in part) == list(range(7))
@@ -156,8 +155,8 @@ def test_from_the_command_line(tmp_path):
 @pytest.mark.parametrize("counts", [[1, 3, 2], [0, 2, 0], [5, 0, 0]])
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
 @pytest.mark.parametrize("messages", [20, 77])  # before the first step has ended, and later
-def test_when_a_rank_dies_the_others_keep_their_counts(counts, strategy, messages, capsys):
-    """Those of who is left; equal parts where the dead had all."""
+def test_survivors_keep_their_counts(counts, strategy, messages, capsys):
+    """The survivors keep theirs; they split evenly where the dead rank had all."""
     taken = []
 
     def work(c):
@@ -180,8 +179,8 @@ def test_when_a_rank_dies_the_others_keep_their_counts(counts, strategy, message
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-def test_a_rank_that_owns_parameters_from_now_on_has_no_count():
-    """The only owner died before the first step, and the strategy was made anew."""
+def test_a_new_owner_has_no_count():
+    """The only owner died before the first step, so a new strategy was made."""
 
     def work(c):
         mortal(c, 2, 30)
@@ -200,7 +199,7 @@ def test_a_rank_that_owns_parameters_from_now_on_has_no_count():
 
 
 @pytest.mark.parametrize("kind", [StructureBalancer, SpeedBalancer])
-def test_what_was_split_ahead_when_a_fit_stopped_is_forgotten(kind):
+def test_batches_split_ahead_of_a_stopped_fit_are_discarded(kind):
     """One rank was further ahead than the other."""
 
     def work(c):

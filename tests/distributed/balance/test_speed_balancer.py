@@ -1,6 +1,6 @@
-"""LB-BSP while training: shares follow the ranks' speeds, and the result is that of one process.
+"""LB-BSP in training: shares follow the ranks' speeds, and the result is that of one process.
 
-Ranks are threads and their clocks are told what to show, so that nothing hangs on real time.
+Ranks are threads with clocks set by the tests, so that no result depends on real time.
 """
 
 import functools
@@ -30,7 +30,7 @@ SLOW = 3  # times, the last rank
 
 
 class Watched:
-    """Knows what every rank got in each split."""
+    """A split that records the graphs of every rank."""
 
     def __call__(self, graphs, ranks):
         parts = super().__call__(graphs, ranks)
@@ -45,7 +45,7 @@ def balancer(kind, **options):
 
 
 def slowed(t, seconds):
-    """The clock of a rank shows `seconds(rank, graphs)` after it has computed."""
+    """Let the clock of a rank show `seconds(rank, graphs)` after it has computed."""
     session, mine = t.session, []
     shard, finish = session.shard, session.synchronous_step.finish
 
@@ -54,7 +54,7 @@ def slowed(t, seconds):
         return mine[0]
 
     def finished(run, *rest):
-        if mine:  # a rank that computes nothing has no part
+        if mine:  # a rank that computes nothing has no shard
             run.compute_seconds = seconds(session.place[0], mine[0].local.num_graphs)
         return finish(run, *rest)
 
@@ -104,7 +104,7 @@ KINDS += [(SpeedBalancer, {"lag": 0}), (PairBalancer, {}), (PairBalancer, {"lag"
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_a_rank_slowed_three_times(kind, options, ranks, expected):
-    """Within one graph of the optimum in 40 steps, and as one process whatever the shares."""
+    """Counts are within one graph of the optimum in 40 steps; parameters equal one process's."""
 
     def work(c):
         split, noise = balancer(kind, **options), np.random.default_rng(c.rank)
@@ -126,7 +126,8 @@ def test_a_rank_slowed_three_times(kind, options, ranks, expected):
     counts = np.array([[len(part) for part in parts] for parts in asked])
     assert counts.shape == (STEPS, ranks) and (counts.sum(axis=1) == BATCH).all()
     assert counts[0].tolist() == [BATCH // ranks] * ranks
-    limit = 1 if options != {"lag": 1} else 2  # what was dealt before its last move is not heard
+    # times of graphs dealt before its last move are ignored
+    limit = 1 if options != {"lag": 1} else 2
     assert np.abs(counts[40:] - optimum(ranks)).max() <= limit
     times = (counts * ([1] * (ranks - 1) + [SLOW])).max(axis=1) / optimum(ranks)[0]
     assert kind is not SpeedBalancer or times[40:].max() <= 1.1
@@ -149,7 +150,7 @@ def test_ranks_that_only_own_parameters_have_no_share(kind, expected):
     assert np.abs([len(part) for part in results[0][1][-1]] - optimum(2)).max() <= 1
 
 
-def test_everybody_hears_of_the_use_of_cpu_and_memory():
+def test_every_rank_receives_the_use_of_cpu_and_memory():
     seen = {}
 
     class Spy(PREDICTORS["memoryless"]):
@@ -166,7 +167,7 @@ def test_everybody_hears_of_the_use_of_cpu_and_memory():
     both = ((0.1, 0.5), (0.2, 0.6))
     for rank, (reports, told) in enumerate(run_threads(2, work)):
         assert tuple(report[:2] for report in reports) == both
-        # A step is learned with the use it began with; by its own rank, which tells the speed.
+        # A step is learned with the load at its start, by its own rank, which sends the speed.
         assert told == [(0, 0), both[rank]]
         assert all(report[2] > 0 for report in reports)
 
@@ -185,7 +186,7 @@ def test_no_more_graphs_for_full_memory():
     assert others == [counts, counts]
 
 
-def test_short_batches_and_batches_of_other_sizes():
+def test_short_batches_and_changed_batch_sizes():
     for split in (SpeedBalancer(lag=0), PairBalancer(lag=0)):
         assert [len(p) for p in split(range(1), 2)] == [1, 0]  # fewer than ranks
         split.update([1.0, 1.0])
@@ -200,12 +201,12 @@ def test_short_batches_and_batches_of_other_sizes():
     pairs(range(9), 2)
     pairs.update([1.0, 2.0])
     assert (pairs.rule.counts, pairs.rule.step) == ([5, 4], 1)
-    pairs(range(64), 2)  # the first was the short end of an epoch
+    pairs(range(64), 2)  # the first was the short last batch of an epoch
     pairs.update([1.0, 2.0])
     assert (sum(pairs.rule.counts), pairs.rule.step) == (64, 4)
 
 
-def test_a_small_rank_too_slow_to_keep_is_named_once(capsys):
+def test_a_rank_too_slow_for_one_graph_is_named_once(capsys):
     def work(c):
         t = trainer(c, split=PairBalancer())
         slowed(t, lambda rank, graphs: graphs * [1.0, 1e3][rank])
@@ -226,7 +227,7 @@ def test_a_small_rank_too_slow_to_keep_is_named_once(capsys):
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
 @pytest.mark.parametrize("options", [{"cache": True, "shuffle": False}, {"prefetch": 8}])
 def test_loaders_that_keep_batches_or_look_far_ahead(kind, options):
-    """Their batches are divided when the steps begin; by the loader's own collate."""
+    """Their batches are divided when the steps begin, by the loader's own collate."""
 
     def work(c):
         seen = []
@@ -243,7 +244,7 @@ def test_loaders_that_keep_batches_or_look_far_ahead(kind, options):
 
     first, second = run_threads(2, work, timeout=30)
     assert len(first[1]) == 6 and first[1] == second[1]
-    assert first[2] < BATCH  # nobody collated the whole
+    assert first[2] < BATCH  # no rank collated the whole batch
     assert_near(first[0], alone(3, **options))
 
 
@@ -258,8 +259,8 @@ STALE = ["PSLoadBalancing(staleness=2)", "PSLoadBalancing(sync=False, servers=1)
         *((StructureBalancer, s) for s in [None, *STALE]),
     ],
 )
-def test_a_training_goes_on_after_one_that_was_stopped(kind, strategy):
-    """No thread is left waiting for times, and what was split ahead is forgotten."""
+def test_a_training_follows_a_stopped_one(kind, strategy):
+    """No thread is left waiting for times, and batches split ahead are discarded."""
 
     def work(c):
         split = kind(timeout=5.0)
@@ -286,7 +287,7 @@ def test_a_training_goes_on_after_one_that_was_stopped(kind, strategy):
 
 
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
-def test_a_step_that_fails_leaves_no_times_behind(kind):
+def test_a_failed_step_leaves_no_times(kind):
     bad = [*DATA[:7], cavs.Graph([[]], {"token": [99], "label": [0]})]
 
     def work(c):
@@ -302,20 +303,20 @@ def test_a_step_that_fails_leaves_no_times_behind(kind):
     assert run_threads(2, work, timeout=30) == [4, 4]
 
 
-def test_a_bad_graph_is_named_and_not_waited_for():
-    """The loader tries graphs one by one to find it; the balancer is not asked for those."""
+def test_a_bad_graph_is_named_without_a_wait_for_times():
+    """The loader tries graphs one by one to find it, without calling the balancer."""
     bad = [*DATA[:8], cavs.Graph([[]], {"token": [0]})]
 
     def work(c):
         t = trainer(c, split=StructureBalancer(timeout=5.0))
         t.fit(cavs.DataLoader(bad, 9), epochs=1, progress=False)
 
-    for error in outcomes(2, work):  # one of the ranks cannot make its first batch
+    for error in outcomes(2, work):  # one of the ranks cannot build its first batch
         assert "label" in str(error) and "batch 0 of epoch 0" in str(error)
 
 
 @pytest.mark.parametrize("where", ["resume", "with", "evaluate"])
-def test_what_fails_on_one_rank_before_the_first_step(where, tmp_path):
+def test_an_error_on_one_rank_before_the_first_step(where, tmp_path):
     def work(c):
         t = trainer(c)
         if where == "evaluate":
@@ -338,7 +339,7 @@ def test_what_fails_on_one_rank_before_the_first_step(where, tmp_path):
 
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer])
 @pytest.mark.parametrize("how", ["fit", "advance"])
-def test_ranks_that_run_freely_do_not_know_each_others_times(kind, how):
+def test_asynchronous_ranks_do_not_know_each_others_times(kind, how):
     def work(c):
         t = trainer(c, strategy="PSLoadBalancing(staleness=1)", split=kind())
         if how == "fit":
@@ -384,8 +385,8 @@ def test_ranks_that_split_differently():
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(servers=1)"])
 @pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
 @pytest.mark.parametrize(("victim", "messages"), [(1, 50), (1, 77), (2, 60), (2, 90)])
-def test_when_a_rank_dies_the_others_learn_anew(kind, victim, messages, strategy, capsys):
-    """Also if it only owned parameters: then those that are left have the places they had."""
+def test_survivors_start_to_learn_again(kind, victim, messages, strategy, capsys):
+    """The same holds if it only owned parameters: the survivors keep their positions."""
 
     def work(c):
         mortal(c, victim, messages)
@@ -415,7 +416,7 @@ def test_when_a_rank_dies_the_others_learn_anew(kind, victim, messages, strategy
         assert_near(values, alone_in_small_batches(), 1e-10)
 
 
-def test_what_another_split_divided_is_divided_anew():
+def test_batches_of_another_split_are_divided_again():
     def work(c):
         t = trainer(c, split=SpeedBalancer())
         t.fit(cavs.DataLoader(DATA, 8), epochs=1, progress=False)
@@ -460,7 +461,7 @@ def test_from_the_command_line(balance, tmp_path):
     assert second < first
 
 
-# What one process finds by itself, it finds before it asks whether there are others.
+# Errors that one process can find come before the search for other ranks.
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -469,7 +470,7 @@ def test_from_the_command_line(balance, tmp_path):
         (["--predictor", "ema"], "--predictor ema with --balance equal"),
     ],
 )
-def test_what_the_command_line_refuses(options, said, tmp_path, capsys):
+def test_refused_options_of_the_command_line(options, said, tmp_path, capsys):
     try:
         status = main(["train", TOY, "--out", str(tmp_path / "out"), *options])
     except SystemExit as end:
@@ -480,8 +481,8 @@ def test_what_the_command_line_refuses(options, said, tmp_path, capsys):
 
 @pytest.mark.mpi
 @pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
-def test_what_ranks_from_the_command_line_refuse(tmp_path):
-    """Two trainings, side by side: they wait more than they compute."""
+def test_refused_options_on_ranks(tmp_path):
+    """Two trainings run concurrently, because they wait more than they compute."""
     refused = {
         "balances batches of 1 graphs over 2 ranks": ["--batch-size", 1],
         "each other's times": ["--strategy", "PS(sync=False)"],

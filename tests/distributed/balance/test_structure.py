@@ -20,7 +20,7 @@ from cavs.distributed.balance import (
 from cavs.distributed.balance.model import _minimum
 from cavs.errors import ConfigError
 
-# Seconds a step, a level, a tile of 16, of 96, a vertex, an edge: of the order the engine has.
+# Seconds per step, level, tile of 16, of 96, vertex and edge: of the order of the engine's.
 TRUE = np.array([2e-4, 4e-5, 2e-6, 1e-5, 6e-6, 2e-6])
 
 
@@ -54,7 +54,9 @@ def test_levels_of_a_set_are_shared():
 
 
 def learned(ranks, steps, noise=0.02, slowness=None, seed=0, truth=TRUE, batch=48):
-    """A model that has seen `steps` steps of its own splits; and the last split's true times."""
+    """Return a model that has seen `steps` steps of its own splits, and the last split's true
+    times.
+    """
     rng = np.random.default_rng(seed)
     data = trees(400, seed)
     slow = np.ones(ranks) if slowness is None else np.asarray(slowness)
@@ -69,7 +71,7 @@ def learned(ranks, steps, noise=0.02, slowness=None, seed=0, truth=TRUE, batch=4
     return model, splits
 
 
-def test_the_model_learns_what_predicts():
+def test_the_model_learns_the_coefficients():
     model, _ = learned(2, 40)
     data = trees(60, seed=9)
     for graphs, tolerance in ((data[:20], 0.05), (data[20:50], 0.05), (data[20:21], 0.25)):
@@ -90,7 +92,7 @@ def test_the_model_forgets():
 
 
 def test_the_model_learns_at_once_from_a_rank_that_changes_its_speed():
-    """Otherwise it takes steps eight at a time, once it has seen some."""
+    """Otherwise it learns from eight steps at a time, after its first ones."""
     model, _ = learned(2, 41)
     before = model.slowness.copy()
     rng = np.random.default_rng(3)
@@ -107,7 +109,7 @@ def test_the_model_learns_at_once_from_a_rank_that_changes_its_speed():
 def test_more_work_is_never_predicted_to_take_less():
     model = CostModel(2)
     rng = np.random.default_rng(0)
-    for _ in range(20):  # times that have nothing to do with the work
+    for _ in range(20):  # times unrelated to the work
         row = features(rng.integers(1, 90, (2, 9)).astype(float), rng.uniform(1, 90, 2))
         model.update(row, rng.uniform(0.1, 1, 2).tolist())
         assert (model.coefficients >= 0).all() and model.coefficients.any()
@@ -155,8 +157,8 @@ def test_fewer_graphs_than_ranks():
         split_batch(trees(2), CostModel(3))
 
 
-def test_close_to_the_best_split_there_is():
-    """Against every split of 9 graphs on 2 ranks."""
+def test_close_to_the_best_split():
+    """Compare with every split of 9 graphs on 2 ranks."""
     data = trees(120, seed=4)
     model = CostModel(2)
     model.coefficients = TRUE.copy()
@@ -164,7 +166,7 @@ def test_close_to_the_best_split_there_is():
         graphs = data[start : start + 9]
         split = split_batch(graphs, model)
         best = np.inf
-        for code in range(1, 2**8):  # the last graph stays where it is: the ranks are alike
+        for code in range(1, 2**8):  # the last graph stays in its shard: the ranks are alike
             sides = [[g for i, g in enumerate(graphs) if code >> i & 1 == k] for k in (0, 1)]
             best = min(best, max(map(cost_of, sides)))
         assert split.seconds.max() <= 1.05 * best
@@ -182,8 +184,8 @@ def test_shared_levels_are_used():
     assert split.seconds.max() == pytest.approx(40 + 8 + 10)
 
 
-def test_slow_ranks_get_less():
-    """A rank slowed three times: predicted and true times even out within 40 steps."""
+def test_slow_ranks_get_fewer_graphs():
+    """With a rank slowed three times, predicted and true times even out within 40 steps."""
     model, splits = learned(3, 40, slowness=[1, 1, 3])
     assert model.slowness == pytest.approx([1, 1, 3], rel=0.1)
     for split, true in splits[25:]:
@@ -195,7 +197,7 @@ def test_slow_ranks_get_less():
 
 
 def test_even_on_skewed_trees():
-    """Predicted imbalance at most 1.05 of the mean, and the true one with it, from early on."""
+    """The predicted imbalance is at most 1.05 of the mean, and soon the true one."""
     _, splits = learned(2, 40)
     for split, true in splits[5:]:
         assert split.imbalance <= 1.05
@@ -204,7 +206,7 @@ def test_even_on_skewed_trees():
 
 
 def equal_and_balanced(batch, steps=60, ranks=2):
-    """Seconds of steps of equal counts and of balanced ones, by the true cost."""
+    """Return seconds of steps of equal counts and of balanced ones, by the true cost."""
     rng = np.random.default_rng(1)
     data = trees(1000, seed=1)
     model, _ = learned(ranks, 20, seed=2)
@@ -219,7 +221,7 @@ def equal_and_balanced(batch, steps=60, ranks=2):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_times_that_no_structure_explains_leave_every_rank_a_speed(seed):
+def test_unexplained_times_leave_every_rank_a_speed(seed):
     rng = np.random.default_rng(seed)
     model = CostModel(2)
     for _ in range(40):
@@ -233,13 +235,13 @@ def test_times_that_no_structure_explains_leave_every_rank_a_speed(seed):
 
 @pytest.mark.parametrize(("batch", "ranks", "gain"), [(16, 2, 0.2), (64, 2, 0.1), (64, 8, 0.3)])
 def test_faster_than_equal_counts(batch, ranks, gain):
-    """The fewer graphs a rank has, the more unlike are the ranks."""
+    """The fewer graphs a rank has, the more the ranks differ."""
     equal, balanced = equal_and_balanced(batch, ranks=ranks)
     assert balanced <= (1 - gain) * equal
 
 
 def test_splitting_is_quick():
-    """Far below the time of the step it prepares: 64 trees of this size take tens of ms."""
+    """Splitting takes far less time than the step: 64 trees of this size take tens of ms."""
     model, data = CostModel(2), trees(64, seed=3)
     split_batch(data, model)
     begin = time.process_time()
@@ -250,7 +252,7 @@ def test_splitting_is_quick():
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_coefficients_are_the_minimum(seed, rows):
-    """Where one is above its bound the slope is nothing; at its bound it points below it."""
+    """A coefficient above its bound has zero slope; at its bound the slope points below it."""
     rng = np.random.default_rng(seed)
     work = rng.normal(size=(rows, 6)) * 10.0 ** rng.integers(-2, 3, 6)
     square = work.T @ work
@@ -267,8 +269,9 @@ def test_coefficients_are_the_minimum(seed, rows):
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "ranks", "gain"), [(16, 2, 0.2), (32, 4, 0.3)])
 def test_on_the_engine(batch, ranks, gain):
-    """What the engine reckons with for the schedules it ran, not their time: that of a busy machine
-    says nothing; `python -m benchmarks.balance` takes it."""
+    """Compare the costs that the engine estimates for its schedules, not times, which vary on a
+    busy machine; `python -m benchmarks.balance` measures times.
+    """
     found = measure(hidden=16, batch=batch, ranks=ranks, steps=40, cost=counted)
     assert found["uneven"] <= 1.05
     assert found["gain"] >= gain

@@ -1,4 +1,4 @@
-"""The use of CPU and memory that LB-BSP goes by."""
+"""The use of CPU and memory in LB-BSP."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ def test_shares_since_the_last_call(tmp_path):
     assert usage() == (pytest.approx(0.2), pytest.approx(0.75))
     write(tmp_path, [70, 0, 10, 100, 20, 0, 0, 0, 65, 0])
     assert usage() == (pytest.approx(0.6), pytest.approx(0.75))
-    assert usage()[0] == pytest.approx(0.6)  # nothing has passed
-    write(tmp_path, [70, 0, 10, 90, 10, 0, 0, 0, 65, 0])  # some kernels count idle time back
+    assert usage()[0] == pytest.approx(0.6)  # no time has passed
+    write(tmp_path, [70, 0, 10, 90, 10, 0, 0, 0, 65, 0])  # some kernels count idle time down
     assert 0 <= usage()[0] <= 1
 
 
-def test_hosts_that_say_less(tmp_path):
+def test_hosts_with_less_information(tmp_path):
     assert HostUsage(tmp_path)() == (0.0, 0.0)  # no Linux
     write(tmp_path, [1] * 8, memory="MemTotal:  1000 kB\n")
     assert HostUsage(tmp_path)() == (pytest.approx(0.75), 0.0)
@@ -50,7 +50,7 @@ def test_this_host():
     assert 0 <= cpu <= 1 and 0 < memory < 1
 
 
-def test_what_a_pool_keeps_of_a_gpu_is_not_in_use():
+def test_the_pool_of_a_gpu_is_not_in_use():
     class Memory:
         spare = 0
 
@@ -81,7 +81,7 @@ class Full:
         return 0
 
 
-def test_the_memory_that_counts_is_that_of_the_device(monkeypatch):
+def test_memory_of_the_device_counts(monkeypatch):
     monkeypatch.setattr(usage, "CupyMemory", Full)
     assert usage_on(None) is host_usage
     for memory in (None, Full(0)):
@@ -89,7 +89,7 @@ def test_the_memory_that_counts_is_that_of_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize("given", [None, lambda: (0.1, 0.2)])
-def test_a_training_tells_a_balancer_that_was_not_told_where_it_computes(given):
+def test_a_training_sets_the_device_of_a_balancer(given):
     """On a device: tests/cuda/distributed/test_rank_devices.py."""
 
     def work(c):
@@ -101,7 +101,7 @@ def test_a_training_tells_a_balancer_that_was_not_told_where_it_computes(given):
     assert run_threads(2, work) == [given or host_usage] * 2
 
 
-def test_a_balancer_may_be_used_again_elsewhere(monkeypatch):
+def test_a_balancer_may_move_to_another_device(monkeypatch):
     monkeypatch.setattr(usage, "CupyMemory", Full)
     balancer, told = PairBalancer(), PairBalancer(usage=host_usage)
     device = Device("", 0, "sm_90", None, None)

@@ -36,7 +36,7 @@ network:
 """
 
 
-def test_a_specification(tmp_path):
+def test_a_complete_specification(tmp_path):
     (tmp_path / "r.yaml").write_text(TEXT)
     spec = load_resources(tmp_path / "r.yaml")
     assert spec.chief.address == "10.0.0.1"
@@ -57,7 +57,7 @@ def test_a_specification(tmp_path):
         spec.node("h3")
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_specification_is_read_back(tmp_path):
     network = Network(
         latency=1234.5678e-6, local_latency=0.0, local_bandwidth=1.5e-6 * GIGABIT, bandwidth=8e20
     )
@@ -129,7 +129,7 @@ def test_addresses_may_hold_colons():
         ("nodes:", "node:", 1, "unknown field 'node'"),
     ],
 )
-def test_refusals_name_the_line(old, new, line, words):
+def test_errors_name_the_line(old, new, line, words):
     assert old in TEXT
     with pytest.raises(ConfigError) as caught:
         parse_resources(TEXT.replace(old, new, 1), "r.yaml")
@@ -156,13 +156,13 @@ def test_refusals_name_the_line(old, new, line, words):
         ("nodes: {}", "a mapping is no list"),
     ],
 )
-def test_text_that_is_no_specification(text, words):
+def test_other_text_is_refused(text, words):
     with pytest.raises(ConfigError, match=words):
         parse_resources(text)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_read_or_refused(text):
+def test_arbitrary_text_is_read_or_refused(text):
     with contextlib.suppress(ConfigError):
         parse_resources(text)
 
@@ -187,7 +187,7 @@ def test_files_that_cannot_be_read(tmp_path):
         load_resources(tmp_path)
 
 
-def test_specifications_made_in_python():
+def test_specifications_built_in_python():
     with pytest.raises(ConfigError, match="without nodes"):
         ResourceSpec(nodes=())
     assert ResourceSpec(nodes=(Node(address="a"),), network=Network(latency=1.0)).nodes[0].chief

@@ -16,12 +16,12 @@ RANKS = [2, 3, 4, 5]
 
 
 def terms(size, dtype):
-    """What ranks add: sums of these are rounded."""
+    """Return terms whose sums are rounded."""
     return [np.random.default_rng(r).standard_normal(size).astype(dtype) for r in range(5)]
 
 
 def in_order(parts):
-    """Their sum in the order of ranks."""
+    """Return their sum in the order of ranks."""
     total = parts[0] + parts[1]
     for part in parts[2:]:
         total = total + part
@@ -31,7 +31,7 @@ def in_order(parts):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [5_000, 70_001])
 @pytest.mark.parametrize("n", RANKS)
-def test_the_sum_is_that_of_the_order_of_ranks(n, size, dtype):
+def test_sums_add_in_the_order_of_ranks(n, size, dtype):
     values = terms(size, dtype)[:n]
 
     def work(c):
@@ -51,8 +51,8 @@ def test_the_sum_is_that_of_the_order_of_ranks(n, size, dtype):
         assert sent == pytest.approx(2 * (n - 1) / n * got.nbytes, abs=2 * n)
 
 
-def test_what_lies_elsewhere_or_is_small_travels():
-    """And memory of several programs is told apart."""
+def test_small_arrays_and_other_memory_are_sent():
+    """Memory of several programs is distinguished."""
     big, small = 30_000, 100
 
     def work(c):
@@ -70,8 +70,8 @@ def test_what_lies_elsewhere_or_is_small_travels():
         assert (found[3] == 3).all()
 
 
-def test_memory_that_nobody_uses_is_forgotten():
-    """A new array may come to lie where it was."""
+def test_unused_memory_is_forgotten():
+    """A new array may get the same address."""
 
     def work(c):
         memory = c.common_memory(1 << 16)
@@ -93,7 +93,7 @@ def test_memory_that_nobody_uses_is_forgotten():
     assert run_threads(2, work) == [False, False]
 
 
-def test_a_file_that_nobody_uses_is_forgotten():
+def test_unused_files_are_forgotten():
     (mine, theirs), _ = seen(100, lambda told: told)
     common = Common([mine, theirs], 0)
     assert len(common.like(mine[10:20])) == 2
@@ -111,7 +111,7 @@ def test_one_rank_has_none():
 
 
 def seen(nbytes, change):
-    """What a rank maps whose only peer says of itself what `change` makes of the truth."""
+    """Return what a rank maps if its only peer describes itself by a `change` of the truth."""
     answers = []
 
     def share(value):
@@ -123,7 +123,7 @@ def seen(nbytes, change):
     return map_common(0, nbytes, share), answers
 
 
-def test_a_peer_on_this_machine_is_seen():
+def test_memory_of_a_peer_on_this_host_is_mapped():
     (mine, theirs), answers = seen(100, lambda told: told)  # the same process
     assert answers == [True]
     mine[7] = 9
@@ -145,18 +145,18 @@ def wrong(place, value):
         wrong(0, "elsewhere"),
         wrong(1, 2**22 + 1),  # no such process
         wrong(2, 999),  # no such file
-        wrong(2, None),  # it could make none
+        wrong(2, None),  # it could create none
         wrong(3, "00" * 32),  # another file than it meant
         wrong(4, 64),  # of another size
     ],
 )
-def test_memory_that_is_not_there_is_not_taken(change):
+def test_missing_memory_is_not_mapped(change):
     before = len(os.listdir("/proc/self/fd"))
     assert seen(100, change) == (None, [False])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_another_file_is_not_taken(tmp_path):
+def test_another_file_is_not_mapped(tmp_path):
     with open(tmp_path / "other", "w+b") as other:
         other.write(bytes(132))
         other.flush()
@@ -169,7 +169,7 @@ def test_another_file_is_not_taken(tmp_path):
 
 @pytest.mark.parametrize("strategy", [None, "AllReduce(chunk=2)", "PartitionedAR", "Parallax"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_trained_there_parameters_are_those_of_one_process(size, strategy, monkeypatch):
+def test_training_in_shared_memory_equals_one_process(size, strategy, monkeypatch):
     sums = []
     summed = collectives.Collectives._sum_in_common
     monkeypatch.setattr(collectives, "SMALL", 64)  # these gradients are
@@ -185,7 +185,7 @@ def test_trained_there_parameters_are_those_of_one_process(size, strategy, monke
 
 
 @pytest.mark.parametrize("messages", range(1, 150, 19))
-def test_a_rank_that_dies_there_costs_nothing(messages, monkeypatch, capsys):
+def test_a_rank_that_dies_in_shared_memory(messages, monkeypatch, capsys):
     monkeypatch.setattr(collectives, "SMALL", 64)
     alone, victim = run_threads(1, fit)[0], messages % 3
     results = survive(3, [(victim, messages)])

@@ -1,4 +1,4 @@
-"""Every operation against NumPy, on ranks that are threads; the data in RAM or on devices."""
+"""Compare every operation with NumPy, on ranks that are threads, with data in RAM or on devices."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ SIZES = st.integers(1, 5)
 
 @pytest.fixture(scope="module", params=["threads", "nccl"])
 def run(request):
-    """Runs ranks with NumPy's arrays, or with their copies on devices by a stand-in for NCCL."""
+    """Run ranks with NumPy's arrays, or with copies on devices by a stand-in for NCCL."""
     if request.param == "threads":
         yield run_threads
         return
@@ -44,7 +44,7 @@ def test_all_reduce_sums_and_all_ranks_have_the_same_bits(run, size, n):
     for a, sent in results:
         np.testing.assert_allclose(a, expected, rtol=1e-12, atol=1e-12)
         assert a.tobytes() == results[0][0].tobytes()
-        if 8 * n > SMALL:  # the ring's formula; parts differ by one element at most
+        if 8 * n > SMALL:  # the formula of a ring; parts differ by one element at most
             assert abs(sent - 2 * (size - 1) / size * 8 * n) <= 2 * size * 8
 
 
@@ -135,7 +135,7 @@ def test_send_receive_share_split_and_barrier(run):
 @settings(max_examples=10, deadline=None)
 @given(SIZES, st.lists(st.integers(0, 3000), min_size=1, max_size=3))
 def test_an_exchange_sends_and_receives_all_at_once(run, size, sizes):
-    """Around a ring and back: whoever received first would wait for ever."""
+    """Around a ring and back, receives before sends would deadlock."""
 
     def work(c):
         ways = [1, -1] if c.size > 1 else []
@@ -154,7 +154,7 @@ def test_an_exchange_sends_and_receives_all_at_once(run, size, sizes):
             assert (array == expected).all()
 
 
-def test_an_exchange_names_ranks_that_are_not_there():
+def test_an_exchange_names_missing_ranks():
     def work(c):
         for rank, found in ((2, "there is no rank 2"), (c.rank, f"rank {c.rank} is this one")):
             with pytest.raises(ConfigError, match=found):
@@ -195,7 +195,7 @@ def test_thousands_of_operations_may_wait_for_the_last():
     run_threads(2, work)
 
 
-def test_a_started_operation_runs_beside_the_caller():
+def test_a_started_operation_runs_concurrently():
     """Rank 0 starts, rank 1 comes later: rank 0 is free in between."""
     free = threading.Event()
 
@@ -213,7 +213,7 @@ def test_a_started_operation_runs_beside_the_caller():
     assert run_threads(2, work) == [2, 2]
 
 
-def test_a_background_operation_raises_where_it_is_waited_for():
+def test_a_background_error_is_raised_by_wait():
     def work(c):
         handle = c.start(c.broadcast, np.zeros(1), 5)
         with pytest.raises(ConfigError, match="there is no rank 5"):
@@ -222,7 +222,7 @@ def test_a_background_operation_raises_where_it_is_waited_for():
     run_threads(2, work)
 
 
-def test_a_peer_that_does_not_come_is_named():
+def test_a_missing_peer_is_named():
     def work(c):
         if c.rank == 2:
             time.sleep(1.0)
@@ -245,7 +245,7 @@ def test_a_failed_rank_ends_the_others():
         run_threads(2, work)
 
 
-def test_bad_arguments_name_what_was_found():
+def test_bad_arguments_are_named():
     c = SingleCommunicator()
     with pytest.raises(ConfigError, match=r"shape \(4, 2\) .* is not C-contiguous"):
         c.all_reduce(np.zeros((2, 4)).T)
@@ -255,7 +255,7 @@ def test_bad_arguments_name_what_was_found():
         c.all_to_all([np.zeros(1), np.zeros(1)])
 
 
-def test_one_process_alone_keeps_everything():
+def test_a_single_process_keeps_its_values():
     c = SingleCommunicator()
     a = values(0, 6)
     for operation in (
@@ -277,7 +277,7 @@ def test_even_counts():
     assert even_counts(2, 3) == [1, 1, 0]
 
 
-def test_ranks_that_disagree_about_sizes_are_told():
+def test_different_sizes_are_an_error():
     def work(c: ThreadCommunicator):
         c.all_reduce(np.zeros(1 + c.rank))
 

@@ -1,4 +1,4 @@
-"""Programs that end on one rank while the others train: all are ended, and told by whom."""
+"""A program that ends on one rank while the others train ends all ranks, with an error."""
 
 import time
 
@@ -50,7 +50,7 @@ ENDED = f"cavs: rank 1: {LEFT}, while others train"
 
 
 def ranks(test):
-    """Of processes, not of threads."""
+    """Run ranks as processes, not threads."""
     return mpi(missing(test))
 
 
@@ -81,20 +81,20 @@ def test_a_program_that_ends_on_one_rank_ends_all(tmp_path, how, line):
 
 
 @ranks
-def test_one_that_leaves_stale_parameters_settled_ends_all(tmp_path):
+def test_an_exit_with_settled_stale_parameters_ends_all(tmp_path):
     status, errors = launched(tmp_path, "settled", "PS(staleness=1)")
     words = "rank 1: CommunicationError: it left while others train: call Trainer.close()"
     assert status != 0 and words in errors, errors
 
 
 @ranks
-def test_programs_that_end_together_need_no_close(tmp_path):
+def test_programs_that_end_together_need_no_close_call(tmp_path):
     status, errors = launched(tmp_path, "together")
     assert status == 0, errors
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_who_trains_on_hears_who_has_left(begun):
+def test_remaining_ranks_learn_of_an_exit(begun):
     def work(c):
         t = trainer(c)
         if begun:
@@ -106,9 +106,9 @@ def test_who_trains_on_hears_who_has_left(begun):
 
     errors = outcomes(3, work)
     assert all(isinstance(e, CommunicationError) and f"rank 1: {LEFT}" in str(e) for e in errors)
-    assert not any(may_save(e, "step") for e in errors)  # for which all would have to meet
+    assert not any(may_save(e, "step") for e in errors)  # which needs all ranks
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_all_may_leave(begun):
+def test_all_ranks_may_exit(begun):
     assert outcomes(3, lambda c: Agreement(c).leave(begun)) == [None] * 3

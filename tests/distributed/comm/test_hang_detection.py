@@ -36,22 +36,22 @@ def wait(*peers, group="all", begun=1, operation="share", over=False):
         ({1: [wait(0, operation="gather", over=True)]}, "rank 1 has given up in gather", {1}),
     ],
 )
-def test_waits_are_followed_to_those_who_wait_for_nobody(said, text, blamed):
+def test_waits_are_followed_to_ranks_that_wait_for_none(said, text, blamed):
     mine = wait(1)
     assert find(0, mine, {0: [mine], **said}, nothing) == (text, blamed)
 
 
 def said_of(results):
-    """The first lines of errors, by rank."""
+    """Return the first lines of errors, by rank."""
     return {r: str(e).splitlines()[0] for r, e in enumerate(results) if e is not None}
 
 
 def in_groups(c, hangs):
-    """Rank 2 hangs, rank 3 waits for it in a part of a part, the others wait in the whole.
+    """Rank 2 hangs, rank 3 waits for it in a group of a group, the others wait in the world.
 
-    Rank 1 does so beside the operations, as for a device.
+    Rank 1 waits concurrently with its operations, as for a device.
     """
-    half = c.split(c.rank // 2, -c.rank)  # which counts ranks the other way around
+    half = c.split(c.rank // 2, -c.rank)  # which numbers ranks in reverse
     own = half.split(0)
     if c.rank == 2:
         hangs()
@@ -68,7 +68,7 @@ def in_groups(c, hangs):
         c.all_reduce(np.zeros(1))
 
 
-def test_a_rank_that_hangs_in_another_group_is_named_and_nobody_else():
+def test_only_the_rank_that_hangs_in_another_group_is_named():
     gave_up = threading.Semaphore(0)
 
     def hangs():
@@ -91,7 +91,7 @@ def test_a_rank_that_hangs_in_another_group_is_named_and_nobody_else():
     }
 
 
-def test_one_that_comes_too_late_hears_who_has_given_up():
+def test_a_late_rank_learns_which_ranks_gave_up():
     gave_up = threading.Event()
 
     def work(c):
@@ -108,7 +108,7 @@ def test_one_that_comes_too_late_hears_who_has_given_up():
     assert "rank 1 waited 0.2 s in barrier: rank 0 has given up in barrier" in str(second)
 
 
-def test_ranks_that_wait_for_each_other_are_told_where_they_are():
+def test_ranks_that_wait_for_each_other_are_named():
     def work(c):
         c.timeout = 0.2
         part = c.split(0, -c.rank)
@@ -120,7 +120,7 @@ def test_ranks_that_wait_for_each_other_are_told_where_they_are():
     assert "in receive from rank" in said[0].partition(": ")[2]
 
 
-def test_a_part_names_the_ranks_of_the_world():
+def test_a_group_names_ranks_of_the_world():
     def work(c):
         part = c.split(c.rank // 2)
         if c.rank >= 2:
@@ -160,7 +160,7 @@ def test_survivors_keep_their_numbers():
     assert "rank 3 waited 0.3 s in receive from rank 1: rank 2 did not come" in said[3]
 
 
-def test_one_process_alone_can_wait_beside_its_operations():
+def test_a_single_process_can_wait_concurrently():
     c = SingleCommunicator()
     with c.waiting("a sum") as waiting:
         waiting.look()
@@ -184,12 +184,12 @@ def over_mpi(c):
         in_groups(c, hangs)
     sys.stdout.write(f"SAID {str(caught.value).splitlines()[0]}\n")
     sys.stdout.flush()
-    time.sleep(2)  # the others say theirs
+    time.sleep(2)  # the others print theirs
     c.abort("stopped")
 
 
 def after_a_death(c):
-    """Rank 0 dies; a part that it is not in goes on; rank 2 of those that are left hangs."""
+    """Let rank 0 die; a group without it continues; rank 2 of the survivors hangs."""
     part = c.split(min(c.rank, 1))
     c.barrier()
     if c.rank == 0:

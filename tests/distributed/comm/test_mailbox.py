@@ -1,4 +1,4 @@
-"""Letters: nothing lost, order kept between two ranks, the arrays as they were."""
+"""Messages of a mailbox: none is lost, pairs of ranks keep order, arrays are unchanged."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ def test_a_letter_is_read_as_it_was_written(words, kinds):
 
 
 def correspond(c, letters=40, seed=0):
-    """Every rank writes `letters` to every rank, itself included; what each one read."""
+    """Every rank sends `letters` to every rank, itself included; return the received ones of each."""
     box = c.mailbox()
     rng = np.random.default_rng([seed, c.rank])
 
@@ -70,7 +70,7 @@ def test_threads_keep_the_order_of_each_sender(size, seed):
         assert read == [list(range(40))] * size
 
 
-def test_one_process_writes_to_itself_and_counts_no_bytes():
+def test_messages_to_itself_count_no_bytes():
     c = SingleCommunicator()
     box = c.mailbox()
     threading.Timer(0.05, lambda: box.post(0, [7])).start()
@@ -81,7 +81,7 @@ def test_one_process_writes_to_itself_and_counts_no_bytes():
     box.close()
 
 
-def test_a_reader_learns_that_a_rank_is_gone():
+def test_a_reader_learns_of_a_lost_rank():
     def work(c):
         box = c.mailbox()
         c.barrier()
@@ -96,11 +96,11 @@ def test_a_reader_learns_that_a_rank_is_gone():
 
 
 def over_mpi(c):
-    mpi_mailbox.LARGEST = 1000  # letters in pieces
+    mpi_mailbox.LARGEST = 1000  # letters sent in pieces
     for sender in correspond(c):
         assert sender == list(range(40))
     box = c.mailbox()
-    handle = c.start(c.all_reduce, np.ones(100_000))  # collectives go on beside it
+    handle = c.start(c.all_reduce, np.ones(100_000))  # collectives run concurrently
     box.post((c.rank + 1) % c.size, [5])
     assert box.take(20.0).words == (5,)
     handle.wait()

@@ -1,4 +1,4 @@
-"""Calls of ranks that do not belong together, and arrays that cannot be sent."""
+"""Mismatched calls of ranks, and arrays that cannot be sent."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ MANY = 5 << 20  # bytes: two messages of MPI
 
 
 def mismatches(c):
-    """Calls of two ranks that do not belong together, and what is said, by which rank."""
+    """Return mismatched calls of two ranks, and the error of each rank."""
 
     def sums(*sizes, dtypes=(F8, F8)):
         return lambda p: p.all_reduce(np.ones(sizes[p.rank], dtypes[p.rank]))
@@ -21,7 +21,7 @@ def mismatches(c):
     def pairs(sent, expected, dtype=np.uint8):
         def act(p):
             if p.rank == 0:
-                p.send(np.ones(sent, np.uint8), 1)  # which may wait for the receiver
+                p.send(np.ones(sent, np.uint8), 1)  # it may wait for the receiver
             else:
                 p.receive(np.ones(expected, dtype), 0)
 
@@ -80,7 +80,7 @@ def mismatches(c):
 
 
 def mismatch(c, name):
-    """What `name` of `mismatches` says on each rank, in a group of its own."""
+    """Return the errors of `name` of `mismatches` on each rank, in a group of its own."""
     act, _ = mismatches(c)[name]
     part, said = c.split(0), ""
     part.timeout = patience(2)
@@ -92,7 +92,7 @@ def mismatch(c, name):
 
 
 @pytest.mark.parametrize("name", mismatches(None))
-def test_calls_that_do_not_belong_together_are_told(name):
+def test_mismatched_calls_are_errors(name):
     texts = mismatches(None)[name][1].values()
 
     def until_first_error(c):
@@ -107,15 +107,15 @@ def test_calls_that_do_not_belong_together_are_told(name):
 class TestProcesses:
     pytestmark = needs_mpi
 
-    def test_calls_that_do_not_belong_together_are_told(self):
+    def test_mismatched_calls_are_errors(self):
         for name, said in run_ranks(2, __name__, "all_mismatches", timeout=120).items():
             texts = mismatches(None)[name][1]
             assert any(text in said[rank] for rank, text in texts.items()), (name, said)
             assert "MPI_ERR" not in "".join(said)
-            if name in ("tree", "longer", "ring", "ways", "dtype"):  # nobody waits for long
+            if name in ("tree", "longer", "ring", "ways", "dtype"):  # no rank waits for long
                 assert all("bytes" in text and "waited" not in text for text in said), said
 
-    def test_no_rank_reads_more_than_it_has_room_for(self):
+    def test_no_rank_writes_beyond_its_array(self):
         assert run_ranks(2, __name__, "too_long") == [True, True]
 
 
@@ -124,7 +124,7 @@ def all_mismatches(c):
 
 
 def too_long(c):
-    """Whether nothing behind an array that is shorter than what comes was written, on each rank."""
+    """Return for each rank whether memory behind a too short array is unchanged."""
     part, memory = c.split(0), np.zeros(3 << 20)
     part.timeout = patience(2)
     with pytest.raises(CommunicationError):
@@ -148,7 +148,7 @@ def too_long(c):
         (np.array([None]), "an array of object cannot be sent"),
     ],
 )
-def test_what_is_no_array_of_numbers_is_refused(array, found):
+def test_other_objects_are_refused(array, found):
     c = SingleCommunicator()
     for operation, *arguments in (
         (c.all_reduce,),

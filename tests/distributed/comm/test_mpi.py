@@ -1,4 +1,4 @@
-"""The MPI communicator on real ranks. All operations in one start: a start costs a second."""
+"""The MPI communicator on real ranks. All operations share one start, which costs a second."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ pytestmark = needs_mpi
 
 
 def operations(c):
-    """What `test_communicator` checks on threads, in short, plus what is special to MPI."""
+    """Run the checks of `test_communicator` in short, plus those of MPI alone."""
     rng = [np.random.default_rng(r) for r in range(c.size)]
     values = [r.normal(size=70_001) for r in rng]
     total = sum(values)
@@ -89,11 +89,11 @@ def one_sleeps(c):
     with pytest.raises(CommunicationError) as caught:
         c.all_reduce(np.zeros(10))
     print("RESULT", str(caught.value).splitlines()[0], flush=True)
-    time.sleep(0.5)  # the other that is alive says what it knows, too: either may be the first
+    time.sleep(0.5)  # the other living rank reports, too: either may be first
     c.abort("stopped")
 
 
-def test_a_peer_that_hangs_is_named():
+def test_a_hanging_peer_is_named():
     done = run_ranks(3, __name__, "one_sleeps", check=False)
     assert done.returncode != 0
     assert "waited 0.5 s in all-reduce of 80 bytes: rank 1 does not answer" in done.stdout
@@ -136,8 +136,8 @@ def Get_library_version():
         ("4.1.1", None, "mpi4py finds no MPI library: half installed"),
     ],
 )
-def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_path):
-    """Another mpi4py lies before the real one; mpirun is real."""
+def test_every_rank_reports_an_outdated_mpi(version, library, found, tmp_path):
+    """Another mpi4py shadows the real one; mpirun is real."""
     (tmp_path / "mpi4py").mkdir()
     whole = "import types\nrc = types.SimpleNamespace()\n"
     half = "raise ImportError('half installed')"
@@ -157,14 +157,14 @@ def test_every_rank_says_that_its_mpi_is_too_old(version, library, found, tmp_pa
         timeout=patience(60),
     )
     assert done.returncode == 1
-    said = done.stderr.splitlines()  # those of two ranks may take turns
+    said = done.stderr.splitlines()  # lines of two ranks may alternate
     for line in (f"cavs: DeviceError: {found}", '  hint: pip install "cavs[mpi]"'):
         assert said.count(line) == done.stderr.count("Error") == 2, done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_process_alone_leaves_no_memory_behind():
-    """And what it starts may have some."""
+def test_a_singleton_leaves_no_shared_memory():
+    """Programs that it starts may use shared memory."""
     code = (
         "from cavs.distributed.comm import MPICommunicator; import os, numpy as np\n"
         "c = MPICommunicator(); array = np.ones(3); c.all_reduce(array)\n"
@@ -187,7 +187,7 @@ def test_a_foreign_mpirun_is_a_clear_error():
     code = "from cavs.distributed.comm import MPICommunicator; MPICommunicator()"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        # By itself alone: else Open MPI leaves a segment of a process of its own in /dev/shm.
+        # It runs as a singleton: otherwise Open MPI leaves a segment in /dev/shm.
         env={**os.environ, "PMI_SIZE": "4", "OMPI_MCA_btl": "self"},
         check=False,
         capture_output=True,
@@ -199,7 +199,7 @@ def test_a_foreign_mpirun_is_a_clear_error():
 
 @pytest.fixture
 def of_one(monkeypatch):
-    """An MPI library that sees this process alone, and no word of who started it."""
+    """An MPI library that sees this process alone, without a sign of its launcher."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
     one = SimpleNamespace(Get_size=lambda: 1)
@@ -208,8 +208,8 @@ def of_one(monkeypatch):
 
 
 @pytest.mark.parametrize("told", [{}, {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}])
-def test_an_srun_that_does_not_reach_this_mpi_is_a_clear_error(told, of_one, monkeypatch):
-    """Else each of the four trained alone."""
+def test_an_srun_without_this_mpi_is_a_clear_error(told, of_one, monkeypatch):
+    """Otherwise each of the four ranks trains alone."""
     for name, value in ({"SLURM_STEP_NUM_TASKS": "4"} | told).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(DeviceError) as caught:

@@ -1,4 +1,4 @@
-"""What NCCL is called with, seen by a stand-in for CuPy; nothing here runs on a GPU."""
+"""Calls of NCCL, recorded by a stand-in for CuPy; nothing here runs on a GPU."""
 
 import contextlib
 import sys
@@ -29,11 +29,11 @@ class Control(SingleCommunicator):
     told = ([7, 8], "tuple", "")
 
     def share(self, value):
-        assert value == [None, "NoneType", ""]  # only rank 0 makes the id
+        assert value == [None, "NoneType", ""]  # only rank 0 creates the id
         return [list(self.told), value, value]
 
     def all_reduce(self, array):
-        array *= self.size  # the others are as far as this one
+        array *= self.size  # the other ranks have come as far
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def nccl(monkeypatch):
     return nccl
 
 
-def test_sums_pass_pointers_counts_types_and_stream_on_the_ranks_own_device(nccl):
+def test_arguments_of_sums_on_the_device_of_the_rank(nccl):
     c = NCCLCommunicator(Control(), 5)
     c.sum_ranges([(1000, 12), (4096, 300)], "float32", 99)
     c.sum_ranges([(8, 6)], "float64", 98)
     c.check()
-    assert c.sent_bytes == 2 * 2 * (312 * 4 + 6 * 8) // 3  # of a ring of three
+    assert c.sent_bytes == 2 * 2 * (312 * 4 + 6 * 8) // 3  # bytes of a ring of three
     c.close()
     c.close()  # nothing is freed twice
     at = ("device", 5)
@@ -88,7 +88,7 @@ def test_a_group_is_given_up_once(nccl):
     assert [call for call in CALLS if call[0] in ("abort", "destroy")] == [("abort",)]
 
 
-def test_what_nccl_cannot_do_is_a_clear_error(nccl, monkeypatch):
+def test_unsupported_operations_are_clear_errors(nccl, monkeypatch):
     c = NCCLCommunicator(Control(), 2)
     with pytest.raises(ConfigError, match="NCCL of this CuPy sums float32, float64, not int32"):
         c.sum_ranges([(0, 1)], "int32", 0)
@@ -108,7 +108,7 @@ def test_what_nccl_cannot_do_is_a_clear_error(nccl, monkeypatch):
 
 
 def test_ranks_that_do_not_join_are_named_on_all(nccl):
-    """NCCL waits for ever for a rank that hangs in it; one that comes late after all is let go."""
+    """NCCL waits without end for a hanging rank; a late rank is released."""
     hangs, made = threading.Event(), []
 
     class Slow(Comm):
@@ -139,7 +139,7 @@ def test_ranks_that_do_not_join_are_named_on_all(nccl):
     assert all(gone.acquire(timeout=60) for _ in range(3))
 
 
-def test_nobody_waits_in_nccl_for_one_that_fails(nccl):
+def test_no_rank_waits_in_nccl_for_a_failed_one(nccl):
     fails = threading.Event()
 
     class Broken(Comm):
@@ -158,5 +158,5 @@ def test_nobody_waits_in_nccl_for_one_that_fails(nccl):
 
     first, second = run_threads(2, work)
     fails.set()
-    assert first is None  # it goes on to where ranks tell each other
+    assert first is None  # it continues to the consensus
     assert "NCCL on rank 1, cuda:1: NCCL_ERROR_SYSTEM_ERROR: no such network" in second

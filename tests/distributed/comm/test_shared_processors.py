@@ -1,4 +1,4 @@
-"""Ranks of one host that mpirun started by itself do not each take all of its processors."""
+"""Ranks of one host that a plain mpirun started share its processors."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ c.barrier()
 
 
 def started(folder, ranks, text, *arguments, **environment):
-    """Lines that the ranks of a program print."""
+    """Return the lines that the ranks of a program print."""
     program = folder / "program.py"
     program.write_text(text)
     launcher = find_mpirun()
@@ -58,17 +58,17 @@ def started(folder, ranks, text, *arguments, **environment):
 
 
 def threads(folder, ranks, *arguments, wish=""):
-    """By default, and with `ranks` of them side by side; the same on all."""
+    """Return the default number of threads, and that with `ranks` concurrent ranks; equal on all."""
     (found,) = started(folder, ranks, PROGRAM, *arguments, CAVS_NUM_THREADS=wish)
     return found
 
 
 def places(*told):
-    """Of ranks on one host: which processors each may run on, and its threads."""
+    """Return processors and threads of each of the ranks of one host."""
     return [("host", tuple(mask), count) for mask, count in told]
 
 
-def test_ranks_that_fill_their_processors_keep_to_their_own():
+def test_ranks_that_fill_their_processors_are_bound():
     four = range(4)
     each = [own_processors(places(*[(four, 1)] * 4), r) for r in range(4)]
     assert each == [(0,), (1,), (2,), (3,)]
@@ -78,14 +78,14 @@ def test_ranks_that_fill_their_processors_keep_to_their_own():
     assert [own_processors(two, r) for r in range(2)] == [(2,), (5,)]
 
 
-def test_other_ranks_go_where_there_is_room():
+def test_other_ranks_are_not_bound():
     for told in (
-        [(range(4), 1)] * 3,  # a processor is free
+        [(range(4), 1)] * 3,  # one processor is free
         [(range(4), 2)] * 3,  # too many threads
-        [((0, 1), 1), ((0, 1), 0)],  # one does not want to be bound
-        [((0,), 1), ((1,), 1)],  # somebody has bound them
+        [((0, 1), 1), ((0, 1), 0)],  # one refuses to be bound
+        [((0,), 1), ((1,), 1)],  # they are bound already
         [((0, 1), 2)],  # alone
-        [((0, 1), 1), ((1, 2), 1)],  # of other processors
+        [((0, 1), 1), ((1, 2), 1)],  # on other processors
     ):
         assert {own_processors(places(*told), r) for r in range(len(told))} == {()}
     apart = [("a", (0, 1), 1), ("b", (0, 1), 1)]
@@ -96,12 +96,12 @@ class TestRanks:
     pytestmark = needs_mpi
 
     @pytest.mark.parametrize("ranks", [2, 3])
-    def test_they_share_the_default(self, ranks, tmp_path):
+    def test_ranks_share_the_default(self, ranks, tmp_path):
         alone, together = threads(tmp_path, ranks)
         assert alone <= len(os.sched_getaffinity(0))
         assert together == max(1, alone // ranks)
 
-    def test_who_said_how_many_keeps_them(self, tmp_path):
+    def test_a_given_number_of_threads_is_kept(self, tmp_path):
         assert threads(tmp_path, 2, "set")[1] == 3
         assert threads(tmp_path, 2, wish="5") == (5, 5)
 
