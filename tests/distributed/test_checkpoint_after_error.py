@@ -58,7 +58,7 @@ def fit(c, strategy, graphs, path, **options):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Return the result of a training on good graphs only, which does not depend on the bad graph."""
+    """Return the result of a training on good graphs, which does not depend on the bad one."""
 
     @functools.cache
     def found(ranks, strategy, steps, elastic):

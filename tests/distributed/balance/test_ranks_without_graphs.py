@@ -86,7 +86,7 @@ def test_balance_by_structure_equals_one_process(strategy, epochs):
 @pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("strategy", STALE)
 def test_by_structure_with_stale_owners(strategy, epochs):
-    """Ranks do not know each other's times: splits are those of the prior, and equal on all ranks."""
+    """Ranks do not know each other's times: splits follow the prior, equally on all ranks."""
 
     def work(c):
         split = Watched()

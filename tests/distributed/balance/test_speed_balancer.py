@@ -88,8 +88,8 @@ def alone_in_small_batches():
 
 def assert_near(values, expected, limit=1e-12):
     for name, value in expected.items():
-        apart = np.linalg.norm(values[name] - value) / np.linalg.norm(value)
-        assert apart <= limit, (name, apart)
+        distance = np.linalg.norm(values[name] - value) / np.linalg.norm(value)
+        assert distance <= limit, (name, distance)
 
 
 def optimum(ranks):

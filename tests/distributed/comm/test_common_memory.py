@@ -147,7 +147,7 @@ def wrong(place, value):
         wrong(2, 999),  # no such file
         wrong(2, None),  # it could create none
         wrong(3, "00" * 32),  # another file than it meant
-        wrong(4, 64),  # of another size
+        wrong(4, 64),  # another size
     ],
 )
 def test_missing_memory_is_not_mapped(change):

@@ -33,7 +33,7 @@ def test_a_letter_is_read_as_it_was_written(words, kinds):
 
 
 def correspond(c, letters=40, seed=0):
-    """Every rank sends `letters` to every rank, itself included; return the received ones of each."""
+    """Send `letters` from every rank to every rank, itself included; return those received."""
     box = c.mailbox()
     rng = np.random.default_rng([seed, c.rank])
 

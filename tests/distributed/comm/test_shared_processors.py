@@ -88,8 +88,8 @@ def test_other_ranks_are_not_bound():
         [((0, 1), 1), ((1, 2), 1)],  # on other processors
     ):
         assert {own_processors(places(*told), r) for r in range(len(told))} == {()}
-    apart = [("a", (0, 1), 1), ("b", (0, 1), 1)]
-    assert [own_processors(apart, r) for r in range(2)] == [(), ()]
+    hosts = [("a", (0, 1), 1), ("b", (0, 1), 1)]
+    assert [own_processors(hosts, r) for r in range(2)] == [(), ()]
 
 
 class TestRanks:
