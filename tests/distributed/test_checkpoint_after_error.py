@@ -40,7 +40,9 @@ STRATEGIES = {  # strategies and ranks; two of three compute
 
 
 def data(steps, features, count=2):
-    """Return batches of four graphs; in the one after `steps` the last `count` have these features."""
+    """Return batches of four graphs; the last `count` of the one after `steps` have these
+    features.
+    """
     good = {"token": [3], "label": [1]}
     pair = [cavs.Graph([[]], features if i >= 2 - count and features else good) for i in range(2)]
     return [*trees(4 * steps + 2, 3), *pair, *trees(4, 5)]

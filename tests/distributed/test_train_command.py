@@ -27,7 +27,7 @@ STEPS = 100
 
 
 class Sentiment(cavs.Model):
-    """What the treebank is trained with: embeddings, a binary Tree-LSTM, five classes."""
+    """A model for the treebank: embeddings, a binary Tree-LSTM, five classes."""
 
     def __init__(self):
         self.embedding = cavs.nn.Embedding(200, 24)
@@ -40,7 +40,9 @@ class Sentiment(cavs.Model):
 
 
 def sentences(count):
-    """Random binary trees over skewed word frequencies; every phrase has the sum of its words."""
+    """Return random binary trees over skewed word frequencies; every phrase has the sum of its
+    words.
+    """
     rng = np.random.default_rng(5)
     graphs = []
     for _ in range(count):
@@ -68,7 +70,7 @@ def sentences(count):
 
 
 def trained(communicator, dtype, strategy):
-    """Parameters after STEPS global batches; by the plain trainer without a communicator."""
+    """Return parameters after STEPS global batches; without a communicator by the plain trainer."""
     model = Sentiment()
     rng = np.random.default_rng(0)
     for p in model.parameters().values():
@@ -108,7 +110,7 @@ def test_ranks_equal_one_process_after_a_hundred_steps(size, dtype, strategy):
 
 
 def cavs_command(*arguments, **options):
-    """``cavs ARGUMENTS`` as a running process."""
+    """Start ``cavs ARGUMENTS`` as a process."""
     return subprocess.Popen(
         [sys.executable, "-m", "cavs.cli", *map(str, arguments)],
         cwd=ROOT,
@@ -119,7 +121,7 @@ def cavs_command(*arguments, **options):
     )
 
 
-def test_what_was_measured_is_trained_on(tmp_path):
+def test_training_on_measured_resources(tmp_path):
     def launched(*words):
         process = cavs_command("launch", "-n", 2, *words)
         text, errors = process.communicate(timeout=patience(60))
@@ -233,7 +235,7 @@ class Running:
         return [int(f.read_text() or 0) for f in sorted(self.folder.iterdir())]
 
     def end(self, timeout=60):
-        """Exit status, errors; checks that nothing is left behind."""
+        """Return exit status and errors; check that nothing remains."""
         try:
             _, errors = self.process.communicate(timeout=patience(timeout))
         except subprocess.TimeoutExpired:
@@ -242,18 +244,18 @@ class Running:
         return self.process.returncode, errors
 
     def wait_for_ranks(self, *files):
-        """Until all train, and `files` exist."""
+        """Wait until all ranks train, and `files` exist."""
         try:
-            # Long enough to start them twice.
+            # This is long enough to start them twice.
             wait_for(lambda: len(self.pids()) == 3 and all(map(Path.exists, files)), 60)
         except AssertionError:
             self._fail("the ranks did not come so far")
 
     def _fail(self, what):
-        """Ends all, and shows where the ranks stood."""
+        """End all ranks, and show where they were."""
         train = ["-m", "cavs.cli", "train"]
         for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended already
                 words = (process / "cmdline").read_text().split("\0")
                 if words[1:4] == train and str(self.out) in words:
                     os.kill(int(process.name), signal.SIGABRT)
@@ -312,7 +314,7 @@ def test_a_killed_rank_ends_all_with_one_line_and_a_checkpoint_of_the_last_step(
         assert read_checkpoint(checkpoint).progress["step"] == 10
 
 
-def test_where_a_dead_rank_owned_parameters_the_last_checkpoint_remains(tmp_path):
+def test_after_the_death_of_an_owner_the_last_checkpoint_remains(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000, "--strategy", "PartitionedPS")
     checkpoint = run.out / "checkpoint.safetensors"
     run.wait_for_ranks(checkpoint)
@@ -320,13 +322,13 @@ def test_where_a_dead_rank_owned_parameters_the_last_checkpoint_remains(tmp_path
     status, errors = run.end()
     assert status == 128 + 9
     step = read_checkpoint(checkpoint).progress["step"]
-    assert step % 5 == 0  # of an epoch's end
+    assert step % 5 == 0  # at the end of an epoch
     assert f"; the checkpoint is {checkpoint}, of step {step}. " in errors
     assert len(re.findall(DEAD, errors)) == errors.count("signal") == 1
     assert "Traceback" not in errors and "prterun" not in errors and "Error" not in errors
 
 
-def test_a_rank_that_stops_is_named_by_all_others_and_ended(tmp_path):
+def test_a_stopped_rank_is_named_by_all_others_and_ended(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000, "--timeout", 2)
     run.wait_for_ranks(run.out / "checkpoint.safetensors")
     os.kill(run.pids()[1], signal.SIGSTOP)
@@ -353,8 +355,8 @@ time.sleep(600)
 """
 
 
-def test_whom_mpirun_misses_when_one_aborts_is_ended(tmp_path, monkeypatch):
-    """As it may miss ranks that are on their way to MPI_Init."""
+def test_ranks_that_mpirun_misses_are_ended(tmp_path, monkeypatch):
+    """It may miss ranks that are about to enter MPI_Init."""
     program, folder = tmp_path / "missed.py", tmp_path / "pids"
     program.write_text(MISSED)
     folder.mkdir()
@@ -384,8 +386,8 @@ if rank is not None and "cavs.cli" in sys.orig_argv:
 
 
 @pytest.mark.parametrize("stuck", [1, 2, 3])
-def test_a_start_that_stands_still_is_made_again(tmp_path, stuck, monkeypatch):
-    """At most twice."""
+def test_a_hanging_start_is_retried(tmp_path, stuck, monkeypatch):
+    """It is retried at most twice."""
     startup = str(ROOT / "tests" / "startup" / "sitecustomize.py")
     text = STANDING.format(startup=startup, folder=str(tmp_path), stuck=stuck)
     (tmp_path / "sitecustomize.py").write_text(text)
@@ -394,7 +396,7 @@ def test_a_start_that_stands_still_is_made_again(tmp_path, stuck, monkeypatch):
     monkeypatch.setattr(watch, "EACH", 0.0)
     monkeypatch.setattr(watch, "STARTING", 300.0)
     said = []
-    if stuck == 3:  # as Ctrl-C would, where it is not tried again
+    if stuck == 3:  # as Ctrl-C would, which is not retried
         wait = launcher._Run.wait
 
         def kill_the_last(run):
@@ -424,7 +426,7 @@ MPICommunicator(timeout=3)
 
 @pytest.mark.parametrize(("status", "elastic"), [(None, False), (4, False), (4, True), (0, False)])
 def test_a_rank_that_never_joins_is_named(tmp_path, status, elastic, monkeypatch):
-    """It hangs, or ends, before MPI knows of it: the others wait inside MPI_Init."""
+    """It hangs or ends before MPI_Init, in which the others wait."""
     program, folder, said = tmp_path / "late.py", tmp_path / "pids", []
     program.write_text(LATE)
     folder.mkdir()
@@ -445,8 +447,8 @@ def test_a_rank_that_never_joins_is_named(tmp_path, status, elastic, monkeypatch
     assert said[-1] == last
 
 
-def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_path):
-    """Not after the rank that did has died, either."""
+def test_a_second_training_may_not_write_to_the_same_folder(tmp_path):
+    """This holds after the death of its first rank, too."""
     run = Running(tmp_path, "slow", "--epochs", 1000, elastic=True)
     log = run.out / "log.jsonl"
     run.wait_for_ranks(run.out / "checkpoint.safetensors")
@@ -465,7 +467,7 @@ def test_a_process_started_beside_a_training_may_not_write_where_that_does(tmp_p
     assert status == 130, errors
 
 
-def test_ctrl_c_saves_and_says_so_once(tmp_path):
+def test_ctrl_c_saves_and_reports_once(tmp_path):
     run = Running(tmp_path, "slow", "--epochs", 1000)
     run.wait_for_ranks(run.out / "checkpoint.safetensors")
     run.process.send_signal(signal.SIGINT)
@@ -487,7 +489,7 @@ def build(args, assets=None):
 
 @pytest.mark.parametrize(("status", "shown"), [("'no data here'", "no data here"), ("3", "3")])
 def test_a_model_file_that_exits_on_one_rank_ends_all(tmp_path, status, shown):
-    """The others would wait for it until their time is over."""
+    """The others would wait for it until their timeout."""
     model = tmp_path / "model.py"
     model.write_text(EXITS.replace("STATUS", status))
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Ranks that are threads train like one process."""
+"""Ranks as threads train like one process."""
 
 import functools
 import time
@@ -35,7 +35,7 @@ from cavs.train.checkpoint import read_checkpoint
 
 
 class Tree(cavs.Model):
-    """A Tree-LSTM with what weights must get right: two means, a sum, weight decay in the loss."""
+    """A Tree-LSTM with a loss that tests weights: two means, a sum, weight decay."""
 
     def __init__(self, seed=0):
         self.embedding = nn.Embedding(40, 6)
@@ -87,7 +87,7 @@ def train_alone(optimizer, max_norm=None):
 
 def train_together(size, optimizer, **options):
     def work(c):
-        model = Tree(seed=c.rank)  # rank 0's parameters count
+        model = Tree(seed=c.rank)  # parameters of rank 0 count
         trainer = Trainer(model, optimizer, communicator=c, dtype=np.float64, **options)
         losses = [trainer.advance(cavs.batch(graphs)) for graphs in BATCHES]
         return {n: p.value.copy() for n, p in model.parameters().items()}, losses
@@ -155,7 +155,9 @@ def test_tables_travel_first_and_the_last_gradient_alone():
 
 
 class Wide(cavs.Model):
-    """One gradient of more than 4 MiB, which the engine makes in slabs, and several small ones."""
+    """One gradient of more than 4 MiB, which the engine computes in slabs, and several small
+    ones.
+    """
 
     def __init__(self):
         self.cell = nn.ChildSumTreeLSTM(3, 640)
@@ -167,7 +169,7 @@ class Wide(cavs.Model):
         return ops.cross_entropy(self.output(h), batch["label"])
 
 
-def test_the_strategy_of_buckets_is_what_runs_without_one():
+def test_buckets_equal_no_strategy():
     def work(c, strategy):
         trainer = Trainer(Wide(), cavs.optim.SGD(lr=0.1), communicator=c, strategy=strategy)
         trainer.advance(cavs.batch(BATCHES[0]))
@@ -181,7 +183,7 @@ def test_the_strategy_of_buckets_is_what_runs_without_one():
     assert len(plain[0]) > 2 and len(set(slabs)) < len(slabs)
 
 
-def test_one_process_alone_needs_no_communicator():
+def test_a_single_process_needs_no_communicator():
     model = Tree()
     trainer = Trainer(model, cavs.optim.SGD(lr=0.1), dtype=np.float64)
     assert isinstance(trainer.communicator, SingleCommunicator)
@@ -189,7 +191,7 @@ def test_one_process_alone_needs_no_communicator():
     assert report.sent_bytes == 0
 
 
-def test_a_timeout_is_that_of_the_communicator_or_refused():
+def test_a_timeout_other_than_the_communicators_is_refused():
     def work(c, timeout):
         options = {"communicator": c, "timeout": timeout}
         return Trainer(Tree(), cavs.optim.SGD(lr=0.1), **options).communicator.timeout
@@ -203,7 +205,7 @@ def test_a_timeout_is_that_of_the_communicator_or_refused():
 
 
 def factors_for(size, model):
-    """Sufficient factors for every dense parameter; biases have none and are reduced."""
+    """Return sufficient factors for every dense parameter; biases have none and are reduced."""
     replicas = ResourceSpec.local(size).cpu_devices
     nodes = tuple(
         NodeConfig(name=name, synchroniser=AllReduce() if p.sparse else SufficientFactors())
@@ -246,7 +248,7 @@ def test_compressed_gradients_train_and_all_ranks_have_the_same_bits(compressor)
         assert all(np.isfinite(x.loss) for x in losses)
         for name, value in values.items():
             assert value.tobytes() == together[0][0][name].tobytes()
-        # They go where the exact gradients go, roughly.
+        # They roughly follow the exact gradients.
         moved, exact = (
             np.concatenate([(v[n] - start[n]).ravel() for n in start if n != "embedding.weight"])
             for v in (values, expected)
@@ -257,7 +259,7 @@ def test_compressed_gradients_train_and_all_ranks_have_the_same_bits(compressor)
 
 @pytest.mark.parametrize("gradients", ["mean", "sum"])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_clipping_before_compression_is_of_the_gradient_that_is_applied(size, gradients):
+def test_clipping_before_compression_limits_the_applied_gradient(size, gradients):
     """Ranks that agree may apply clip * sqrt(ranks), as in Deep Gradient Compression."""
     graphs, clip = trees(1, 1) * size, 1e-4
 
@@ -279,7 +281,9 @@ def test_clipping_before_compression_is_of_the_gradient_that_is_applied(size, gr
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
-    """Batches above the size from which copies are merged, in different numbers on each rank."""
+    """Batches are above the size from which copies are merged, in different numbers on each
+    rank.
+    """
     graphs = trees(500, 3)
     assert sum(g.num_vertices for g in graphs) > 3 * size * MIN_MERGED
     optimizer = cavs.optim.SGD(lr=0.1)
@@ -302,8 +306,8 @@ def test_equal_vertices_computed_once_count_as_often_as_they_occur(size):
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, monkeypatch):
-    """It is measured, and the same on all ranks; the slowest counts."""
+def test_auto_overlaps_messages_where_cores_are_free(free, monkeypatch):
+    """It is measured, and equal on all ranks; the slowest counts."""
     ran, told, make = [], [], choice.make_strategy
 
     def recorded(name, variables, cluster, compute):
@@ -326,13 +330,13 @@ def test_auto_counts_on_computation_beside_messages_where_cores_are_free(free, m
 
     made = run_threads(2, work)
     assert made[0] == made[1]
-    (compute,) = told  # rank 0 makes it
+    (compute,) = told  # rank 0 builds it
     assert sorted(ran) == ([0, 0, 0, 1, 1, 1] if free else [])
     assert compute.seconds >= 0.04 if free else compute == Compute()
     assert compute.slowest > 1 if free else True
 
 
-def test_auto_knows_in_which_order_the_engine_makes_gradients(monkeypatch):
+def test_auto_knows_the_order_of_gradients(monkeypatch):
     told, make = [], choice.make_strategy
 
     def recorded(name, variables, *more):
@@ -368,8 +372,8 @@ def test_a_batch_that_auto_cannot_run_is_an_error_on_all():
         assert all("no such feature" in text for text in run_threads(2, work))
 
 
-def test_the_launcher_knows_a_checkpoint_before_the_other_ranks_do(monkeypatch, tmp_path):
-    """They may die first, and it has to say where the last one is."""
+def test_the_launcher_learns_of_a_checkpoint_first(monkeypatch, tmp_path):
+    """They may die first, and the launcher has to name the last checkpoint."""
     path, told = tmp_path / "checkpoint.safetensors", []
     monkeypatch.setattr(coordinator, "report", lambda *what: told.append(what))
     consensus = Agreement.consensus

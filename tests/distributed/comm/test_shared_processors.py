@@ -58,7 +58,7 @@ def started(folder, ranks, text, *arguments, **environment):
 
 
 def threads(folder, ranks, *arguments, wish=""):
-    """Return the default number of threads, and that with `ranks` concurrent ranks; equal on all."""
+    """Return the default number of threads, and that of `ranks` concurrent ranks, equal on all."""
     (found,) = started(folder, ranks, PROGRAM, *arguments, CAVS_NUM_THREADS=wish)
     return found
 

@@ -1,4 +1,4 @@
-"""Compressors: what they lose comes back, what they send is what they say."""
+"""Compressors: residuals are sent later, and messages have the stated size."""
 
 import math
 import threading
@@ -52,8 +52,10 @@ def starts(compressor, ranks, shape, dtype=np.float64):
 @pytest.mark.parametrize("name", ALL)
 @given(shapes, st.integers(1, 5), st.sampled_from([np.float32, np.float64]), st.integers(0, 99))
 @settings(deadline=None, max_examples=25)
-def test_ranks_agree_and_shares_add_up(name, shape, ranks, dtype, seed):
-    """Every rank ends with the same bits; what the ranks sent is the total; arguments stay."""
+def test_ranks_agree_and_sent_values_add_up(name, shape, ranks, dtype, seed):
+    """Every rank ends with the same bits, the sent values add up to the total, arguments stay
+    unchanged.
+    """
     rng = np.random.default_rng(seed)
     compressor = parse(name)
     states = starts(compressor, ranks, shape, dtype)
@@ -87,14 +89,14 @@ def test_wire_bytes_are_as_stated(name, shape, ranks, dtype):
         assert [r.collective for r in stated] == [requests[0].collective for requests in rounds]
         for expected, requests in zip(stated, rounds, strict=True):
             sizes = [sum(a.nbytes for a in request.arrays) for request in requests]
-            # A part of an all-gather is whole elements, stated is the mean of the ranks.
+            # A part of an all-gather is whole elements; the stated size is the mean of the ranks.
             assert sum(sizes) == pytest.approx(expected.nbytes * ranks)
 
 
 @pytest.mark.parametrize("name", KEEPING)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_sums_over_steps_converge_to_the_true_sums(name, ranks):
-    """What is sent over t steps differs from the gradients' sum by one bounded error."""
+    """Values sent over t steps differ from the sum of gradients by one bounded error."""
     rng = np.random.default_rng(1)
     shape = (12, 9)
     compressor = parse(name)
@@ -109,7 +111,7 @@ def test_sums_over_steps_converge_to_the_true_sums(name, ranks):
         true += sum(gradients)
         seen += results[0].total
         errors.append(np.linalg.norm(true - seen))
-    # The error does not grow: its second half is no worse than its first.
+    # The error does not grow: its second half is at most as large as its first.
     assert max(errors[200:]) <= 1.5 * max(errors[:200])
     assert errors[-1] / np.linalg.norm(true) < 0.1
     kept = sum(s["unsent"] if "unsent" in s else s["error"] for s in states)
@@ -118,7 +120,7 @@ def test_sums_over_steps_converge_to_the_true_sums(name, ranks):
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_error_feedback_makes_a_difference(name):
-    """A gradient too small beside another for the format gets through only with feedback."""
+    """A gradient too small for the format next to another gets through only with feedback."""
     gradient = np.full(8, 1.0 + 2**-12)
     sums = {}
     for text in (name, f"error_feedback({name})"):
@@ -161,7 +163,7 @@ def test_powersgd_of_a_matrix_of_its_rank_is_exact(rank, rows, columns, ranks):
         assert np.allclose(sum(r.state["error"] for r in results), 0, atol=1e-8)
 
 
-def test_powersgd_sends_vectors_and_small_matrices_whole():
+def test_powersgd_sends_vectors_and_small_matrices_uncompressed():
     for shape in [(7,), (1, 9), (9, 1), (3, 3), (2, 2, 2)]:
         compressor = PowerSGD(rank=4)
         gradients = gradients_of(np.random.default_rng(0), 2, shape)
@@ -177,7 +179,7 @@ def test_powersgd_finds_the_large_directions_over_steps():
     matrix = (u[:, :20] * 0.5 ** np.arange(20)) @ v.T
     compressor = PowerSGD(rank=2)
     right = compressor.start(matrix.shape, np.float64)["right"]
-    for _ in range(20):  # no feedback: the same matrix, only the factor is kept
+    for _ in range(20):  # without feedback: the same matrix, only the factor is kept
         (result,), _ = lockstep(compressor, [matrix], [{"error": 0 * matrix, "right": right}])
         right = result.state["right"]
     best = np.sqrt(sum(0.25**i for i in range(2, 20)))
@@ -197,7 +199,7 @@ def test_orthonormal_columns(rows, columns, seed, dependent):
     assert np.allclose(q @ (q.T @ matrix), matrix, atol=1e-9)
 
 
-def test_orthonormal_of_nothing():
+def test_orthonormal_of_an_empty_matrix():
     assert not orthonormal(np.zeros((3, 2))).any()
     assert np.isnan(orthonormal(np.full((3, 2), np.nan))).all()
 
@@ -216,7 +218,7 @@ def test_bfloat16_rounds_to_nearest(values):
     assert np.array_equal(code.encode(back), code.encode(array))
 
 
-def test_float16_cuts_what_is_finite_and_keeps_what_is_not():
+def test_float16_clips_finite_numbers_only():
     code = Float16()
     array = np.array([1e6, -1e6, np.inf, -np.inf, np.nan, 1.5])
     back = code.decode(code.encode(array), np.float64)
@@ -226,8 +228,8 @@ def test_float16_cuts_what_is_finite_and_keeps_what_is_not():
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_seen_and_does_not_stay(name, bad):
-    """The total shows it, so that the step is refused; later steps are finite again."""
+def test_non_finite_values_are_seen_and_do_not_stay(name, bad):
+    """The total shows it, so the step is refused; later steps are finite again."""
     shape = (6, 7)
     compressor = parse(name)
     states = starts(compressor, 2, shape)
@@ -260,7 +262,7 @@ def test_topk_sends_the_largest_and_keeps_the_rest():
 
 
 def test_topk_momentum_correction_and_factor_masking():
-    """What is never sent gathers momentum as SGD would; what is sent forgets it."""
+    """Unsent values accumulate momentum as in SGD; sent values reset it."""
     compressor = TopK(ratio=0.5, momentum=0.5)
     state = compressor.start((2,), np.float64)
     for _ in range(3):
@@ -275,7 +277,7 @@ def test_topk_momentum_correction_and_factor_masking():
     st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -3.0, math.inf, math.nan]), min_size=1),
     st.floats(0.01, 1.0),
 )
-def test_topk_chooses_among_equals_by_their_place(numbers, ratio):
+def test_topk_sends_the_first_of_equal_magnitudes(numbers, ratio):
     gradient = np.array(numbers)
     compressor = TopK(ratio=ratio)
     (result,), _ = lockstep(compressor, [gradient], starts(compressor, 1, gradient.shape))
@@ -286,7 +288,7 @@ def test_topk_chooses_among_equals_by_their_place(numbers, ratio):
     assert np.array_equal(result.sent, expected, equal_nan=True)
 
 
-def test_topk_of_nothing():
+def test_topk_of_an_empty_gradient():
     (result,), _ = lockstep(TopK(), [np.empty(0)], starts(TopK(), 1, (0,)))
     assert result.total.size == 0
 
@@ -297,7 +299,7 @@ def test_topk_clips_each_rank_to_its_share():
     results, _ = lockstep(compressor, gradients, starts(compressor, 4, (2,)))
     assert np.allclose(results[0].sent, [0.6, 0.8])  # norm 2 / sqrt(4)
     assert np.allclose(results[0].total, [2.4, 3.2])
-    averaged = compressor.averaged(4)  # whoever divides by 4 gets the same again
+    averaged = compressor.averaged(4)  # dividing by 4 gives the same value
     results, _ = lockstep(averaged, gradients, starts(averaged, 4, (2,)))
     assert np.allclose(results[0].total / 4, [2.4, 3.2])
     assert parse("float16").averaged(4) == parse("float16")
@@ -344,7 +346,7 @@ def test_names_are_read_and_written(text):
         ("error_feedback(zip)", "unknown compressor 'zip'"),
     ],
 )
-def test_names_that_make_no_sense(text, words):
+def test_invalid_names_are_refused(text, words):
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert words in str(caught.value)
@@ -358,7 +360,7 @@ def test_names_that_are_no_strings(value):
 
 
 class Group:
-    """Ranks as threads that meet at barriers: what a communicator must offer."""
+    """Ranks as threads with barriers: the operations that a communicator must offer."""
 
     def __init__(self, size):
         self.barrier = threading.Barrier(size)
@@ -407,7 +409,7 @@ def test_on_a_communicator_as_in_lockstep(name):
         assert np.array_equal(results[rank].sent, expected[rank].sent)
 
 
-def test_ranks_must_ask_for_the_same():
+def test_ranks_must_run_the_same_operations():
     class Odd(OneBit):
         def reduce(self, gradient, state, rank, ranks):
             if rank:

@@ -1,4 +1,4 @@
-"""Ranks that would not train the same are told so before their first step, and in what."""
+"""Ranks that would train different things learn of the differences before their first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.distributed.test_trainer import BATCHES, Tree, trees
 
 
 def model_of(weight):
-    """Models of one name and of the same shapes, whatever the loss."""
+    """Return models of one name and of the same shapes, whatever the loss."""
 
     class Same(Tree):
         def loss(self, batch):
@@ -60,7 +60,7 @@ def test_another_loss_of_the_same_name_is_refused_on_every_rank(strategy):
     assert "rank 1 has %" in line and "0.5" in line
 
 
-def test_a_rank_alone_in_its_opinion_is_named():
+def test_a_single_different_rank_is_named():
     first, *others = outcomes(4, lambda c: trains(c, [0.5, 0.5, 0.1, 0.5][c.rank]))
     assert "trace of the model: ranks 0, 1 and 3 have" in str(first) and ", rank 2 has" in str(
         first
@@ -68,8 +68,8 @@ def test_a_rank_alone_in_its_opinion_is_named():
     assert {str(error) for error in others} == {str(first)}
 
 
-def test_hosts_whose_replicas_go_together_compare_their_programs():
-    """They are of one mind at first: the model of a rank changes between two compilations."""
+def test_replicas_of_a_host_compare_their_programs():
+    """They agree at first: the model of a rank changes between two compilations."""
 
     def work(c):
         options = {"strategy": "PSLoadBalancing(staleness=1, two_level=True)"}
@@ -82,7 +82,7 @@ def test_hosts_whose_replicas_go_together_compare_their_programs():
     texts = [str(error) for error in outcomes(4, work)]
     for text in texts[2:]:
         assert "trace of the model: rank 2 has" in text and ", rank 3 has" in text
-    for text in texts[:2]:  # who goes alone is told at its next step
+    for text in texts[:2]:  # a rank alone learns of it at its next step
         assert "rank 2" in text or "rank 3" in text
 
 
@@ -100,8 +100,8 @@ def test_another_loss_is_refused_before_anything_was_updated():
 
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
-def test_parts_that_differ_in_kind_are_no_difference(strategy):
-    """One rank has edges and absent features, the other lone vertices with all features."""
+def test_different_kinds_in_shards_are_accepted(strategy):
+    """One rank has edges and absent features, the other single vertices with all features."""
     lone = [cavs.Graph([[]], {"token": [i], "label": [1]}) for i in range(3)]
     several = [*trees(3, 2), *lone]
 
@@ -119,7 +119,7 @@ def test_the_order_of_gradients_is_compared():
 
     def work(c):
         order = list(range(len(names)))
-        same_program(Agreement(c), compiled if c.rank < 2 else None, order)  # all alike
+        same_program(Agreement(c), compiled if c.rank < 2 else None, order)  # all equal
         same_program(Agreement(c), compiled if c.rank < 2 else None, order[:: 1 - 2 * c.rank])
 
     for error in outcomes(3, work):
@@ -166,8 +166,8 @@ def test_resources_are_compared(resources, strategy):
 
 
 @pytest.mark.parametrize(("size", "gradients"), [(2, "mean"), (2, "sum"), (3, "mean")])
-def test_splits_that_differ_but_compute_as_many_graphs_are_refused(size, gradients):
-    """Two ranks take the same half of a batch; a third would only own parameters."""
+def test_different_splits_of_equal_sizes_are_refused(size, gradients):
+    """Two ranks take the same half of a batch; a third only owns parameters."""
     halves = [range(4), range(4, 8)]
     options = {"strategy": "PSLoadBalancing(servers=1)"}
     if size == 2:
@@ -189,8 +189,8 @@ def test_splits_that_differ_but_compute_as_many_graphs_are_refused(size, gradien
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_ranks_that_give_other_batches_of_the_same_size_are_told(known):
-    """By their places in the data where these are known, by the sizes of graphs elsewhere."""
+def test_different_batches_of_equal_sizes_are_refused(known):
+    """Compare positions in the data where they are known, otherwise sizes of graphs."""
 
     def work(c):
         ids = range(4 * c.rank, 4 * c.rank + 4) if known else None
@@ -217,14 +217,14 @@ def test_a_first_batch_that_one_rank_cannot_collate_is_an_error_on_all(strategy)
 @pytest.mark.parametrize(
     ("name", "which"), [(n, i) for n, some in FACTS.items() for i in range(len(some))]
 )
-def test_what_else_training_depends_on_is_compared(name, which):
+def test_options_of_the_training_are_compared(name, which):
     found = outcomes(2, lambda c: FACTS[name][which](c).advance(cavs.batch(BATCHES[0])))
     (text,) = {str(error) for error in found}
     lines = [line.strip() for line in text.splitlines() if "rank 0 has" in line]
     assert [line.partition(":")[0] for line in lines] == [name]
 
 
-def test_precision_is_compared_and_schedules_that_end_are_no_error():
+def test_precision_is_compared_and_ended_schedules_are_accepted():
     def rate(step):
         return [0.1, 0.2][step]
 
@@ -239,7 +239,7 @@ def test_precision_is_compared_and_schedules_that_end_are_no_error():
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS", "PSLoadBalancing(staleness=2)"])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("option", ["batch_size", "seed", "shuffle", "graphs", "labels", "edges"])
-def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
+def test_loaders_with_different_batches_are_refused(strategy, begun, option):
     def work(c):
         t = trainer(c, strategy=strategy)
         if begun:
@@ -250,7 +250,7 @@ def test_loaders_that_cut_other_batches_are_refused(strategy, begun, option):
             graphs = graphs[c.rank :]
         elif option == "labels" and c.rank:
             graphs[9] = graphs[9].with_features({"label": graphs[9].features["label"] + 1})
-        elif option == "edges" and c.rank:  # as many, and other ones
+        elif option == "edges" and c.rank:  # as many, but others
             graphs[9] = graphs[9].reversed()
         elif option in ("labels", "edges"):
             pass
@@ -276,7 +276,7 @@ DEVS = {
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("data", DEVS)
-def test_ranks_that_judge_by_other_data_are_refused(data, begun, strategy):
+def test_different_data_of_evaluation_are_refused(data, begun, strategy):
     def work(c):
         t = trainer(c, strategy=strategy)
         if begun:
@@ -290,7 +290,7 @@ def test_ranks_that_judge_by_other_data_are_refused(data, begun, strategy):
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("option", ["epochs", "patience"])
-def test_runs_that_end_at_other_places_are_refused(strategy, begun, option):
+def test_different_ends_of_training_are_refused(strategy, begun, option):
     def work(c):
         t = trainer(c, strategy=strategy)
         if begun:
@@ -305,7 +305,7 @@ def test_runs_that_end_at_other_places_are_refused(strategy, begun, option):
 
 
 def over_mpi(c):
-    """What each rank says of different losses; of the same ones, nothing."""
+    """Return the error of each rank with different losses; none with the same ones."""
     with pytest.raises(ConfigError) as caught:
         trains(c, [0.5, 0.25][c.rank])
     texts = c.share(str(caught.value))

@@ -1,7 +1,7 @@
-"""What compressors held back when a rank dies: survivors keep theirs, at its weight.
+"""Residuals of compressors when a rank dies: survivors keep theirs, with their weight.
 
-On a loss that is linear in the parameters every step's gradient is known, so what has been applied
-and what is still held back must add up to what one process applies, but for what the dead one held.
+On a loss that is linear in the parameters every step's gradient is known: applied values and
+residuals must add up to the updates of one process, except for the residuals of the dead rank.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ KEEPING = ["error_feedback(float16)", "onebit", "powersgd(rank=1)", "topk(ratio=
 
 
 def held_by(t, uncommitted=False):
-    """What the exchanges of a trainer hold back, by parameter."""
+    """Return the residuals of the exchanges of a trainer, by parameter."""
     names = list(t.parameters)
     return {
         names[e.parameters[0]]: next(
@@ -57,7 +57,9 @@ def train(c, strategy, deaths):
 
 
 def missing(results, alone, left):  # noqa: F811
-    """By parameter: what was neither applied nor is held back, of the sum of all gradients."""
+    """Return by parameter the part of the sum of all gradients that was neither applied nor is
+    a residual.
+    """
     values, _, _ = results[left[0]]
     return {
         name: (values[name] - alone[0][name]) / LR
@@ -81,7 +83,7 @@ def check(results, alone, left):  # noqa: F811
 
 @pytest.mark.parametrize("messages", range(30, 320, 23))
 @pytest.mark.parametrize("compressor", KEEPING)
-def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages, alone):  # noqa: F811
+def test_survivors_keep_residuals_and_lose_those_of_the_dead(compressor, messages, alone):  # noqa: F811
     victim = messages % 3
     strategy = f"AllReduce(compressor={compressor!r})"
     results = run_threads(
@@ -96,12 +98,12 @@ def test_survivors_keep_theirs_and_lose_what_the_dead_held(compressor, messages,
 
 
 @pytest.mark.parametrize("compressor", KEEPING)
-def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, monkeypatch):  # noqa: F811
-    """Rank 0 dies while it says the loss of step 6: one of the others gets to know, or none."""
+def test_a_step_counts_on_ranks_without_its_end(compressor, alone, monkeypatch):  # noqa: F811
+    """Rank 0 dies while it sends the loss of step 6: one of the others receives it, or none."""
     late, ended = [], []
     end, finish = SynchronousStep.finish, DistributedSession.finish
 
-    def dying_end(step, *arguments):
+    def killed_at_end(step, *arguments):
         c = step.context.communicator
         if c.size == 3 and c.rank == 0:
             ended.append(said)
@@ -113,7 +115,7 @@ def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, mo
         late.append(session.communicator.rank)
         finish(session)
 
-    monkeypatch.setattr(SynchronousStep, "finish", dying_end)
+    monkeypatch.setattr(SynchronousStep, "finish", killed_at_end)
     monkeypatch.setattr(DistributedSession, "finish", finished)
     strategy = f"AllReduce(compressor={compressor!r})"
     for said in range(6):
@@ -126,8 +128,8 @@ def test_who_did_not_hear_of_the_end_of_a_step_has_made_it(compressor, alone, mo
 
 @pytest.mark.parametrize("messages", range(40, 320, 40))
 @pytest.mark.parametrize("compressor", KEEPING)
-def test_beside_servers_nothing_held_back_is_lost(compressor, messages, alone, monkeypatch):  # noqa: F811
-    """All go back to a copy with what every rank held, and share that equally."""
+def test_with_servers_no_residual_is_lost(compressor, messages, alone, monkeypatch):  # noqa: F811
+    """All restore a copy with the residuals of every rank, and share them equally."""
     monkeypatch.setattr(snapshot, "EVERY", 4)
     victim = messages % 3
     strategy = f"Parallax(compressor={compressor!r})"
@@ -146,8 +148,10 @@ def test_beside_servers_nothing_held_back_is_lost(compressor, messages, alone, m
 
 @pytest.mark.parametrize("messages", [60, 101, 142])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_what_all_ranks_hold_alike_stays_alike(compressor, messages, capsys):
-    """Counters of steps and the matrices of PowerSGD: else survivors would send other shapes."""
+def test_equal_states_stay_equal(compressor, messages, capsys):
+    """Counters of steps and the matrices of PowerSGD must stay equal, or survivors would send
+    other shapes.
+    """
 
     def work(c):
         mortal(c, 1, messages)

@@ -1,8 +1,8 @@
-"""A rank dies while parameters are stale: the others go back to where all had settled, and on.
+"""A rank dies while parameters are stale: the others return to the last settled state and continue.
 
-Steps of several ranks come in another order every time, so results are compared on a loss that is
-linear in the parameters: its gradient is the same everywhere, and what is lost or applied twice
-shows in the last digit.
+Steps of several ranks are applied in another order every time, so results are compared on a
+loss that is linear in the parameters: its gradient is the same everywhere, and a lost or
+doubled update shows in the last digit.
 """
 
 import functools
@@ -30,7 +30,7 @@ APART = ["PSLoadBalancing(servers=2, staleness=2)", "Parallax(servers=1, stalene
 
 
 class Linear(cavs.Model):
-    """The mean of what a table and a matrix make of each vertex."""
+    """The mean of the outputs of a table and a matrix at each vertex."""
 
     def __init__(self):
         self.embedding = cavs.nn.Embedding(40, 3)
@@ -59,7 +59,7 @@ def data():
 
 
 def mortal(c, rank, acts):
-    """Lets `rank` die when it has written so many letters and taken part in so many exchanges."""
+    """Let `rank` die after so many letters and exchanges."""
     count, boxes = 0, []
 
     def act(c):
@@ -67,14 +67,14 @@ def mortal(c, rank, acts):
         count += 1
         if count > acts:
             c.die()
-            for box in boxes:  # its thread serves no longer
+            for box in boxes:  # its thread stops serving
                 box.close()
             raise Killed
 
     def in_group(c):
         exchange, mailbox, shrink = c._exchange, c.mailbox, c.shrink
 
-        def dying(sends, receives):
+        def killed(sends, receives):
             act(c)
             exchange(sends, receives)
 
@@ -92,11 +92,11 @@ def mortal(c, rank, acts):
             return box
 
         def shrinking():
-            if count > acts:  # its thread died, and this one heard of it like the others
+            if count > acts:  # its thread died, and this one learned of it as the others did
                 raise Killed
             return in_group(shrink())
 
-        c._exchange, c.mailbox, c.shrink = dying, opened, shrinking
+        c._exchange, c.mailbox, c.shrink = killed, opened, shrinking
         return c
 
     if c.rank == rank:
@@ -141,14 +141,14 @@ def often(monkeypatch):
 
 
 def check(results, alone, left, same=None):
-    """left: the ranks that came to the end. same: those that hold all parameters."""
+    """left: the ranks that finished. same: those that hold all parameters."""
     assert [r for r, result in enumerate(results) if result is not None] == left
     ended = [results[r] for r in left]
     whole = [results[r] for r in (left if same is None else same)]
     assert_same_bits([values for values, _, _, _ in whole])
     for _, losses, steps, size in ended:
         assert (steps, size) == (alone[2], len(left))
-        # Those before the last belong to what a rank saw before one died, or did again.
+        # Reports before the last are from before a death, or of repeated steps.
         assert losses[-1] == pytest.approx(alone[1][-1], rel=1e-9)
     for values, _, _, _ in whole:
         for name, value in alone[0].items():
@@ -160,7 +160,7 @@ def check(results, alone, left, same=None):
 def test_a_rank_that_dies_anywhere_costs_nothing(strategy, acts, alone, tmp_path, capsys):
     path, victim = tmp_path / "c.safetensors", acts % 3
     results = survive(3, [(victim, acts)], strategy, path)
-    if results[victim] is not None:  # the training ended before
+    if results[victim] is not None:  # the training ended earlier
         assert acts > 150
         return
     check(results, alone, [r for r in range(3) if r != victim])
@@ -171,8 +171,8 @@ def test_a_rank_that_dies_anywhere_costs_nothing(strategy, acts, alone, tmp_path
 @pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("acts", [50, 60, 90, 120])
 @pytest.mark.parametrize("strategy", APART)
-def test_ranks_that_only_own_parameters_may_die_and_be_left(strategy, victim, acts, alone):
-    """The first ranks compute, those behind own."""
+def test_ranks_that_only_own_parameters_may_die_or_survive(strategy, victim, acts, alone):
+    """The first ranks compute, the last ones own."""
     results = survive(4, [(victim, acts)], strategy)
     if results[victim] is not None:
         return
@@ -193,7 +193,7 @@ OPTIMIZERS = {"adam": cavs.optim.Adam(lr=0.02), "momentum": cavs.optim.SGD(0.1, 
 
 
 def learn(optimizer, acts, timeout=60):
-    """Loss before and after, updates and steps, as each rank knows them; rank 1 may die."""
+    """Return loss before and after, updates and steps of each rank; rank 1 may die."""
 
     def work(c):
         mortal(c, 1, acts)
@@ -215,12 +215,12 @@ calm = functools.cache(lambda optimizer: learn(optimizer, 10**9)[0])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("acts", [25, 70, 140])
 def test_optimiser_states_come_back(optimizer, acts):
-    """The loss of a model that learns is about that of a calm run."""
+    """The loss of a model that learns is close to that of an undisturbed run."""
     first, gone, third = learn(optimizer, acts, timeout=20)
     assert gone is None and first == third
     (begin, expected, _, steps), (_, found, updates, _) = calm(optimizer), first
     assert abs(found - expected) < 0.2 * (begin - expected)
-    assert 2 * steps <= updates < 3 * steps  # of two ranks, but of three before one died
+    assert 2 * steps <= updates < 3 * steps  # two ranks, but three before one died
 
 
 def test_without_elastic_a_lost_rank_is_an_error():
@@ -236,7 +236,7 @@ def test_without_elastic_a_lost_rank_is_an_error():
     assert isinstance(error, LostPeerError) and "ranks [1] are gone" in str(error)
 
 
-def test_ranks_that_make_other_numbers_of_steps_are_told_where_they_are():
+def test_different_numbers_of_steps_are_an_error():
     def work(c):
         with trainer(c, strategy=STALE[0], elastic=True) as t:
             for i in range(4 + c.rank):

@@ -1,4 +1,6 @@
-"""A rank dies anywhere in a training: the others go on, and the result is that of one process."""
+"""A rank dies anywhere in a training: the others continue, and the result is that of one
+process.
+"""
 
 import os
 import signal
@@ -22,17 +24,17 @@ from tests.patience import patience
 
 
 class Killed(BaseException):
-    """What ends a rank that is killed; nothing in between may catch it."""
+    """Ends a rank that is killed; no handler may catch it."""
 
 
 def mortal(c, rank, messages):
-    """Lets `rank` die when it has taken part in so many exchanges, for good."""
+    """Let `rank` die after so many exchanges."""
     count = 0
 
     def in_group(c):
         exchange, shrink = c._exchange, c.shrink
 
-        def dying(sends, receives):
+        def killed(sends, receives):
             nonlocal count
             count += 1
             if count > messages:
@@ -40,7 +42,7 @@ def mortal(c, rank, messages):
                 raise Killed
             exchange(sends, receives)
 
-        c._exchange, c.shrink = dying, lambda: in_group(shrink())
+        c._exchange, c.shrink = killed, lambda: in_group(shrink())
         return c
 
     if c.rank == rank:
@@ -100,8 +102,8 @@ def test_two_ranks_may_die(alone, capsys):
 
 
 @pytest.mark.parametrize("messages", [2, 5, 9])
-def test_a_second_death_while_values_are_handed_on_leaves_all_of_a_step_or_none(messages):
-    """Rank 0 has made a step that the others have not, and dies while it hands on what it has."""
+def test_a_second_death_during_recovery_leaves_a_step_whole_or_undone(messages):
+    """Rank 0 has made a step that the others have not, and dies while it sends the values."""
 
     def work(c):
         t = Trainer(Tree(), cavs.optim.Adam(lr=0.1), communicator=c, elastic=True, dtype=np.float64)
@@ -125,10 +127,10 @@ def test_a_second_death_while_values_are_handed_on_leaves_all_of_a_step_or_none(
 
 
 def evaluations_with_a_death(monkeypatch, work):
-    """What the ranks make of `work` where rank 1 of 3 dies at the end of its first evaluation."""
+    """Return the results of `work` where rank 1 of 3 dies at the end of its first evaluation."""
     reduce_metrics = RankCoordinator.reduce_metrics
 
-    def dying(self, sums):
+    def killed(self, sums):
         c = self.session.communicator
         if c.rank == 1 and c.size == 3:
             c.die()
@@ -141,18 +143,18 @@ def evaluations_with_a_death(monkeypatch, work):
         except Killed:
             return None
 
-    monkeypatch.setattr(RankCoordinator, "reduce_metrics", dying)
+    monkeypatch.setattr(RankCoordinator, "reduce_metrics", killed)
     return run_threads(3, mortal, timeout=patience(30))
 
 
-def test_an_evaluation_done_again_sees_the_same_batches(alone, monkeypatch):
+def test_a_repeated_evaluation_sees_the_same_batches(alone, monkeypatch):
     """Its loader shuffles, and the loss depends on the batches."""
     results = evaluations_with_a_death(monkeypatch, fit)
     assert results[1] is None
     assert results[0][1] == results[2][1] == pytest.approx(alone[1], rel=1e-9)
 
 
-def test_an_evaluation_of_an_iterator_done_again_sees_all_of_it(monkeypatch):
+def test_a_repeated_evaluation_of_an_iterator_sees_all_batches(monkeypatch):
     def work(c):
         t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True, dtype=np.float64)
         return t.evaluate(batch for batch in loader())["loss"]
@@ -178,8 +180,8 @@ def test_without_elastic_a_lost_rank_is_an_error():
 
 
 @pytest.mark.parametrize("messages", range(1, 190, 13))
-def test_without_elastic_the_others_save_the_step_at_hand(messages, alone, tmp_path, capsys):
-    """A run that goes on from there, on one process, ends as one that nobody disturbed."""
+def test_without_elastic_survivors_finish_and_save_the_step(messages, alone, tmp_path, capsys):
+    """A run that continues from there, on one process, equals an undisturbed one."""
     path, victim = tmp_path / "c.safetensors", messages % 3
 
     def work(c):
@@ -209,8 +211,8 @@ def test_without_elastic_the_others_save_the_step_at_hand(messages, alone, tmp_p
 
 
 @pytest.mark.parametrize("strategy", ["PartitionedPS", "PSLoadBalancing(staleness=2)"])
-def test_without_elastic_what_a_dead_rank_owned_is_lost(strategy, tmp_path):
-    """There is no checkpoint yet, and none is made that claims to hold it."""
+def test_without_elastic_states_of_a_dead_owner_are_lost(strategy, tmp_path):
+    """There is no checkpoint yet, and none is written that claims to be complete."""
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -246,7 +248,7 @@ def test_an_owner_that_dies_anywhere_costs_nothing(messages, alone, capsys, monk
 
 
 @pytest.mark.parametrize("messages", [70, 150, 190])
-def test_steps_done_again_have_the_rates_and_the_parameters_that_they_had(messages):
+def test_repeated_steps_have_their_former_rates_and_frozen_parameters(messages):
     """A schedule has observed values since the snapshot, and a parameter was frozen."""
 
     def work(c):
@@ -286,10 +288,10 @@ def test_two_owners_may_die(deaths, alone, monkeypatch):
 
 @pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("messages", [40, 75, 140])
-def test_ranks_that_only_own_parameters_may_die_and_be_left(victim, messages, alone, monkeypatch):
-    """Ranks 0 and 1 compute, 2 and 3 own; what waits in a smaller group is woken, too.
+def test_ranks_that_only_own_parameters_may_die_or_survive(victim, messages, alone, monkeypatch):
+    """Ranks 0 and 1 compute, 2 and 3 own; waits in a smaller group are interrupted, too.
 
-    Before the first step a strategy asked for by name is made anew: one computes, and two own.
+    Before the first step a strategy requested by name is built again: one rank computes, two own.
     """
     monkeypatch.setattr(snapshot, "EVERY", 4)
     results = survive(4, [(victim, messages)], strategy="PSLoadBalancing(servers=2)")
@@ -303,7 +305,7 @@ def test_ranks_that_only_own_parameters_may_die_and_be_left(victim, messages, al
             np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
 
 
-def test_when_nobody_is_left_to_compute_it_ends():
+def test_training_ends_without_a_computing_rank():
     def work(c):
         mortal(c, 0, 60)
         try:
@@ -317,7 +319,7 @@ def test_when_nobody_is_left_to_compute_it_ends():
 
 
 def survive_a_kill(folder, *options):
-    """One of three processes is killed in training; the others make all steps of 40 epochs."""
+    """Kill one of three processes in training; the others make all steps of 40 epochs."""
     run = Running(folder, "slow", "--epochs", 40, *options, elastic=True)
     checkpoint = run.out / "checkpoint.safetensors"
     run.wait_for_ranks(checkpoint)
@@ -332,7 +334,9 @@ def survive_a_kill(folder, *options):
 
 
 def unprotected(c):
-    """What each rank says where the death of one would end all; without `elastic` they train."""
+    """Return the error of each rank where the death of one would end all; without `elastic`
+    they train.
+    """
     with pytest.raises(ConfigError) as caught:
         Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
     with Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c) as t:
@@ -341,7 +345,7 @@ def unprotected(c):
 
 
 def unlaunched(c):
-    """What each rank says where the launcher would end it when another dies."""
+    """Return the error of each rank where the launcher would end it when another dies."""
     with pytest.raises(ConfigError) as caught:
         Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, elastic=True)
     return str(caught.value), caught.value.agreed
@@ -355,8 +359,8 @@ class TestProcesses:
         assert agreed and "elastic=True, but this MPI was started without fault tolerance" in text
         assert "start with: cavs launch --elastic" in text
 
-    def test_elastic_under_a_launcher_that_is_not_is_refused_at_the_start(self):
-        """It would end the others a while after they have gone on."""
+    def test_elastic_under_a_launch_without_it_is_refused(self):
+        """The launcher would end the survivors after they had continued."""
         watched = {launcher_pipe.PIPE: "/nowhere", launcher_pipe.ELASTIC: ""}
         text, agreed = run_ranks(2, __name__, "unlaunched", elastic=True, env=watched)
         assert agreed and "elastic=True, but cavs launch was started without --elastic" in text

@@ -1,4 +1,4 @@
-"""Starting ranks: the command line, and that nothing stays behind."""
+"""Starting ranks: the command line, and no leftovers."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ world(300).barrier()
 """
 
 
-def test_options_of_open_mpi_are_given_to_open_mpi_alone(monkeypatch):
+def test_options_of_open_mpi_are_passed_to_open_mpi_only(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     cores = len(os.sched_getaffinity(0))
     ours = launcher.Launcher("/bin/mpirun", True, True)
@@ -82,8 +82,8 @@ def test_no_mpirun_is_a_clear_error(monkeypatch, tmp_path):
         launcher.find_mpirun()
 
 
-def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch, tmp_path):
-    """Unless somebody has settings of their own."""
+def test_the_mpirun_of_the_wheel_skips_the_search_for_fabrics(monkeypatch, tmp_path):
+    """The user's own settings have precedence."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(launcher.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.delenv("OMPI_MCA_btl", raising=False)
@@ -104,8 +104,8 @@ def test_ranks_of_the_wheels_mpirun_start_without_a_look_at_fabrics(monkeypatch,
     assert setting() is None
 
 
-def test_threads_that_are_asked_for_are_those_of_the_ranks(monkeypatch):
-    """Whatever the environment says; else what it says, and one."""
+def test_the_option_threads_sets_threads_of_ranks(monkeypatch):
+    """The option overrides the environment, which overrides the default of one."""
     mpirun = launcher.Launcher("/bin/mpirun", True, True)
 
     def found(threads):
@@ -118,7 +118,7 @@ def test_threads_that_are_asked_for_are_those_of_the_ranks(monkeypatch):
     assert (found(3), found(None)) == ("3", "1")
 
 
-def test_the_command_passes_on_what_was_asked_for(monkeypatch):
+def test_the_command_passes_its_options_on(monkeypatch):
     told = []
     monkeypatch.setattr(cli_launch, "launch", lambda *_, threads, **__: told.append(threads) or 0)
     for words in ([], ["--threads", "2"]):
@@ -133,7 +133,9 @@ say() { printf '%s\\n' "$1" > "$CAVS_LAUNCH_PIPE"; }
 
 @pytest.fixture
 def fake_mpirun(monkeypatch, tmp_path):
-    """Makes a shell script be mpirun; in it, `say` tells the launcher something as a rank would."""
+    """Install a shell script as mpirun; in it, `say` sends a message to the launcher as a rank
+    would.
+    """
 
     def make(text):
         path = tmp_path / "mpirun"
@@ -145,8 +147,8 @@ def fake_mpirun(monkeypatch, tmp_path):
     return make
 
 
-def test_no_rank_waits_for_one_that_died_before_the_start(fake_mpirun, monkeypatch):
-    """Not with --elastic either: from MPI_Init they come out together or not at all."""
+def test_no_rank_waits_for_one_that_died_at_the_start(fake_mpirun, monkeypatch):
+    """The same holds with --elastic: ranks leave MPI_Init together or not at all."""
     monkeypatch.setattr(launcher, "_FAREWELL", 0.0)
     fake_mpirun("""say '[0, "in", "MPI_Init", 300]'; say '[1, "ended", 3]'; exec sleep 20""")
     said = []
@@ -160,14 +162,14 @@ def test_no_rank_waits_for_one_that_died_before_the_start(fake_mpirun, monkeypat
     [
         (["train", "tree-lstm", "--elastic"], True),
         (["train", "tree-lstm"], False),
-        (["own.py", "--elastic"], False),  # whatever that means there
+        (["own.py", "--elastic"], False),  # whatever the status means there
     ],
 )
 def test_ranks_and_launcher_are_elastic_together(
     arguments, asked, fake_mpirun, tmp_path, monkeypatch
 ):
-    """Else the launcher would end ranks that go on."""
-    monkeypatch.setenv("CAVS_ELASTIC", "1")  # left from elsewhere
+    """Otherwise the launcher would end the survivors."""
+    monkeypatch.setenv("CAVS_ELASTIC", "1")  # left from another program
     told = tmp_path / "told"
     fake_mpirun(f'echo "$CAVS_ELASTIC" "$@" > {told}; say \'[1, "ended", -9]\'')
     said = []
@@ -221,8 +223,8 @@ exec {path} "$@"
 class TestRanks:
     pytestmark = needs_mpi
 
-    def test_what_a_killed_mpirun_left_is_in_nobodys_way(self, tmp_path, monkeypatch):
-        """Numbers of processes come again: soon in a container, one day everywhere."""
+    def test_leftovers_of_a_killed_mpirun_do_no_harm(self, tmp_path, monkeypatch):
+        """Process numbers recur: soon in a container, eventually everywhere."""
         found, left = launcher.find_mpirun(), tmp_path / "mpirun"
         left.write_text(LEFT.format(path=found.path))
         left.chmod(0o755)
@@ -232,7 +234,7 @@ class TestRanks:
         assert launcher.launch(2, ["info"], say=lambda text: None) == 0
         assert list(tmp_path.glob("ompi.*/pmix.vm.tool"))
 
-    def test_ctrl_c_reaches_the_ranks_and_their_status_comes_back(self, tmp_path):
+    def test_ctrl_c_reaches_the_ranks_and_their_status_is_returned(self, tmp_path):
         started = Started(tmp_path)
         assert [text.split()[1] for text in started.texts()] == ["1", "1"]
         started.process.send_signal(signal.SIGINT)
@@ -242,7 +244,7 @@ class TestRanks:
         if os.geteuid() == 0:
             assert "cavs: running mpirun as root" in errors
 
-    def test_a_second_signal_ends_ranks_that_do_not_listen(self, tmp_path):
+    def test_a_second_signal_ends_unresponsive_ranks(self, tmp_path):
         started = Started(tmp_path)
         for pid in started.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -254,8 +256,8 @@ class TestRanks:
         wait_for(lambda: not any(map(alive, started.pids)))
 
     @pytest.mark.parametrize("elastic", [True, False])
-    def test_nobody_waits_for_a_rank_that_ended_before_it_began(self, tmp_path, elastic):
-        """Of the three calls of MPI that wait for all, none may wait for the dead."""
+    def test_no_rank_waits_for_one_that_ended_before_mpi_init(self, tmp_path, elastic):
+        """None of the three calls of MPI that wait for all may wait for the dead rank."""
         program, said = tmp_path / "early.py", []
         program.write_text(EARLY)
         begun = time.monotonic()
@@ -272,14 +274,14 @@ class TestRanks:
         wait_for(lambda: not any(map(alive, started.pids)))
 
     @pytest.mark.parametrize("which", ["mpirun", "keeper"])
-    def test_what_stands_between_may_be_killed(self, which, tmp_path):
-        """Ranks end with it, and it is said."""
+    def test_mpirun_and_supervisors_may_be_killed(self, which, tmp_path):
+        """Ranks end with it, and an error says so."""
         started = Started(tmp_path)
         keepers = [parent_of(pid) for pid in started.pids]
         os.kill(keepers[1] if which == "keeper" else parent_of(keepers[1]), signal.SIGKILL)
         wait_for(lambda: not alive(started.pids[1]))
         if which == "keeper":
-            time.sleep(2)  # it is missed
+            time.sleep(2)  # its absence is noticed
             os.kill(started.pids[0], signal.SIGUSR1)  # the other one ends by itself
         _, errors = started.process.communicate(timeout=patience(60))
         assert started.process.returncode == 128 + 9

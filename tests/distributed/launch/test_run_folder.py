@@ -1,4 +1,4 @@
-"""The folder of a launcher: nothing of it stays, not even of one that was killed."""
+"""The folder of a launch is removed, also by the next launch after a kill."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ with run_folder() as (folder, kept):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Temporary files are made here, and no folder is too new to be left by somebody."""
+    """Create temporary files here; no folder counts as too new to be a leftover."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(module, "_NEW", 0.0)
@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
 
 
 def killed(*arguments):
-    """The folder of a run that was killed, and what else it printed."""
+    """Return the folder of a run that was killed, and its other output."""
     run = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -41,26 +41,26 @@ def killed(*arguments):
     return run.stdout.split()
 
 
-def test_a_folder_goes_with_its_run(here):
+def test_a_folder_is_removed_with_its_run(here):
     with run_folder() as (folder, _):
         assert folder.parent == here
         (folder / "ranks").write_text("")
     assert not list(here.iterdir())
 
 
-def test_what_a_killed_run_left_goes_with_the_next_one(here):
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(here):
     (left,) = killed()
     assert os.listdir(left) == ["ranks"]
     with run_folder() as (folder, _):
         assert list(here.iterdir()) == [folder]
 
 
-def test_runs_side_by_side_keep_their_folders(here):
+def test_concurrent_runs_keep_their_folders(here):
     with run_folder() as (first, _), run_folder() as (second, _):
         assert sorted(here.iterdir()) == sorted([first, second])
 
 
-def test_a_folder_is_kept_by_who_outlives_the_launcher(here):
+def test_a_child_that_outlives_the_launcher_keeps_the_folder(here):
     output = subprocess.Popen(
         [sys.executable, "-c", KILLED, "child"], stdout=subprocess.PIPE, text=True
     )
@@ -69,20 +69,20 @@ def test_a_folder_is_kept_by_who_outlives_the_launcher(here):
     with run_folder():
         assert os.path.isdir(left)
     os.kill(child, signal.SIGKILL)
-    output.stdout.read()  # to the end, which comes when the child is gone
+    output.stdout.read()  # to the end, when the child has ended
     output.stdout.close()
     with run_folder():
         assert not os.path.exists(left)
 
 
-def test_a_new_folder_may_not_be_locked_yet_and_stays(here, monkeypatch):
+def test_a_new_folder_without_a_lock_stays(here, monkeypatch):
     monkeypatch.setattr(module, "_NEW", 60.0)
     (left,) = killed()
     with run_folder():
         assert os.path.isdir(left)
 
 
-def test_what_others_call_so_stays(here):
+def test_other_files_of_that_name_stay(here):
     file = here / "cavs-ranks-notes"
     file.write_text("mine")
     link = here / "cavs-ranks-link"

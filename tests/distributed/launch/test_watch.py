@@ -1,4 +1,4 @@
-"""What the launcher makes of what its ranks tell it, by a clock of the test."""
+"""The launcher's reaction to messages of its ranks, by a clock of the test."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from cavs.distributed.launch.watch import Watch
 
 
 class Told:
-    """A watch, and ranks that tell it something."""
+    """A watch, and ranks that send it messages."""
 
     def __init__(self, tmp_path, ranks):
         self.now = 0.0
@@ -33,8 +33,8 @@ def tell(tmp_path):
     told.watch.close()
 
 
-def test_who_keeps_others_waiting_inside_mpi_is_named(tell, monkeypatch):
-    monkeypatch.setattr(watch, "STARTING", 6.0)  # whatever a rank asks for
+def test_a_rank_that_keeps_others_waiting_in_mpi_is_named(tell, monkeypatch):
+    monkeypatch.setattr(watch, "STARTING", 6.0)  # whatever timeout a rank asks for
     tell(0, "in", "MPI_Init", 5)
     tell(1, "started", os.getpid())
     tell(0, "out")
@@ -56,7 +56,7 @@ def test_who_keeps_others_waiting_inside_mpi_is_named(tell, monkeypatch):
     assert tell.watch.late() is None
 
 
-def test_a_start_that_nobody_is_missing_for_stands_still(tell):
+def test_a_start_with_all_ranks_inside_hangs(tell):
     tell.now = 30.0
     assert tell.watch.stuck() is None
     tell.now = 30.1
@@ -85,7 +85,7 @@ def test_a_start_that_nobody_is_missing_for_stands_still(tell):
 
 
 @pytest.mark.parametrize("word", ["ended", "in"])
-def test_what_ends_does_not_stand_still(tell, word):
+def test_ended_ranks_do_not_hang(tell, word):
     for rank in range(3):
         tell(rank, "started", os.getpid())
         tell(rank, "in", "MPI_Init", 5)
@@ -98,7 +98,7 @@ def test_what_ends_does_not_stand_still(tell, word):
     assert tell.watch.stuck() is None
 
 
-def test_the_end_may_be_waited_for_as_long_as_it_takes_but_is_told_once(tell):
+def test_a_long_wait_for_the_end_is_reported_once(tell):
     tell(0, "in", "MPI_Finalize", 2)
     tell(1, "in", "MPI_Finalize", 2)
     tell.now = 2.5
@@ -109,14 +109,14 @@ def test_the_end_may_be_waited_for_as_long_as_it_takes_but_is_told_once(tell):
     assert tell.watch.still_running() is None
 
 
-def test_the_first_death_is_told_with_what_was_saved(tell):
+def test_the_first_death_is_reported_with_the_checkpoint(tell):
     for _ in ("MPI_Init", "MPI_Comm_dup"):
         tell(2, "out")
     tell(0, "saved", "a.safetensors", 12)
     tell(1, "ended", 0)
     assert tell.watch.death is None
     tell(2, "ended", -9)
-    tell(0, "failed")  # it speaks of that death
+    tell(0, "failed")  # it is about that death
     tell(0, "ended", -15)
     assert tell.watch.death == (2, -9)
     assert tell.watch.told(stopped=False) == (
@@ -126,7 +126,7 @@ def test_the_first_death_is_told_with_what_was_saved(tell):
     assert tell.watch.told(stopped=False, elastic=True).endswith("of step 12.")
 
 
-def test_nobody_goes_on_without_a_rank_that_never_began(tell):
+def test_no_rank_continues_without_one_that_never_began(tell):
     tell(1, "ended", 1)
     assert not tell.watch.starting  # the others load their data
     tell(0, "in", "MPI_Init", 300)
@@ -137,20 +137,20 @@ def test_nobody_goes_on_without_a_rank_that_never_began(tell):
     assert not tell.watch.starting
 
 
-def test_one_that_is_gone_with_its_keeper_is_missed(tell):
+def test_a_rank_lost_with_its_supervisor_is_noticed(tell):
     gone = subprocess.Popen(["true"])
     gone.wait()
     tell(0, "started", os.getpid())
     tell(1, "started", gone.pid)
     tell(2, "started", gone.pid)
     tell.watch.miss()
-    assert tell.watch.ends == {}  # the keeper may just be about to tell
+    assert tell.watch.ends == {}  # the supervisor may be about to report
     tell(2, "ended", 0)
     tell.watch.miss()
     assert tell.watch.ends == {2: 0, 1: -9}
 
 
-def test_ranks_that_end_with_an_error_of_their_own_are_not_told_of(tell):
+def test_ranks_that_report_their_own_error_are_not_repeated(tell):
     tell(0, "ended", 1)
     assert tell.watch.death == (0, 1) and tell.watch.told(stopped=False) is None
     assert "rank 0 of 3 ended with status 1, and the others stopped; there is no checkpoint" in (
@@ -159,8 +159,8 @@ def test_ranks_that_end_with_an_error_of_their_own_are_not_told_of(tell):
 
 
 @pytest.mark.parametrize("first", ["in", "ended"])
-def test_one_that_ends_before_others_can_begin_has_not_ended_well(tell, first):
-    """Whichever is told first: MPI_Init needs all ranks."""
+def test_an_end_before_others_begin_is_a_failure(tell, first):
+    """In any order of the reports: MPI_Init needs all ranks."""
     words = {"in": (0, "in", "MPI_Init", 300), "ended": (1, "ended", 0)}
     for word in sorted(words, key=lambda word: word != first):
         assert tell.watch.death is None
@@ -174,15 +174,15 @@ def test_one_that_ends_before_others_can_begin_has_not_ended_well(tell, first):
     assert tell.watch.told(stopped=True) == text
 
 
-def test_one_that_ends_after_it_has_been_in_mpi_is_not_missing(tell):
+def test_an_end_after_mpi_init_is_not_missing(tell):
     tell(1, "in", "MPI_Init", 300)
     tell(1, "out")
     tell(1, "ended", 0)
-    tell(0, "in", "MPI_Init", 300)  # about to come out
+    tell(0, "in", "MPI_Init", 300)  # about to leave it
     assert tell.watch.death is None
 
 
-def test_what_writes_checkpoints_is_told_of_by_its_name(tell):
+def test_the_writer_of_checkpoints_is_named(tell):
     tell(1, "ended", -9)
     assert "no checkpoint yet; --save-every STEPS writes them" in tell.watch.told(stopped=True)
     tell.watch.saves = "checkpoint_every of Trainer.fit"
@@ -190,13 +190,13 @@ def test_what_writes_checkpoints_is_told_of_by_its_name(tell):
     assert words in tell.watch.told(stopped=True)
 
 
-def test_one_that_ends_all_has_said_why(tell):
+def test_a_rank_that_ends_all_has_reported_why(tell):
     tell(1, "failed")
     tell(1, "ended", -9)
     assert tell.watch.death is None and tell.watch.told(stopped=True) is None
 
 
-def test_nobody_is_waited_for_who_cannot_go_on(tell):
+def test_ranks_that_cannot_continue_are_not_waited_for(tell):
     tell(1, "ended", -11)
     tell(0, "parted")
     assert not tell.watch.alone
@@ -204,7 +204,7 @@ def test_nobody_is_waited_for_who_cannot_go_on(tell):
     assert tell.watch.alone
 
 
-def test_a_rank_tells_when_it_is_inside_mpi(tell, monkeypatch):
+def test_a_rank_reports_when_it_is_inside_mpi(tell, monkeypatch):
     monkeypatch.setenv(launcher_pipe.PIPE, str(tell.watch.path))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
     with launcher_pipe.inside("MPI_Comm_split", 4.5):
@@ -213,15 +213,15 @@ def test_a_rank_tells_when_it_is_inside_mpi(tell, monkeypatch):
     tell.watch.listen(1)
     assert tell.watch.waits == {}
     tell.watch.path.unlink()
-    launcher_pipe.report("out")  # there is no launcher any more: nobody is told
+    launcher_pipe.report("out")  # without a launcher, messages are dropped
 
 
 @pytest.mark.parametrize(
     ("code", "status"),
     [("pass", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 15)", -15)],
 )
-def test_a_keeper_tells_how_its_rank_ended_and_dies_of_a_bad_end(tell, code, status):
-    """mpirun tells the other ranks of a death alone."""
+def test_a_supervisor_reports_the_end_of_its_rank(tell, code, status):
+    """mpirun informs the other ranks of a death only."""
     environment = {
         **os.environ,
         launcher_pipe.PIPE: str(tell.watch.path),
@@ -235,7 +235,7 @@ def test_a_keeper_tells_how_its_rank_ended_and_dies_of_a_bad_end(tell, code, sta
     assert tell.watch.pids.keys() == {1}
 
 
-def test_a_keeper_that_has_nothing_to_keep_says_so(tell):
+def test_a_supervisor_without_a_program_reports_it(tell):
     command = [sys.executable, "-I", "-S", supervisor.__file__, "/nowhere/to/be/found"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == -9
@@ -243,12 +243,12 @@ def test_a_keeper_that_has_nothing_to_keep_says_so(tell):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no Linux")
-def test_a_rank_that_nobody_has_reaped_yet_is_gone(tell):
-    """As where the first process of a container adopts orphans and leaves them."""
+def test_a_zombie_counts_as_gone(tell):
+    """The first process of a container may adopt orphans and not reap them."""
     child = os.fork()
     if child == 0:
         os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
     tell(1, "started", child)
     tell.watch.miss()
     tell.watch.miss()

@@ -1,4 +1,4 @@
-"""What ``auto`` chooses, judged by the messages that training sends, not by the model of costs."""
+"""The choice of ``auto``, compared by the messages that training sends, not by the cost model."""
 
 import threading
 from collections import defaultdict, deque
@@ -29,7 +29,7 @@ BANDWIDTH = np.array([n.bandwidth for n in NETWORKS.values()])
 
 
 class Clocks:
-    """What the clock of each rank shows on each of the networks, by the messages that it exchanges.
+    """The clock of each rank on each of the networks, by the messages that it exchanges.
 
     A card sends one message after the other, and receives so; none arrives before its latency.
     """
@@ -55,11 +55,11 @@ class Clocks:
 
         patch.setattr(ThreadCommunicator, "_exchange", timed)
         patch.setattr(ThreadCommunicator, "_map_common", lambda c, nbytes: None)
-        patch.setattr(choice, "_has_free_core", lambda c: False)  # nothing hides a message
+        patch.setattr(choice, "_has_free_core", lambda c: False)  # no message is hidden
 
 
 class Table(cavs.Model):
-    """Few rows of it are in a batch."""
+    """A model with a table, few rows of which are in a batch."""
 
     def __init__(self, words=20_000, size=16, hidden=16):
         self.embedding = nn.Embedding(words, size)
@@ -72,12 +72,14 @@ class Table(cavs.Model):
 
 
 MODELS = {"table": Table, "dense": lambda: Table(40, 64, 128)}
-# Where it matters: the worst takes so many times as long as the best.
+# Networks where the choice matters: the worst takes so many times as long as the best.
 SPREADS = {("table", "slow"): 1.6, ("dense", "slow"): 4, ("dense", "far"): 1.6}
 
 
 def seconds(make, strategy, network):
-    """Of a step, on each of the networks. network: that the strategy is made for."""
+    """Return seconds of a step on each of the networks. network: the one that the strategy is
+    made for.
+    """
     batch = cavs.batch(trees(2 * RANKS, 1))
 
     def work(c):
@@ -98,7 +100,7 @@ def seconds(make, strategy, network):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_auto_is_near_the_best_of_what_can_run(name):
+def test_auto_is_near_the_best_builder(name):
     names = sorted({*REGISTRY, *CANDIDATES})
     every = {builder: seconds(MODELS[name], builder, Network()) for builder in names}
     for i, (where, network) in enumerate(NETWORKS.items()):

@@ -1,4 +1,4 @@
-"""Strategy builders: each by its rule, and all of them verified on any model and cluster."""
+"""Strategy builders: each follows its rule, and all are verified on any model and cluster."""
 
 import dataclasses
 
@@ -93,7 +93,7 @@ def test_load_balancing():
 
 
 def test_load_is_balanced_over_processes():
-    """Eight names of one process are one server, for Poseidon's rule, too."""
+    """Eight device names of one process are one server, for Poseidon's rule, too."""
     many = Node(address="a", chief=True, gpus=(0,), cpus=tuple(range(8)))
     others = [Node(address=address, gpus=(0,)) for address in "bcd"]
     cluster = ResourceSpec(nodes=(many, *others))
@@ -121,8 +121,8 @@ def test_partitioned():
     assert shards_of(strategy.node("prime"), (5, 2))[4].shape == (1, 2)
 
 
-def test_large_primes_stay_whole():
-    """A vocabulary of prime size would become thousands of shards of a row each."""
+def test_large_primes_are_not_partitioned():
+    """A vocabulary of prime size would become thousands of shards of one row each."""
     model = [v("table", 2003, 2), v("row", 2, 2003)]
     assert parts(build("PartitionedPS", model, TWO)) == [(), (2, 1)]
     assert parts(build("PartitionedAR", model, TWO)) == [(), (2, 1)]
@@ -147,7 +147,7 @@ def test_all_reduce():
     assert [leaf.compressor for leaf in strategy.leaves] == ["none"] + ["float16"] * 5
     assert all(leaf.sync.spec == "ring" for leaf in strategy.leaves)
     by_nccl = build("AllReduce(spec='nccl')", MODEL, TWO)
-    assert [leaf.sync.spec for leaf in by_nccl.leaves] == ["auto"] + ["nccl"] * 5  # of tables, no
+    assert [leaf.sync.spec for leaf in by_nccl.leaves] == ["auto"] + ["nccl"] * 5  # not for tables
 
 
 def test_buckets_are_left_to_the_run():
@@ -183,7 +183,7 @@ def test_parallax():
 
 
 def test_the_rule_of_poseidon():
-    """The worked numbers: 3.7 million floats of factors against 58.7 million by servers."""
+    """The example of the paper: 3.7 million floats of factors against 58.7 million by servers."""
     assert 2 * 32 * 7 * 8192 == 3_670_016
     assert 2 * 4096 * 4096 * 14 // 8 == 58_720_256
     assert factors_pay((4096, 4096), 32, 8, 8)
@@ -226,12 +226,12 @@ def test_byteps():
     assert destinations(strategy) == ["c:CPU:0", "d:CPU:0"]
     assert strategy.leaves[0].sync.two_level
     assert build("BytePS", [v("a", 5)], MIXED).graph.servers == ("c:CPU:0",)
-    beside = build("BytePS", [v("a", 5), v("b", 3)], GPUS)
-    assert beside.graph.servers == ()
-    assert destinations(beside) == ["a:CPU:0", "b:CPU:0"]
+    colocated = build("BytePS", [v("a", 5), v("b", 3)], GPUS)
+    assert colocated.graph.servers == ()
+    assert destinations(colocated) == ["a:CPU:0", "b:CPU:0"]
 
 
-def test_processes_of_one_machine_have_nothing_to_reduce_first():
+def test_two_levels_are_off_on_one_host():
     assert not build("PS", MODEL, ResourceSpec.local(4)).leaves[0].sync.two_level
     assert not build("PS", MODEL, TWO).leaves[0].sync.two_level
 
@@ -256,7 +256,7 @@ variables = st.lists(
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 @given(variables, st.sampled_from(CLUSTERS))
 @settings(deadline=None, max_examples=30)
-def test_every_builder_makes_what_verification_admits(name, model, cluster):
+def test_every_builder_passes_verification(name, model, cluster):
     strategy = build(name, model, cluster)
     assert problems(strategy, model, cluster) == []
     assert [node.name for node in strategy.nodes] == [variable.name for variable in model]
@@ -310,7 +310,7 @@ def test_names_and_options_are_kept():
         ("PS(servers={[1]: 2})", "names no strategy builder"),
     ],
 )
-def test_builders_that_make_no_sense(text, words):
+def test_invalid_builders_are_refused(text, words):
     with pytest.raises(ConfigError) as caught:
         build(text, MODEL, GPUS)
     assert words in str(caught.value)
@@ -345,7 +345,7 @@ class Other:
 """
 
 
-def test_a_builder_of_ones_own(tmp_path):
+def test_a_user_builder(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MINE)
     strategy = build(f"{path}:Mine(chunk=3)", MODEL, TWO)
@@ -394,24 +394,24 @@ class Adds(Raises):
         ("import absent_module\n", "F", "cannot be loaded: ModuleNotFoundError: No module", 1),
     ],
 )
-def test_the_line_of_a_builder_of_ones_own_that_fails(text, name, words, line, tmp_path):
+def test_the_line_of_a_user_builder_that_fails(text, name, words, line, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         build(f"{path}:{name}", MODEL, TWO)
     assert words in caught.value.what and caught.value.hint
-    # Without a line of its own it is that which asks for the builder.
+    # Without a line of its own, the error names the line that uses the builder.
     assert caught.value.where.startswith(f"broken.py:{line}" if line else "test_builders.py:")
 
 
-def test_a_name_stands_for_one_builder():
+def test_names_of_builders_are_unique():
     with pytest.raises(ConfigError, match="already a builder PS"):
         builders.register(builders.PS)
     assert dataclasses.is_dataclass(REGISTRY["PS"])
     assert AllReduce is not REGISTRY["AllReduce"]
 
 
-def test_poseidon_may_sum_what_has_no_factors():
+def test_poseidon_may_reduce_gradients_without_factors():
     shapes = {"table": (50, 4), "W": (64, 64), "V": (64, 64)}
     table, w, v = (Variable(name=name, shape=shape) for name, shape in shapes.items())
     variables = [dataclasses.replace(table, sparse=True, rows=3), w]

@@ -13,13 +13,13 @@ from tests.patience import patience
 
 LOCAL = (2e-6, 5e9)
 FAR = (3e-5, 1e9)
-SLOW = {"s": 1e8, "t": 2e8}  # bandwidths of nodes with other cards
+SLOW = {"s": 1e8, "t": 2e8}  # bandwidths of nodes with different cards
 SUMS = 2e9
 COMMON = 8e9
 
 
 class World:
-    """Ranks as threads; a message costs its time on the clock of both ends, nothing on ours."""
+    """Ranks as threads; a message takes its time on the clocks of both ends, no real time."""
 
     def __init__(self, addresses, common=False):
         self.addresses, self.size, self.common = addresses, len(addresses), common
@@ -96,7 +96,7 @@ def measured(addresses, network=None, common=False, what=calibrate):
 
 
 @pytest.mark.parametrize("addresses", [["a", "a"], ["a", "b"], ["a", "a", "b", "b"]])
-def test_what_is_known_is_measured(addresses):
+def test_known_values_are_measured(addresses):
     start = Network(latency=7.0, bandwidth=7.0, local_latency=7.0, local_bandwidth=7.0)
     found = measured(addresses, start)
     assert all(network == found[0] for network in found)
@@ -115,7 +115,7 @@ def test_what_is_known_is_measured(addresses):
 
 @pytest.mark.parametrize("addresses", ["abs", "sab", "abst", "aabbsstt", "abasbs", "abcst"])
 def test_every_card_is_measured(addresses):
-    """Also one that the first pair of ranks does not use."""
+    """This includes a card that the first pair of ranks does not use."""
     found = measured(list(addresses), what=cards)
     assert all(told == found[0] for told in found)
     assert list(found[0]) == list(dict.fromkeys(addresses))
@@ -124,12 +124,12 @@ def test_every_card_is_measured(addresses):
 
 
 @pytest.mark.parametrize("addresses", ["a", "aa", "ab", "abab"])
-def test_of_two_nodes_the_link_is_known_already(addresses):
+def test_the_link_of_two_nodes_needs_no_second_measurement(addresses):
     assert measured(list(addresses), what=cards) == [{}] * len(addresses)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_sums_in_memory_that_all_see_are_measured_where_there_is_some(ranks):
+def test_sums_in_shared_memory_are_measured_where_available(ranks):
     addresses = ["a"] * ranks
     found = measured(addresses, common=True)
     assert all(network == found[0] for network in found)

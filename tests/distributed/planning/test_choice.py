@@ -1,4 +1,4 @@
-"""What is chosen among builders and saved strategies by the model of costs."""
+"""The choice among builders and saved strategies by the cost model."""
 
 import dataclasses
 
@@ -23,9 +23,9 @@ from tests.distributed.planning.test_cost import B, E, W, flat_network
 @pytest.mark.parametrize("where", sorted(TABLE))
 @pytest.mark.parametrize("name", ["vgg16", "ncf_sparse", "tree_lstm"])
 def test_auto_is_near_the_best_on_known_clusters(name, where):
-    """Against every registered builder with its own defaults, candidate of auto or not.
+    """Compare with every registered builder with its own defaults, candidate of auto or not.
 
-    All by the model of costs: whether that is right is for test_auto.py.
+    Costs are those of the cost model; test_auto.py tests whether it is right.
     """
     make, seconds = MODELS[name]
     model, resources = make(), cluster(where)
@@ -37,7 +37,7 @@ def test_auto_is_near_the_best_on_known_clusters(name, where):
         assert mine <= 1.1 * simulate(other, model, resources, compute).seconds
 
 
-def test_comparison_is_ordered_and_without_doubles():
+def test_comparison_is_sorted_without_duplicates():
     found = compare(CANDIDATES, [W, E, B], cluster("B2"))
     seconds = [candidate.simulation.seconds for candidate in found]
     assert seconds == sorted(seconds)
@@ -46,16 +46,16 @@ def test_comparison_is_ordered_and_without_doubles():
     assert all(c.strategy.builder for c in found)
 
 
-def test_auto_prefers_what_the_cluster_likes():
-    """Many nodes, one server: its card is what all wait for."""
+def test_auto_adapts_to_the_cluster():
+    """With many nodes and one server, its card is the bottleneck."""
     model = vgg16()
     chosen = make_strategy("auto", model, cluster("B8"))
     slow = predict(build("PS", model, cluster("B8")), model, cluster("B8"))
     assert predict(chosen, model, cluster("B8")).sync_seconds < slow.sync_seconds / 4
 
 
-def test_auto_takes_buckets_where_computation_hides_what_is_sent():
-    """Of a dense model whose first parameters are large and whose last gradient is small."""
+def test_auto_takes_buckets_where_computation_hides_messages():
+    """A dense model with large first parameters and a small last gradient."""
     large = [dataclasses.replace(W, name=n, factors=None) for n in "WV"]
     model = [*large, *(Variable(name=n, shape=(64,)) for n in "abc")]
     order = ["W", "V", "c", "b", "a"]
@@ -63,8 +63,8 @@ def test_auto_takes_buckets_where_computation_hides_what_is_sent():
     found = make_strategy("auto", in_order(model, order), resources, Compute(0.5, 1.0))
     assert found.builder == "Buckets"
     exposed = simulate(found, in_order(model, order), resources, Compute(0.5, 1.0)).exposed
-    assert exposed == pytest.approx(4 * (256 / 1e9 + 1e-3))  # of `a` alone, up a tree and down
-    # Where nothing hides it, messages count.
+    assert exposed == pytest.approx(4 * (256 / 1e9 + 1e-3))  # for `a` alone, up a tree and down
+    # If nothing hides them, messages count.
     assert make_strategy("auto", model, resources).builder != "Buckets"
 
 

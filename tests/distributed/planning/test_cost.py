@@ -34,7 +34,7 @@ B = Variable(name="b", shape=(64,))
 
 
 def counted(operation):
-    """Bytes by rank, from the messages of the algorithms themselves."""
+    """Return bytes by rank, from the messages of the algorithms themselves."""
     ranks, sent = operation.ranks, dict.fromkeys(operation.ranks, 0.0)
     n, own = len(ranks), operation.bytes_of_ranks()
     if operation.kind == "all_reduce" and own[0] <= SMALL:
@@ -99,7 +99,7 @@ def test_worked_bytes():
 
 
 def test_the_columns_of_poseidons_table():
-    """Send and receive of a node that is server and worker: 58.7 million floats; of SFB 3.7."""
+    """Sends and receives of a node that is server and worker: 58.7 million floats; of SFB 3.7."""
     model = [Variable(name=f"w{i}", shape=(4096, 512), factors=32) for i in range(8)]
     eight = ResourceSpec.local(8)
     sent = bytes_by_rank(build("PSLoadBalancing", model, eight), model) / 4
@@ -123,13 +123,13 @@ def test_sparse_bytes():
     assert served.tolist() == pytest.approx([90 * row, 60 * row + HEADER_BYTES])
     gathered = bytes_by_rank(build("AllReduce", [E], two), [E], load)
     assert gathered.tolist() == [40 * row + HEADER_BYTES, 60 * row + HEADER_BYTES]
-    # All rows are in the first half: to the owner of the second go headers alone.
+    # All rows are in the first half: the owner of the second receives headers alone.
     cut = bytes_by_rank(build("PartitionedPS", [E], two), [E], load)
     assert cut.tolist() == pytest.approx([90 * row + HEADER_BYTES, 60 * row + HEADER_BYTES])
 
 
 def test_a_table_is_gathered_at_once_however_it_is_cut():
-    """As it travels: so are its messages counted."""
+    """Its messages are counted as they are sent."""
     two, model = ResourceSpec.local(2), [E, Variable(name="v", shape=(8,))]
     whole, cut = (build(name, model, two) for name in ("AllReduce", "PartitionedAR"))
     assert cut.nodes[0].parts == 2
@@ -154,15 +154,15 @@ def test_measured_factors_replace_expected_ones():
 
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"Poseidon"}))
-def test_shards_send_what_the_whole_does(name):
-    """Cutting and placing changes who sends, not how much; factors are another amount."""
+def test_shards_send_as_much_as_the_parameter(name):
+    """Partitioning and placement change the sender, not the amount; factors are another amount."""
     model = [W, Variable(name="V", shape=(96, 512))]
     sent = bytes_by_rank(build(name, model, ResourceSpec.local(4)), model)
     total = sum(v.nbytes for v in model)
     assert sent.sum() == pytest.approx(2 * 3 * total, rel=1e-3)
 
 
-def test_two_levels_cross_the_network_once_a_node():
+def test_two_levels_use_the_network_once_per_node():
     gpus = nodes([(4, 10)] * 3)
     flat = plan(build("PS(two_level=False)", [W], gpus), [W])
     (chain,) = plan(build("PS(local_replication=True)", [W], gpus), [W])
@@ -177,8 +177,8 @@ def test_two_levels_cross_the_network_once_a_node():
 
 
 @pytest.mark.parametrize("option", ["local_replication=True", "two_level=True"])
-def test_within_one_node_nobody_speaks_for_others(option):
-    """So it is in the run, where replicas of one node speak to the servers directly."""
+def test_within_one_node_replicas_communicate_directly(option):
+    """The run does the same: replicas of one node communicate with the servers directly."""
     three, model = ResourceSpec.local(3), [W, E, B]
     plain = build("PSLoadBalancing(servers=1)", model, three)
     asked = build(f"PSLoadBalancing(servers=1, {option})", model, three)
@@ -199,8 +199,8 @@ def test_groups_leave_in_the_order_of_backward():
 
 
 def test_buckets_are_filled_in_the_order_in_which_gradients_are_done():
-    """The last gradient, behind which nothing is computed, goes alone."""
-    names, sizes = "abcde", (2, 1, 3, 9, 1)  # MB, of buckets of 4
+    """The last gradient, after which nothing is computed, is sent alone."""
+    names, sizes = "abcde", (2, 1, 3, 9, 1)  # MB, in buckets of 4
     model = [Variable(name=n, shape=(s * MB // 4,)) for n, s in zip(names, sizes, strict=True)]
     model.append(dataclasses.replace(E, name="t"))
     strategy = build("Buckets", model, ResourceSpec.local(2))
@@ -215,7 +215,7 @@ def test_buckets_are_filled_in_the_order_in_which_gradients_are_done():
     assert [(op.kind, op.nbytes, op.in_place) for op in sent] == [("all_reduce", 4 * MB, True)]
 
 
-def test_gradients_come_in_the_order_that_is_known():
+def test_gradients_follow_the_known_order():
     model = [B, W, dataclasses.replace(W, name="V")]
     groups = build("AllReduce(chunk=2)", model, ResourceSpec.local(2))
     ordered = in_order(model, ["V", "b", "W"])
@@ -223,7 +223,7 @@ def test_gradients_come_in_the_order_that_is_known():
     assert [chain.leaves for chain in plan(groups, ordered)] == [("V",), ("b", "W")]
     assert Compute(1.0, 3.0).gradient_times(ordered) == {"V": 2.0, "b": 3.0, "W": 4.0}
     assert Compute(1.0, 3.0).gradient_times(model) == {"V": 2.0, "W": 3.0, "b": 4.0}
-    # Frozen, or not in this program: nothing waits for it.
+    # A parameter that is frozen, or not in this program, delays nothing.
     (first, *_) = by_gradient(in_order(model, ["W", "b"]))
     assert first.name == "V"
 
@@ -248,7 +248,7 @@ def flat_network(workers, **network):
 
 
 def test_ring_time():
-    """Equation 8.3 with as many messages in a row as a ring has."""
+    """Equation 8.3 with the number of consecutive messages of a ring."""
     found = predict(build("AllReduce", [W], flat_network(4)), [W], flat_network(4))
     assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3)
     assert found.seconds == found.sync_seconds
@@ -259,8 +259,8 @@ def test_ring_time():
     assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3 + 0.75 * W.nbytes / 1e8)
 
 
-def test_ranks_of_one_node_sum_in_memory_that_all_see():
-    """Two meetings of log2 N messages each, and the bytes; not what a compressor makes."""
+def test_ranks_of_one_node_sum_in_shared_memory():
+    """Two barriers of log2 N messages each, and the bytes; not for compressed gradients."""
     resources = ResourceSpec.local(4, Network(local_latency=1e-3, common_bandwidth=1e9))
     found = predict(build("AllReduce", [W], resources), [W], resources)
     assert found.sync_seconds == pytest.approx(W.nbytes / 1e9 + 4e-3)
@@ -269,20 +269,22 @@ def test_ranks_of_one_node_sum_in_memory_that_all_see():
         strategy = build(other, [W], resources)
         found = [predict(strategy, [W], r).seconds for r in (resources, messages)]
         assert found[0] == found[1] > 0
-    apart = flat_network(4, common_bandwidth=1e9)
-    found = predict(build("AllReduce", [W], apart), [W], apart)
+    network = flat_network(4, common_bandwidth=1e9)
+    found = predict(build("AllReduce", [W], network), [W], network)
     assert found.sync_seconds == pytest.approx(1.5 * W.nbytes / 1e9 + 6e-3)
 
 
 def test_server_time():
-    """Equation 8.2, push and pull: three workers elsewhere, the fourth beside the server."""
+    """Equation 8.2, push and pull: three workers on other nodes, the fourth on the server's
+    node.
+    """
     four = flat_network(4)
     found = predict(build("PS", [W], four), [W], four)
     assert found.sync_seconds == pytest.approx(2 * (3 * W.nbytes / 1e9 + 3e-3))
 
 
-def test_a_server_waits_for_the_busiest_port_not_for_one_after_the_other():
-    """Where 8.2 adds up bytes over the bandwidth of each link; within a node it has no links."""
+def test_a_server_waits_for_its_busiest_port():
+    """Equation 8.2 adds up bytes over the bandwidth of each link; within a node it has no links."""
     two = Network(bandwidth=1e9, latency=0, local_latency=0, local_bandwidth=1e8)
 
     def push_and_pull(cpus, slow):
@@ -296,7 +298,7 @@ def test_a_server_waits_for_the_busiest_port_not_for_one_after_the_other():
     assert push_and_pull((1, 1, 1), 1e9) == pytest.approx(2 / 1e9)
     assert push_and_pull((1, 1, 1), 1e7) == pytest.approx(1 / 1e7)  # 8.2: and 1 / 1e9
     assert push_and_pull((1, 1, 2), 1e7) == pytest.approx(2 / 1e7)  # both through one card
-    assert push_and_pull((3, 1), 1e9) == pytest.approx(2 / 1e8)  # beside the server
+    assert push_and_pull((3, 1), 1e9) == pytest.approx(2 / 1e8)  # on the server's node
 
 
 def test_a_small_all_reduce_takes_the_depth_of_a_tree():
@@ -331,18 +333,19 @@ def test_features():
     assert found["servers_max_transfer"] == pytest.approx(3 * (50 + union) * row / 1e9)
     assert found["servers_mean_messages"] == 6
     assert found["servers_mean_launches"] == 2
-    apart = features(build("PSLoadBalancing", model, four), model, four)
-    assert len(apart) == 12
-    assert not apart[6:].any()
-    assert apart[0] > apart[3]
+    server_features = features(build("PSLoadBalancing", model, four), model, four)
+    assert len(server_features) == 12
+    assert not server_features[6:].any()
+    assert server_features[0] > server_features[3]
 
 
 @given(st.sampled_from(sorted(REGISTRY)), st.sampled_from(["B2", "B9", "A2"]))
 @settings(deadline=None, max_examples=20)
 def test_simulation_agrees_with_the_model_where_nothing_overlaps(name, where):
-    """A single chain, ready at once: no queue, no overlap, so both say the same."""
+    """A single chain, ready at once, has no queue and no overlap, so both agree."""
     resources = cluster(where)
-    model = [Variable(name="w", shape=(1009, 640))]  # a prime: whole, with the limit on shards
+    # a prime: not partitioned, with the limit on shards
+    model = [Variable(name="w", shape=(1009, 640))]
     options = "(max_shards=8)" if "Partition" in name and "Uneven" not in name else ""
     strategy = build(name + options, model, resources)
     if len(strategy.leaves) > 1:
@@ -352,8 +355,8 @@ def test_simulation_agrees_with_the_model_where_nothing_overlaps(name, where):
     assert found.seconds <= 1.5 * predict(strategy, model, resources).sync_seconds
 
 
-def test_a_ring_takes_the_links_that_it_has():
-    """None inside a host that has one rank; four from each card where no neighbours share one."""
+def test_a_ring_uses_its_own_links():
+    """No link inside a host with one rank; four from each card where no neighbours share one."""
     size, card, inside = 1e9, 100e9 / 8, 40e9 / 8
 
     def seconds(hosts, order):
@@ -378,14 +381,14 @@ def test_a_ring_takes_the_links_that_it_has():
 
 
 def test_overlap():
-    """What is sent during backward is hidden; the last gradient's message never is."""
+    """Messages during backward are hidden; the last gradient's message never is."""
     model = [Variable(name=f"w{i}", shape=(512, 512)) for i in range(10)]
     resources = flat_network(4)
     alone = predict(build("AllReduce(chunk=1)", model[:1], resources), model[:1], resources)
     each = alone.sync_seconds
     compute = Compute(forward=1.0, backward=10 * each)
-    apart = simulate(build("AllReduce(chunk=1)", model, resources), model, resources, compute)
-    assert apart.seconds == pytest.approx(1 + 11 * each)
+    single = simulate(build("AllReduce(chunk=1)", model, resources), model, resources, compute)
+    assert single.seconds == pytest.approx(1 + 11 * each)
     fused = simulate(build("AllReduce", model, resources), model, resources, compute)
     assert fused.exposed == pytest.approx(each * 10 - 9 * 6e-3)
     late = dataclasses.replace(compute, ready={v.name: 10 * each for v in model})
@@ -406,19 +409,21 @@ def test_servers_share_the_load():
     assert ring == pytest.approx(2 * 7 / 8 * 8 * MB / 1e9)
 
 
-def test_new_values_of_synchronous_servers_hide_behind_nothing():
-    """They leave when all have computed and all is summed, as in the run; stale ones do not."""
+def test_new_values_of_synchronous_servers_are_not_hidden():
+    """They leave when all have computed and all is summed, as in the run; stale ones do not
+    wait.
+    """
     model = [Variable(name=f"w{i}", shape=(512, 512)) for i in range(4)]
     resources = flat_network(4, latency=0)
     each, compute = 3 * MB / 1e9, Compute(1.0, 1.0)
     served = build("PS", model, resources)
     found = simulate(served, model, resources, compute)
-    # Of the pushes all but the last are hidden, of the pulls none.
+    # All pushes but the last are hidden, and no pull is.
     assert found.exposed == pytest.approx(5 * each)
     assert found.finished == pytest.approx([2 + (2 + i) * each for i in range(4)])
     slow = simulate(served, model, resources, Compute(1.0, 1.0, slowest=2))
     assert slow.seconds == pytest.approx(4 + 5 * each)
-    # A ring that ends late holds back what servers have had for long.
+    # A ring that ends late delays values that servers have had for long.
     reduced = build("AllReduce", model, resources)
     nodes = [reduced.node("w0"), *served.nodes[1:]]
     mixed = dataclasses.replace(served, nodes=tuple(nodes))
@@ -433,16 +438,16 @@ def test_new_values_of_synchronous_servers_hide_behind_nothing():
 
 
 def test_many_messages_keep_a_rank_busy():
-    """Of a hundred tiny parameters, one message a parameter and direction, handled in turn."""
+    """A hundred tiny parameters send one message each per direction, handled in turn."""
     model = [Variable(name=f"w{i}", shape=(2,)) for i in range(100)]
     resources = flat_network(2)
-    apart = simulate(build("PSLoadBalancing", model, resources), model, resources)
-    assert apart.seconds == pytest.approx(200 * 1e-3, rel=0.02)
+    single = simulate(build("PSLoadBalancing", model, resources), model, resources)
+    assert single.seconds == pytest.approx(200 * 1e-3, rel=0.02)
     fused = simulate(build("AllReduce", model, resources), model, resources)
     assert fused.seconds == pytest.approx(2e-3, rel=0.01)
 
 
-def test_through_stale_servers_a_replica_waits_for_its_own_answer_alone():
+def test_with_stale_servers_a_replica_waits_for_its_own_answer():
     model = [W]
     resources = flat_network(4)
     compute = Compute(0.05, 0.05)
@@ -456,7 +461,7 @@ def test_through_stale_servers_a_replica_waits_for_its_own_answer_alone():
     assert stale.exposed < strict.exposed / 2
     starved = simulate(build("PS(sync=False)", model, resources), model, resources)
     assert starved.seconds == starved.busy > 0
-    # A slow replica holds those back that have a bound.
+    # A slow replica delays those within a bound.
     slow = Compute(0.05, 0.05, slowest=3)
     held = simulate(build("PS(staleness=3)", model, resources), model, resources, slow)
     loose = simulate(build("PS(sync=False)", model, resources), model, resources, slow)

@@ -12,7 +12,7 @@ from cavs.runtime import program_cache
 from tests.compiled_once import compile_once
 from tests.distributed.mpirun import needs_mpi, run_ranks
 
-# A rank number to a few combinations in which every builder and every compressor occurs.
+# Number of ranks for a few combinations in which every builder and every compressor occurs.
 THINNED = {
     2: (["AllReduce(chunk=2)", "Parallax", "PartitionedPS"], ["none", "onebit", "float16"]),
     4: (
@@ -24,7 +24,7 @@ THINNED = {
 
 
 def ran(c, builders, compressors):
-    """In a process of its own, whose models are alike."""
+    """Run in a process of its own, with equal models."""
     program_cache.compile_graph = compile_once
     arguments = ["--steps", "25", "--dtype", "float64", "--builders", *builders]
     return matrix.measure(c, matrix.parsed([*arguments, "--compressors", *compressors]))
@@ -35,7 +35,7 @@ class TestOnRanks:
     pytestmark = needs_mpi
 
     @pytest.mark.parametrize("size", THINNED)
-    def test_bytes_are_those_of_the_formula_and_parameters_those_of_one_process(self, size):
+    def test_bytes_follow_the_formula_and_parameters_equal_one_process(self, size):
         builders, compressors = THINNED[size]
         records = run_ranks(size, __name__, "ran", builders, compressors, timeout=300)
         assert len(records) == len(builders) * len(compressors) * len(matrix.TABLES)
@@ -61,7 +61,7 @@ def test_every_builder_is_in_the_matrix():
     assert ("PS", "onebit") not in admitted
 
 
-def test_what_does_not_hold_is_said():
+def test_missed_bounds_are_reported():
     good = {
         "off": 0.0,
         "worst_rank": 0.0,
@@ -90,8 +90,8 @@ def test_what_does_not_hold_is_said():
 
 
 @pytest.mark.parametrize("optimizer", sorted(matrix.OPTIMIZERS))
-def test_how_far_from_one_process_ranks_may_be(optimizer):
-    """By rounding alone, which Adagrad makes larger in float32, and nothing else does."""
+def test_distance_from_one_process_is_rounding(optimizer):
+    """Only rounding, which Adagrad amplifies in float32, moves them."""
     made = matrix.trees(8, True)
     batches = [cavs.batch(made[:4]), cavs.batch(made[4:])]
     for dtype, bound in (("float32", 1e-6), ("float64", 1e-12)):
@@ -103,8 +103,8 @@ def test_how_far_from_one_process_ranks_may_be(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", sorted(matrix.OPTIMIZERS))
-def test_ranks_are_as_near_to_one_process_as_is_judged(optimizer):
-    """In float64, of which it is said of all."""
+def test_ranks_stay_within_the_limit_of_one_process(optimizer):
+    """Train in float64, in which the limit holds for all."""
     given = matrix.parsed(["--optimizer", optimizer, "--dtype", "float64", "--steps", "6"])
     made = matrix.trees(16, True)
     batches = [cavs.batch(made[:8]), cavs.batch(made[8:])]

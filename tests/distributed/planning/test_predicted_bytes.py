@@ -1,4 +1,4 @@
-"""What planning says that ranks send, of one replica's batch alone, against what they send."""
+"""Bytes that planning predicts from the batch of one replica, compared with those sent."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from cavs.distributed.strategy.distinct_rows import distinct
 from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.verify import problems
 
-WORDS, WIDTH, PART = 3000, 16, 100  # graphs of a rank
+WORDS, WIDTH, PART = 3000, 16, 100  # graphs per rank
 STEPS = 4
 BUILDERS = ["Buckets", "AllReduce", "Parallax", "PSLoadBalancing", "Poseidon"]
 OTHERS = ["Poseidon(batch_size=1)", "Poseidon(otherwise='all_reduce')", "PartitionedPS"]
@@ -47,14 +47,14 @@ class Sentence(cavs.Model):
 
 
 class Decayed(Sentence):
-    """The table is in the loss as a whole."""
+    """A model whose loss reads the whole table."""
 
     def loss(self, batch):
         return super().loss(batch) + 1e-4 * ops.mean_squared_error(self.embedding.weight, 0.0)
 
 
 class Tied(Sentence):
-    """What words are told by is what they are read as."""
+    """A model with tied weights of input and output."""
 
     def loss(self, batch):
         h = self.cell(batch.graph, x=self.embedding(batch["token"]))
@@ -63,7 +63,7 @@ class Tied(Sentence):
 
 @functools.cache
 def sentences(count, seed, tree=False):
-    """Graphs of words whose frequencies fall with their rank, as in text."""
+    """Return graphs of words whose frequencies fall with their rank, as in text."""
     rng = np.random.default_rng(seed)
     weight = 1 / np.arange(1, WORDS + 1)
     graphs = []
@@ -78,7 +78,7 @@ def sentences(count, seed, tree=False):
 
 
 def sent(make, strategy, ranks, graphs):
-    """Of each rank in a step, and the strategy."""
+    """Return the bytes of each rank in a step, and the strategy."""
     share = len(graphs) // STEPS
 
     def work(c):
@@ -101,17 +101,17 @@ def check(make, strategy, ranks, tree=False):
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("make", [Sentence, Decayed, Tied])
 @pytest.mark.parametrize("strategy", [*BUILDERS, *OTHERS])
-def test_bytes_are_foreseen_from_one_part(strategy, make, ranks):
+def test_bytes_are_predicted_from_one_shard(strategy, make, ranks):
     check(make, strategy, ranks)
 
 
 @pytest.mark.parametrize("strategy", BUILDERS)
-def test_bytes_are_foreseen_of_trees(strategy):
+def test_bytes_are_predicted_for_trees(strategy):
     check(lambda: Sentence(hidden=48), strategy, 2, tree=True)
 
 
 def test_factors_are_planned_where_the_engine_hands_them_out():
-    """Factors of few rows pay for all matrices; one has none and goes to a server."""
+    """Factors of few rows pay off for all matrices; one has none and uses a server."""
     graphs = [graph for graph in sentences(500, 2) if graph.num_vertices == 12][:16]
     found, made = sent(lambda: Sentence(256, 256), "Poseidon", 2, graphs * STEPS)
     variables = measured_variables(Sentence(256, 256), cavs.batch(graphs[:8]))
@@ -122,8 +122,8 @@ def test_factors_are_planned_where_the_engine_hands_them_out():
     assert bytes_by_rank(made, variables).sum() == pytest.approx(found.sum(), rel=0.05)
 
 
-def test_what_has_no_factors_is_reduced_with_the_others(tmp_path):
-    """As a strategy says that was made for another batch, given or in a file."""
+def test_gradients_without_factors_are_reduced_with_the_others(tmp_path):
+    """The strategy was made for another batch, given or in a file."""
     graphs, path = sentences(16, 2), str(tmp_path / "s.json")
     variables = measured_variables(Sentence(64, 64), cavs.batch(graphs[:8]))
     plain = build("Poseidon(otherwise='all_reduce')", variables, ResourceSpec.local(2))
@@ -141,7 +141,8 @@ def test_what_has_no_factors_is_reduced_with_the_others(tmp_path):
         found, made = sent(lambda: Sentence(64, 64), strategy, 2, graphs * STEPS)
         assert made == given == load(path)
         assert bytes_by_rank(made, variables).sum() == pytest.approx(found.sum(), rel=0.05)
-    (problem,) = problems(given, variables, ResourceSpec.local(2))  # `cavs strategy check` tells
+    # `cavs strategy check` reports it
+    (problem,) = problems(given, variables, ResourceSpec.local(2))
     assert "cell.W" in problem.what and "no matrix product" in problem.what
 
 
@@ -166,7 +167,9 @@ def test_a_table_that_is_read_as_a_whole_is_dense(make, tmp_path):
 
 class TestGrowth:
     def shown(self, weight, count, samples, seed=0):
-        """What is foreseen of so many samples of `count` draws, from one, to what they have."""
+        """Return the predicted over the actual number of rows of so many samples of `count`
+        draws, from one of them.
+        """
         rng = np.random.default_rng(seed)
         weight = weight / weight.sum()
         foreseen, counted = [], []
@@ -181,19 +184,19 @@ class TestGrowth:
     @pytest.mark.parametrize(("samples", "near"), [(2, 0.05), (4, 0.05), (8, 0.12)])
     @pytest.mark.parametrize("power", [0, 0.5, 1, 1.3])
     @pytest.mark.parametrize("count", [400, 4000])
-    def test_of_frequencies_of_any_kind(self, count, power, samples, near):
+    def test_various_frequencies(self, count, power, samples, near):
         weight = np.arange(1, 2001.0) ** -power
         assert self.shown(weight, count, samples) == pytest.approx(1, abs=near)
 
     @pytest.mark.parametrize("rows", [1, 7, 500])
-    def test_it_is_between_one_and_all(self, rows):
+    def test_prediction_is_between_one_and_all(self, rows):
         for once in {0, 1, rows // 2, rows}:
             for twice in {0, (rows - once) // 2, rows - once}:
                 found = [distinct(rows, once, twice, n) for n in (1, 2, 3, 64, 1024)]
                 assert found[0] == rows and found == sorted(found)
                 assert all(f <= rows * n for f, n in zip(found, (1, 2, 3, 64, 1024), strict=True))
 
-    def test_what_all_draw_evenly_is_known_without_a_batch(self):
+    def test_even_draws_need_no_batch(self):
         table = Variable(name="E", shape=(1000, 60), sparse=True, rows=50)
         made = build("PS", [table], ResourceSpec.local(2))
         evenly = 1000 * (1 - (1 - 0.05) ** 2)

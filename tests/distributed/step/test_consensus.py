@@ -1,4 +1,4 @@
-"""A failure on one rank is an error on all, with nothing updated and nobody left waiting."""
+"""A failure on one rank is an error on all: nothing is updated and no rank waits."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from tests.patience import patience
 
 
 def outcomes(size, work):
-    """What `work(communicator)` raises or returns on every rank."""
+    """Return the result or error of `work(communicator)` on every rank."""
 
     def caught(c):
         try:
@@ -42,7 +42,7 @@ def trainer(c, **options):
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
 def test_a_batch_that_one_rank_cannot_compute_updates_no_rank(strategy):
-    """Rank 1's part holds a token outside the table: the engine refuses it in mid-step."""
+    """Rank 1's shard holds a token outside the table: the engine refuses it within the step."""
     bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
     seen = {}
 
@@ -55,7 +55,7 @@ def test_a_batch_that_one_rank_cannot_compute_updates_no_rank(strategy):
         except CavsError as error:
             seen[c.rank] = error
         same = all((p.value == before[n]).all() for n, p in t.parameters.items())
-        return same, t.advance(cavs.batch(BATCHES[1])).loss  # and training can go on
+        return same, t.advance(cavs.batch(BATCHES[1])).loss  # and training can continue
 
     results = run_threads(2, work)
     assert all(same for same, _ in results)
@@ -96,7 +96,7 @@ FACTS = {
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_ranks_that_train_something_else_are_refused_on_every_rank(name):
+def test_different_trainings_are_refused_on_every_rank(name):
     texts = {str(e) for e in outcomes(2, lambda c: FACTS[name](c).advance(cavs.batch(BATCHES[0])))}
     (text,) = texts
     assert "the ranks do not train the same" in text
@@ -122,7 +122,7 @@ def test_another_model_or_code_is_refused(monkeypatch):
         assert "version of cavs: rank 0 has" in str(error)
 
 
-def test_ranks_at_different_places_are_told():
+def test_ranks_in_different_calls_are_an_error():
     def work(c):
         Agreement(c).consensus("step" if c.rank else "evaluation")
 
@@ -130,7 +130,7 @@ def test_ranks_at_different_places_are_told():
         assert "rank 0 in evaluation, rank 1 in step, rank 2 in step" in str(error)
 
 
-def test_a_loss_that_cannot_be_cut_in_parts_is_refused_with_the_users_line():
+def test_a_loss_that_cannot_be_sharded_is_refused_with_the_users_line():
     class Squared(Tree):
         def loss(self, batch):
             loss = Tree.loss(self, batch)
@@ -221,7 +221,7 @@ class Steep(Tree):
 
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
-def test_a_loss_that_is_not_finite_costs_no_rank_the_steps_before(strategy, tmp_path):
+def test_a_non_finite_loss_loses_no_earlier_step(strategy, tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_finite_costs_no_rank_the_steps_before(strategy, tmp_
     assert (progress["step"], progress["loader"]["position"]) == (2, 2)
 
 
-def test_ranks_of_one_training_are_no_other_training(tmp_path):
+def test_ranks_of_one_training_share_its_lock(tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_rank_0_cannot_write_is_an_error_on_all(tmp_path):
     assert "another rank failed\n  rank 0: CheckpointError" in str(second)
 
 
-def test_a_stop_asked_of_one_rank_stops_all_with_a_checkpoint(tmp_path):
+def test_a_stop_on_one_rank_stops_all_with_a_checkpoint(tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -287,7 +287,7 @@ def test_a_stop_asked_of_one_rank_stops_all_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
-def test_a_stop_asked_of_one_rank_after_the_last_step_stops_all(strategy, tmp_path):
+def test_a_stop_on_one_rank_after_the_last_step_stops_all(strategy, tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -301,8 +301,8 @@ def test_a_stop_asked_of_one_rank_after_the_last_step_stops_all(strategy, tmp_pa
 
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=2)"])
-def test_a_stop_asked_of_one_rank_in_an_evaluation_judges_nothing(strategy, tmp_path):
-    """Half of the data has been seen: that is no value of this epoch."""
+def test_a_stop_in_an_evaluation_gives_no_value(strategy, tmp_path):
+    """Half of the data has been seen: that is not a value of this epoch."""
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -320,7 +320,7 @@ def test_a_stop_asked_of_one_rank_in_an_evaluation_judges_nothing(strategy, tmp_
     assert not best_path(path).exists()
 
 
-def test_an_evaluation_begins_anew_after_an_iteration_that_was_left():
+def test_an_evaluation_restarts_after_an_abandoned_iteration():
     def work(c):
         t = trainer(c)
         dev = cavs.DataLoader([g for b in BATCHES for g in b], 8)
@@ -352,7 +352,7 @@ def test_a_balancer_learns_from_every_step_and_changes_no_result():
 
 @pytest.mark.parametrize("balancer", [StructureBalancer, SpeedBalancer, contiguous])
 def test_no_result_depends_on_the_clock(balancer):
-    """Which added gradients of parts would make it, if times say what the parts are."""
+    """Sums of gradients over shards would, if times determined the shards."""
     made = build("PSLoadBalancing", variables_of(Tree()), ResourceSpec.local(2))
     added = replace(made, graph=replace(made.graph, gradients="sum"))
 

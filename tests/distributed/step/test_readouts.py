@@ -1,4 +1,4 @@
-"""Models of whole graphs on several ranks: each has some graphs, and all of each."""
+"""Models of whole graphs on several ranks: each graph is on one rank, complete."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Ranks whose programs change in mid-training: parameters are frozen or thawed, edges come late."""
+"""Ranks whose programs change during training: parameters are frozen or thawed, edges appear
+late.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ def seeded(model):
 
 
 def train(model, c, batches, change=(), **options):
-    """Loss and norm of every step, and the parameters at the end. change: those that flip."""
+    """Return loss and norm of every step, and the final parameters. change: parameters that
+    flip.
+    """
     optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
     if c is None:
         session = cavs.Session(model, dtype=np.float64)
@@ -77,7 +81,7 @@ def test_thawed_in_mid_training(change):
 
 
 @pytest.mark.parametrize("strategy", ["AllReduce", "PSLoadBalancing", "PS(staleness=1)"])
-def test_what_a_strategy_does_not_know_cannot_be_thawed(strategy):
+def test_a_parameter_outside_the_strategy_cannot_be_thawed(strategy):
     def work(c):
         with pytest.raises(Exception, match=r"says nothing about parameter cell\.U") as found:
             train(tree(["cell.U"]), c, BATCHES, ["cell.U"], strategy=strategy)
@@ -95,8 +99,8 @@ def test_frozen_on_one_rank_alone():
 
 
 @pytest.mark.parametrize("strategy", [None, "AllReduce", "PSLoadBalancing"])
-def test_a_part_without_edges_and_then_one_with_them(strategy):
-    """Of edge features: the second rank guesses their types first."""
+def test_a_shard_without_edges_before_one_with_edges(strategy):
+    """The second rank first guesses the types of edge features."""
     parts = [(TREE, TREE, ALONE, ALONE), (TREE, ALONE, TREE, TREE), (TREE, TREE, TREE, ALONE)]
     batches = [cavs.batch(list(graphs)) for graphs in parts]
     alone = train(seeded(Relations()), None, batches)
@@ -105,7 +109,7 @@ def test_a_part_without_edges_and_then_one_with_them(strategy):
 
 
 def narrowed(graphs, ids):
-    """A batch whose edges have two of the three weights that they have in the data."""
+    """Return a batch whose edges have two of the three weights of the data."""
     return cavs.batch(
         [
             cavs.Graph(
@@ -120,7 +124,7 @@ def narrowed(graphs, ids):
 
 
 def widened(graph):
-    """The graph before `narrowed`."""
+    """Return the graph before `narrowed`."""
     weight = np.full((graph.num_edges, 3), 9, np.float32)
     weight[:, :2] = graph.edge_features["weight"]
     children = [graph.children(v).tolist() for v in range(graph.num_vertices)]
@@ -128,8 +132,8 @@ def widened(graph):
 
 
 @pytest.mark.parametrize("strategy", [None, "AllReduce"])
-def test_features_of_edges_that_the_loader_changes(strategy):
-    """What raw graphs have is no news of the batches; some parts have no edge that tells."""
+def test_edge_features_changed_by_the_loader(strategy):
+    """Features of raw graphs do not describe the batches; some shards have no edges."""
     graphs = [widened(g) for g in (TREE, TREE, ALONE, ALONE, TREE, ALONE, TREE, TREE)]
 
     def train(c):

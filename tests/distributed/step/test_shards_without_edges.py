@@ -1,4 +1,4 @@
-"""A rank whose part has no edge knows the features of edges as the others do."""
+"""A rank whose shard has no edge knows the edge features as the others do."""
 
 import numpy as np
 import pytest
@@ -95,8 +95,8 @@ def test_edges_on_one_rank_alone(words, order, empty, strategy, tmp_path):
 
 @pytest.mark.parametrize("empty", [None, []])
 @pytest.mark.parametrize("words", [False, True])
-def test_stale_ranks_count_alone(words, empty):
-    """And nobody tells a rank without edges what the others have."""
+def test_stale_ranks_count_by_themselves(words, empty):
+    """No rank informs one without edges of the features of the others."""
     some = batches(words, 1, empty)
 
     def work(c):

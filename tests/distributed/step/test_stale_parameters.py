@@ -53,7 +53,7 @@ def assert_same_bits(results):
 @pytest.mark.parametrize("strategy", STALE)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind or "momentum")
 def test_one_worker_alone_trains_as_without_servers(strategy, optimizer):
-    """Its own steps are always applied before it reads, whatever the staleness."""
+    """Its own steps are always applied before it reads, with any staleness."""
     expected, losses = train_alone(optimizer, max_norm=0.5)
 
     def work(c):
@@ -71,8 +71,10 @@ def test_one_worker_alone_trains_as_without_servers(strategy, optimizer):
 
 @pytest.mark.parametrize("strategy", STALE)
 @pytest.mark.parametrize("size", [2, 3])
-def test_sgd_makes_the_steps_of_one_process_if_ranks_meet_after_each(strategy, size):
-    """Gradients are weighted as ever: those of all ranks at equal parameters add up to the same."""
+def test_sgd_equals_one_process_if_ranks_settle_after_each_step(strategy, size):
+    """Gradients have the usual weights: those of all ranks at equal parameters add up to the
+    same.
+    """
     optimizer = cavs.optim.SGD(lr=0.1)
     expected, _ = train_alone(optimizer)
 
@@ -101,7 +103,7 @@ def test_staleness_zero_is_synchronous_training_bit_for_bit():
     assert_same_bits([first[0][0], second[1][0]])
 
 
-def test_staleness_differs_by_parameter_beside_synchronous_ones():
+def test_staleness_by_parameter_with_synchronous_ones():
     model = Tree()
     spec = ResourceSpec.local(3)
     kinds = [
@@ -129,7 +131,7 @@ def test_staleness_differs_by_parameter_beside_synchronous_ones():
 
     results = run_threads(3, lambda c: work(c, settles=False))
     assert_same_bits([values for values, _, _ in results])
-    # All ranks know loss and norm: synchronous parameters make them meet.
+    # All ranks know loss and norm, because synchronous parameters keep them in step.
     assert len({tuple(r.loss for r in reports) for _, reports, _ in results}) == 1
     assert len({tuple(r.grad_norm for r in reports) for _, reports, _ in results}) == 1
     assert len({loss for _, _, loss in results}) == 1
@@ -170,7 +172,7 @@ def test_fit_learns_and_its_checkpoint_resumes_on_any_number_of_ranks(strategy, 
     stored = read_checkpoint(path)
     for name, value in results[0][2].items():
         assert stored.parameters[name].tobytes() == value.tobytes()
-        # What only its owner held has come to the writer.
+        # The writer has received the states of owners.
         owned = sum(states[list(stored.states).index(name)][0] for *_, states, _ in results) / 3
         np.testing.assert_allclose(stored.states[name][0], owned, rtol=1e-12)
         assert owned.sum() > 0
@@ -189,7 +191,9 @@ def test_fit_learns_and_its_checkpoint_resumes_on_any_number_of_ranks(strategy, 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind or "momentum")
 def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(optimizer, tmp_path):
-    """One worker has no interleavings: states and the number of updates must all come back."""
+    """One worker has no interleavings: states and the number of updates must be restored
+    exactly.
+    """
     path = tmp_path / "c.safetensors"
 
     def work(c, epochs, resume):
@@ -204,8 +208,8 @@ def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(optimizer, t
     assert_same_bits(straight + run_threads(1, lambda c: work(c, 4, True)))
 
 
-def test_the_number_of_updates_comes_back_with_the_checkpoint(tmp_path):
-    """Adam's corrections go by the updates that were made, three a step here."""
+def test_the_number_of_updates_is_restored(tmp_path):
+    """Adam's corrections follow the number of updates, three per step here."""
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -242,8 +246,8 @@ def test_ranks_may_make_different_numbers_of_steps(strategy):
 
 
 @pytest.mark.parametrize(("strategy", "ahead"), [("sync=False", 6), ("staleness=1", 2)])
-def test_a_slow_rank_holds_the_others_only_at_the_bound(strategy, ahead):
-    """Rank 1 stands still until rank 0 has made as many steps as it may."""
+def test_a_slow_rank_delays_others_only_at_the_bound(strategy, ahead):
+    """Rank 1 waits until rank 0 has made as many steps as it may."""
     made, after = [], []
 
     def work(c):
@@ -279,7 +283,7 @@ def test_a_batch_that_one_rank_cannot_compute_ends_all():
     assert "another rank failed\n  rank 1: FeatureError: feature 'token' is 99" in str(first)
 
 
-def test_beside_synchronous_parameters_a_failed_step_updates_no_rank_and_training_goes_on():
+def test_with_synchronous_parameters_training_continues_after_a_failed_step():
     bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
 
     def work(c):
@@ -293,7 +297,7 @@ def test_beside_synchronous_parameters_a_failed_step_updates_no_rank_and_trainin
             assert_same_bits([before, values_of(t)])
             t.advance(cavs.batch(BATCHES[1]))
             with pytest.raises(CavsError, match="'token' is 99"):
-                t.advance(cavs.batch(bad))  # has read what that step was answered
+                t.advance(cavs.batch(bad))  # has read the answer to that step
             for graphs in BATCHES[2:]:
                 t.advance(cavs.batch(graphs))
         return values_of(t), t.session.servers.updates
@@ -303,7 +307,7 @@ def test_beside_synchronous_parameters_a_failed_step_updates_no_rank_and_trainin
     assert [updates for _, updates in results] == [2 * len(BATCHES)] * 2
 
 
-def test_an_error_after_a_meeting_reaches_ranks_that_have_gone_on():
+def test_an_error_after_a_consensus_reaches_the_other_ranks():
     def work(c):
         with trainer(c, strategy="PSLoadBalancing(staleness=1)") as t:
             t.advance(cavs.batch(BATCHES[0]))
@@ -349,7 +353,7 @@ def test_a_loss_that_is_not_finite_is_applied_nowhere():
     assert clean
 
 
-def test_an_error_between_steps_reaches_ranks_that_are_in_them():
+def test_an_error_between_steps_reaches_ranks_in_a_step():
     def work(c):
         with trainer(c, strategy="PSLoadBalancing(staleness=1)") as t:
             for i in range(50):
@@ -371,7 +375,7 @@ def test_an_error_between_steps_reaches_ranks_that_are_in_them():
     assert time.monotonic() - begun < patience(10)
 
 
-def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(tmp_path):
+def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
@@ -398,7 +402,7 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(tmp_path):
     assert_same_bits([values for _, _, values in results])
 
 
-def test_a_balancer_learns_nothing_of_ranks_that_run_freely_and_holds_nobody():
+def test_a_balancer_learns_nothing_from_asynchronous_ranks():
     def work(c):
         balancer = StructureBalancer(c.size, timeout=5.0)
         t = trainer(c, strategy="PSLoadBalancing(staleness=2)", split=balancer)
@@ -411,7 +415,7 @@ def test_a_balancer_learns_nothing_of_ranks_that_run_freely_and_holds_nobody():
     assert [steps for _, steps in results] == [0, 0]
 
 
-def test_parameters_written_in_the_middle_are_refused_and_loaded_ones_are_taken(tmp_path):
+def test_written_parameters_are_refused_and_loaded_ones_used(tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):

@@ -1,4 +1,4 @@
-"""Stale servers on MPI ranks: they learn as synchronous ones do, and end cleanly if one is lost."""
+"""Stale servers on MPI ranks learn as synchronous ones do, and end cleanly if one is lost."""
 
 import os
 import signal
@@ -18,7 +18,9 @@ pytestmark = needs_mpi
 
 
 def train(communicator, strategy, seed=0, optimizer=None):
-    """Loss over all data before and after STEPS global batches, sent bytes a step, parameters."""
+    """Return the loss over all data before and after STEPS global batches, bytes sent per
+    step, parameters.
+    """
     model = Sentiment()
     rng = np.random.default_rng(seed)
     for p in model.parameters().values():
@@ -61,7 +63,7 @@ def test_the_loss_after_a_hundred_steps_is_that_of_synchronous_training(size, st
         _alone.extend(train(None, None, seed) for seed in range(4))
     after = [a for _, a, _ in _alone]
     start, found, _ = run_ranks(size, __name__, "train", strategy, timeout=120)
-    assert abs(found - after[0]) < max(after) - min(after)  # what another seed changes
+    assert abs(found - after[0]) < max(after) - min(after)  # the effect of another seed
     assert found < start - 0.8 * (start - after[0])
 
 
@@ -90,7 +92,7 @@ def test_ctrl_c_saves_once(tmp_path):
     assert f"saved {checkpoint}" in errors
 
 
-def test_a_rank_that_fails_in_a_step_ends_all_and_says_why(tmp_path):
+def test_a_rank_that_fails_in_a_step_ends_all_with_its_error(tmp_path):
     done = run_ranks(3, __name__, "one_fails", check=False)
     assert done.returncode != 0
     assert "ZeroDivisionError: between two steps" in done.stderr

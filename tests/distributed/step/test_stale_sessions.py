@@ -1,4 +1,4 @@
-"""Stale parameters beside other sessions of the model, and what checkpoints hold after a load."""
+"""Stale parameters with other sessions of the model, and checkpoints after a load."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.distributed.test_trainer import BATCHES, Tree
 
 
 def test_a_session_of_another_dtype_between_two_steps_changes_nothing():
-    """It puts other arrays in place of the parameters': owners' values go where they are then."""
+    """It replaces the arrays of parameters: owners' values go to the new ones."""
 
     def work(c, disturbed):
         t = Trainer(Tree(), cavs.optim.SGD(lr=0.1), communicator=c, strategy=STALE[0])
@@ -27,7 +27,7 @@ def test_a_session_of_another_dtype_between_two_steps_changes_nothing():
     assert_same_bits([{n: v.astype(np.float32) for n, v in values.items()} for values in found])
 
 
-def test_other_sessions_learn_what_owners_wrote():
+def test_other_sessions_see_values_of_owners():
     def work(c):
         t = trainer(c, strategy=STALE[0])
         other, batch = cavs.Session(t.model, dtype=np.float64), cavs.batch(BATCHES[0])

@@ -1,4 +1,4 @@
-"""Stale servers in two levels: replicas of a host go through a step together, hosts do not wait."""
+"""Stale servers in two levels: replicas of a host make a step together, hosts do not wait."""
 
 import dataclasses
 import time
@@ -37,7 +37,7 @@ def computing(strategy, sizes):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("strategy", [*FREE, MIXED])
-def test_if_all_meet_after_each_step_it_makes_those_of_one_process(strategy, sizes):
+def test_equals_one_process_if_all_settle_after_each_step(strategy, sizes):
     expected, _ = train_alone(cavs.optim.SGD(lr=0.1))
 
     def work(c):
@@ -58,7 +58,9 @@ def test_if_all_meet_after_each_step_it_makes_those_of_one_process(strategy, siz
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("strategy", [*FREE, MIXED])
 def test_no_gradient_is_lost_and_none_counts_twice(strategy, sizes):
-    """On a loss that is linear in the parameters, where the order of steps does not matter."""
+    """Train on a loss that is linear in the parameters, where the order of steps does not
+    matter.
+    """
 
     def work(c, strategy):
         options = {"communicator": c, "dtype": np.float64, "strategy": strategy}
@@ -114,7 +116,7 @@ def test_bytes_are_those_of_the_formula(strategy):
             t.settle()
             return t.session.sent_bytes - before
 
-    steps = 40  # the meeting after them costs an answer more
+    steps = 40  # the consensus after them costs one more answer
     assert sum(run_threads(4, work)) == pytest.approx(steps * expected, rel=0.05)
 
 
@@ -135,8 +137,8 @@ def test_an_error_of_one_replica_ends_all_and_names_it(strategy):
         assert isinstance(error, CommunicationError) and "rank 3: FeatureError" in str(error)
 
 
-def test_a_replica_that_hears_of_an_error_tells_those_of_its_host():
-    """Rank 1 never hears of what fails on the other host but from rank 0."""
+def test_a_replica_forwards_an_error_within_its_host():
+    """Rank 1 learns of failures on the other host only from rank 0."""
     bad = [*trees(3, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
 
     def work(c):
@@ -169,10 +171,10 @@ def test_a_loss_that_is_not_finite_is_applied_nowhere():
 
     results = run_threads(4, work)
     assert [kind for kind, _ in results[:2]] == [NumericsError, NumericsError]
-    assert not any(step for _, steps in results for step in steps)  # of the first host
+    assert not any(step for _, steps in results for step in steps)  # on the first host
 
 
-def test_a_stop_asked_of_one_replica_stops_all_after_the_same_step(tmp_path):
+def test_a_stop_on_one_replica_stops_all_after_the_same_step(tmp_path):
     def work(c):
         t = trainer(c, strategy=FREE[0], resources=hosts(2, 2))
         calls = 0
@@ -217,7 +219,7 @@ def test_a_replica_may_die(strategy, acts, monkeypatch):
             np.testing.assert_allclose(values[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-def test_some_in_two_levels_and_others_not_are_refused():
+def test_a_mixture_with_two_levels_is_refused():
     variables = variables_of(Tree())
     made = build(FREE[0], variables, hosts(2, 2))
     node = made.nodes[1]

@@ -1,4 +1,4 @@
-"""What every rank computes for itself, and all are to have alike, on processors that differ."""
+"""Values that every rank computes must be equal on processors that differ."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from tests.distributed.test_trainer import BATCHES
 
 
 def checksums():
-    """Of splits and of gradients that a compressor puts together."""
+    """Return checksums of splits and of gradients that a compressor combines."""
     rng = np.random.default_rng(0)
     splits = [[np.array(part).tolist() for part in parts] for parts in trained(3, 3, steps=20)]
     shares = [whole_shares(97, rng.lognormal(size=n).tolist()) for n in range(2, 40)]
@@ -39,8 +39,8 @@ def checksums():
     return [zlib.crc32(repr((splits, shares)).encode()), *sums]
 
 
-def test_splits_and_low_rank_gradients_hang_on_no_instructions():
-    """NumPy and its BLAS without what most processors have, against this one with all it has."""
+def test_splits_and_low_rank_gradients_do_not_depend_on_instructions():
+    """Compare NumPy and its BLAS with few instructions against this process with all of them."""
     features = " ".join(np._core._multiarray_umath.__cpu_dispatch__)
     plain = {"NPY_DISABLE_CPU_FEATURES": features, "OPENBLAS_CORETYPE": "Nehalem"}
     path = os.pathsep.join(sys.path)
@@ -60,8 +60,8 @@ def test_a_product_of_narrow_matrices():
 
 
 @pytest.mark.parametrize("lag", [0, 3])
-def test_predictions_that_differ_by_processor_are_those_of_one_rank(lag):
-    """Rank 1 would have its own graphs, as if twice as fast; rank 0 thinks them alike."""
+def test_predictions_come_from_one_rank(lag):
+    """Rank 1 would predict itself twice as fast; rank 0 predicts equal speeds."""
 
     class Opinion(PREDICTORS["memoryless"]):
         factor = 1
@@ -85,7 +85,7 @@ def test_predictions_that_differ_by_processor_are_those_of_one_rank(lag):
 
     (asked, speeds), other = run_threads(2, work)
     assert other == (asked, speeds)
-    assert speeds == pytest.approx([100, 200])  # of each, what its own rank thinks
+    assert speeds == pytest.approx([100, 200])  # for each rank, its own prediction
     assert [len(part) for part in asked[-1]] == [13, 27]
 
 
@@ -105,7 +105,7 @@ def test_a_predictor_that_fails_on_one_rank_is_an_error_on_all():
 
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(servers=1)"])
-def test_rates_that_differ_in_the_last_bits_are_those_of_rank_0(strategy):
+def test_learning_rates_come_from_rank_0(strategy):
     def work(c):
         optimizer = cavs.optim.SGD(lr=lambda step: 0.1 * (1 + c.rank * 1e-14))
         with trainer(c, optimizer=optimizer, strategy=strategy) as t:
@@ -118,7 +118,7 @@ def test_rates_that_differ_in_the_last_bits_are_those_of_rank_0(strategy):
     assert_same_bits(run_threads(size, work)[:2])
 
 
-def test_ranks_that_round_updates_otherwise_are_refused(monkeypatch):
+def test_different_rounding_of_updates_is_refused(monkeypatch):
     here = threading.local()
     monkeypatch.setattr(digest, "isa", lambda: here.isa)
 

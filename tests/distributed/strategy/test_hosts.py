@@ -1,4 +1,4 @@
-"""Ranks compute where a strategy says, on devices and hosts that there are, or it is refused."""
+"""Ranks compute on the devices and hosts of a strategy; others are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CYCLIC = ("A", "B", "A", "B")
 
 @pytest.fixture
 def on_hosts(monkeypatch):
-    """Runs ranks that are threads, each on a host of its own choice."""
+    """Run ranks as threads, each on a host of its own choice."""
     here = threading.local()
     monkeypatch.setattr(socket, "gethostname", lambda: getattr(here, "name", "other"))
 
@@ -60,7 +60,7 @@ def trains(c, strategy, **options):
 
 
 @pytest.mark.parametrize("collectives", ["auto", "mpi"])
-def test_ranks_on_other_kinds_of_devices_are_told(monkeypatch, collectives):
+def test_a_mixture_of_devices_is_refused(monkeypatch, collectives):
     monkeypatch.setattr(devices, "open_device", lambda name: pytest.fail(f"opened {name}"))
 
     def work(c):
@@ -87,7 +87,7 @@ def test_wrong_collectives_of_one_rank_are_an_error_on_all():
 
 @pytest.mark.parametrize("messages", range(0, 30, 3))
 def test_a_rank_that_dies_before_the_first_step_is_survived(messages):
-    """While devices are compared, or what all train, or a strategy is made."""
+    """It dies while devices or settings are compared, or a strategy is made."""
 
     def work(c):
         mortal(c, 2, messages)
@@ -110,7 +110,7 @@ def given(size, strategy="PSLoadBalancing", resources=None):
 
 
 def on_devices(*ranks, servers=()):
-    """A strategy of servers, with other devices."""
+    """Return a strategy of servers with other devices."""
     made = given(2, f"PSLoadBalancing(servers={len(servers)})" if servers else "AllReduce")
     return dataclasses.replace(made, graph=GraphConfig(replicas=ranks, servers=servers))
 
@@ -140,7 +140,7 @@ def test_devices_that_do_not_exist_are_refused(strategy, words, saved, tmp_path)
     if saved:
         save(strategy, tmp_path / "s.json")
         if "it on localhost:" in words or "but it computes" in words:
-            words = "there is no device localhost:GPU:0"  # rank 0 looks at the devices first
+            words = "there is no device localhost:GPU:0"  # rank 0 checks the devices first
 
     def work(c):
         trains(c, str(tmp_path / "s.json") if saved else strategy)
@@ -158,14 +158,16 @@ def test_owners_that_do_not_exist_are_refused():
         assert "destination: there is no device localhost:CPU:5" in str(error)
 
 
-def test_resources_name_what_one_machine_plays():
+def test_resources_may_name_several_hosts_on_one_machine():
     cluster = ResourceSpec(nodes=(Node(address="h", chief=True), Node(address="i")))
     results = run_threads(2, lambda c: trains(c, given(2, resources=cluster), resources=cluster))
     assert_same_bits(results)
 
 
 def mpi_trains(c, name):
-    """What each rank says to a strategy for this host, as far as it has devices, and to others."""
+    """Return the error of each rank for strategies on this host, within its devices or beyond,
+    and on others.
+    """
     trains(c, given(2))
     with pytest.raises(ConfigError) as caught:
         trains(c, dict(zip(["stray", "gpu"], [STRAY[0][0], STRAY[3][0]], strict=True))[name])
@@ -184,7 +186,7 @@ class TestProcesses:
 # ---- ranks that are dealt to hosts in turn -----------------------------------------------------
 
 
-def test_devices_stand_in_the_order_of_ranks(on_hosts):
+def test_devices_are_in_the_order_of_ranks(on_hosts):
     wanted = ("A:CPU:0", "B:CPU:0", "A:CPU:1", "B:CPU:1")
     clusters = on_hosts(CYCLIC, lambda c: cluster_of(hosts_of(c)))
     for cluster in clusters:
@@ -196,7 +198,7 @@ def test_devices_stand_in_the_order_of_ranks(on_hosts):
 
 
 @pytest.mark.parametrize("resources", [False, True])
-def test_what_is_within_a_host_is_within_a_host(on_hosts, resources):
+def test_two_levels_sum_within_a_host(on_hosts, resources):
     """Two levels: ranks 0 and 2 are on one host, 1 and 3 on the other."""
     nodes = (Node(address="A", cpus=(0, 1), chief=True), Node(address="B", cpus=(0, 1)))
     cluster = ResourceSpec(nodes=nodes) if resources else None
@@ -233,7 +235,7 @@ def test_teams_of_stale_steps_are_of_one_host(on_hosts):
     assert on_hosts(CYCLIC, work) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
-def test_near_and_far_are_measured_on_such_pairs(on_hosts, monkeypatch):
+def test_links_are_measured_within_and_between_hosts(on_hosts, monkeypatch):
     told = []
 
     def recorded(c, addresses, network):
@@ -249,7 +251,7 @@ def test_near_and_far_are_measured_on_such_pairs(on_hosts, monkeypatch):
     assert [d[0] for d in made[0].graph.ranks] == list(CYCLIC)
 
 
-def test_servers_behind_replicas_are_the_last_ranks(on_hosts):
+def test_dedicated_servers_are_the_last_ranks(on_hosts):
     def work(c):
         return choice.agreed_strategy("PS(servers=1)", Tree(), None, None, Agreement(c)).graph
 
@@ -257,7 +259,7 @@ def test_servers_behind_replicas_are_the_last_ranks(on_hosts):
         assert graph.replicas == ("B:CPU:0", "A:CPU:0", "B:CPU:1") and graph.servers == ("A:CPU:1",)
 
 
-def test_a_strategy_that_puts_ranks_elsewhere_is_refused(on_hosts):
+def test_a_strategy_for_other_hosts_is_refused(on_hosts):
     nodes = (Node(address="A", cpus=(0, 1), chief=True), Node(address="B", cpus=(0, 1)))
     strategy = given(4, resources=ResourceSpec(nodes=nodes))
     for resources in (None, ResourceSpec(nodes=nodes)):
@@ -268,7 +270,7 @@ def test_a_strategy_that_puts_ranks_elsewhere_is_refused(on_hosts):
         assert_same_bits(found)
 
 
-def test_resources_are_put_in_order_only_where_they_name_these_hosts():
+def test_resources_are_reordered_only_for_these_hosts():
     nodes = (Node(address="A", cpus=(0, 1), chief=True), Node(address="B", gpus=(0, 1)))
     spec = ResourceSpec(nodes=nodes, network=Network(latency=1.0))
     ordered = in_rank_order(spec, CYCLIC)
@@ -280,7 +282,7 @@ def test_resources_are_put_in_order_only_where_they_name_these_hosts():
         ResourceSpec(nodes=nodes[:1], ranks=("A:CPU:0",))
 
 
-# ---- ranks that only own parameters, beside GPUs -----------------------------------------------
+# ---- ranks that only own parameters, with GPUs ---------------------------------------------------
 
 MIXED = ResourceSpec(nodes=(Node(address="a", gpus=(0, 1), chief=True), Node(address="b")))
 BYTEPS = build("BytePS", variables_of(Tree()), MIXED)
@@ -339,7 +341,7 @@ def test_a_builder_that_fails_is_an_error_on_all_before_a_gpu_is_opened(monkeypa
         assert "servers=9 of 2 devices leave none to compute" in str(error)
 
 
-def test_gpus_where_the_strategy_has_cpus_are_refused():
+def test_gpus_with_a_strategy_for_cpus_are_refused():
     check_places(BYTEPS, ["a", "a", "b"], gpus=True)
     with pytest.raises(ConfigError, match="rank 0: the strategy has it on a:GPU:0, but it"):
         check_places(BYTEPS, ["a", "a", "b"], gpus=False)

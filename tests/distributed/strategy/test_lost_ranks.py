@@ -1,4 +1,4 @@
-"""Strategies after some of their ranks are gone."""
+"""Strategies after some of their ranks died."""
 
 import pytest
 
@@ -20,7 +20,7 @@ SHAPES = {variable.name: variable.shape for variable in VARIABLES}
 
 @pytest.mark.parametrize("lost", [[0], [3], [1, 2], [0, 1, 3]])
 @pytest.mark.parametrize("name", REGISTRY)
-def test_it_stays_a_strategy_of_those_that_are_left(name, lost):
+def test_the_result_is_a_strategy_of_the_survivors(name, lost):
     made = build(name, VARIABLES, ResourceSpec.local(4))
     left = without(made, lost, SHAPES)
     kept = [d for rank, d in enumerate(made.graph.ranks) if rank not in lost]
@@ -32,12 +32,12 @@ def test_it_stays_a_strategy_of_those_that_are_left(name, lost):
             assert after == before
 
 
-def test_it_does_not_matter_in_which_order_ranks_are_lost_that_own_nothing_else():
+def test_the_order_of_deaths_does_not_matter():
     made = build("PSLoadBalancing", VARIABLES, ResourceSpec.local(4))
     assert without(made, [1, 3], SHAPES) == without(made, (3, 1), SHAPES)
 
 
-def test_what_the_lost_owned_goes_where_the_load_is_least():
+def test_parameters_of_lost_ranks_go_to_the_least_loaded():
     made = build("PartitionedPS", VARIABLES, ResourceSpec.local(4))
     left = without(made, [2], SHAPES)
     sizes = {"table": 320, "w0": 128, "w1": 32, "w2": 192, "w3": 96, "b": 9}
@@ -48,17 +48,17 @@ def test_what_the_lost_owned_goes_where_the_load_is_least():
     assert max(loads.values()) <= 1.5 * min(loads.values())
 
 
-def test_servers_that_compute_nothing_inherit_first_and_may_all_be_lost():
+def test_dedicated_servers_inherit_first_and_may_all_die():
     made = build("PSLoadBalancing(servers=2)", VARIABLES, ResourceSpec.local(4))
-    apart = made.graph.servers
+    dedicated = made.graph.servers
     left = without(made, [2], SHAPES)
-    assert {leaf.sync.destination for leaf in left.leaves} == {apart[1]}
+    assert {leaf.sync.destination for leaf in left.leaves} == {dedicated[1]}
     none = without(made, [2, 3], SHAPES)
     assert none.graph.servers == ()
     assert {leaf.sync.destination for leaf in none.leaves} == set(made.graph.replicas)
 
 
-def test_with_nobody_left_to_compute():
+def test_without_a_computing_rank():
     made = build("PSLoadBalancing(servers=2)", VARIABLES, ResourceSpec.local(3))
     with pytest.raises(ConfigError, match="all 1 ranks that compute are gone"):
         without(made, [0], SHAPES)

@@ -1,4 +1,4 @@
-"""Ranks that only own parameters, and hosts whose ranks sum first: results as of one process."""
+"""Ranks that only own parameters, and hosts whose ranks sum first, give results of one process."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def hosts(*sizes):
 
 
 def train(size, strategy, resources, optimizer=None, **options):
-    """Parameters and reports of every rank, after all batches."""
+    """Return parameters and reports of every rank, after all batches."""
 
     def work(c):
         t = trainer(
@@ -83,7 +83,7 @@ def test_ranks_that_only_own_parameters_change_no_result(strategy):
         "Parallax(servers=1, staleness=1)",
     ],
 )
-def test_they_own_stale_parameters_too(strategy):
+def test_they_may_own_stale_parameters(strategy):
     def work(c):
         options = {"strategy": strategy, "resources": ResourceSpec.local(3)}
         with trainer(c, **options) as t:
@@ -196,7 +196,9 @@ def test_bytes_are_those_of_the_formula(strategy, sizes):
 
 
 def over_mpi(c, strategy, sizes):
-    """The loss of all batches after one epoch, of a strategy on hosts that are all here."""
+    """Return the loss of all batches after one epoch, of a strategy with all its hosts on this
+    machine.
+    """
     optimizer = cavs.optim.Adam(lr=0.05)
     options = {"communicator": c, "dtype": np.float64, "strategy": strategy}
     with Trainer(Tree(), optimizer, resources=hosts(*sizes), **options) as t:

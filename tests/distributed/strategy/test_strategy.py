@@ -1,4 +1,4 @@
-"""The strategy expression, its JSON, its digest, and how it cuts parameters."""
+"""The strategy expression, its JSON, its digest, and its partitions."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ def test_digests_differ_where_strategies_do(a, b):
     assert (a.digest == b.digest) == (a == b)
 
 
-def test_the_digest_is_that_of_any_process():
+def test_the_digest_is_equal_in_all_processes():
     module = "tests.distributed.strategy.test_strategy"
     code = f"from {module} import one; print(one(compressor='float16').digest)"
     other = subprocess.run(
@@ -153,7 +153,7 @@ def test_files(tmp_path):
         (("nodes", 0, "shards"), [{"name": "x"}], "its synchroniser is None"),
     ],
 )
-def test_json_that_makes_no_sense(path, value, message):
+def test_invalid_json_fields_are_refused(path, value, message):
     content = to_dict(one())
     place = content
     for key in path[:-1]:
@@ -167,15 +167,15 @@ def test_json_that_makes_no_sense(path, value, message):
     assert "s.json: " in str(caught.value)
 
 
-def test_text_that_is_no_json():
+def test_text_that_is_not_json():
     with pytest.raises(ConfigError, match=r"s\.json is no JSON"):
         from_text("{", "s.json")
     with pytest.raises(ConfigError, match="is no JSON"):
         from_text("[" * 100_000)
 
 
-def test_a_field_that_stands_twice_is_refused():
-    """Whichever of them the writer meant: JSON takes the last."""
+def test_a_duplicate_field_is_refused():
+    """JSON takes the last one, whichever the writer meant."""
     server = '"type": "parameter_server", "destination": "localhost:CPU:0"'
     node = f'{{"name": "W", "synchroniser": {{{server}, "destination": "localhost:CPU:1"}}}}'
     text = f'{{"format": 1, "graph": {{"replicas": ["localhost:CPU:0"]}}, "nodes": [{node}]}}'
@@ -194,7 +194,7 @@ def test_a_field_that_stands_twice_is_refused():
         ({"destination": ""}, "destination is"),
     ],
 )
-def test_servers_that_make_no_sense(fields, message):
+def test_invalid_servers_are_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         ParameterServer(**{"destination": "a:CPU:0", **fields})
 
@@ -212,13 +212,13 @@ def shard(i, **fields):
         ({"shards": (shard(0), shard(1, partition=(1, 1)))}, r"shard 1 .* partition \[1, 1\]"),
     ],
 )
-def test_shards_that_make_no_sense(fields, message):
+def test_invalid_shards_are_refused(fields, message):
     with pytest.raises(ConfigError) as caught:
         NodeConfig(name="W", partition=(2, 1), **fields)
     assert re.search(message, str(caught.value))
 
 
-def test_a_compressor_that_is_no_name():
+def test_a_compressor_that_is_not_a_name():
     with pytest.raises(ConfigError, match="W: compressor is 3"):
         NodeConfig(name="W", synchroniser=AllReduce(), compressor=3)
 
@@ -250,7 +250,7 @@ def test_shard_ranges(size, parts):
 
 
 @given(st.integers(1, 3), st.integers(2, 7), st.integers(0, 2))
-def test_shards_make_up_the_parameter(parts, size, axis):
+def test_shards_cover_the_parameter(parts, size, axis):
     shape = [3, 4, 5]
     shape[axis] = size
     parts = min(parts, size)

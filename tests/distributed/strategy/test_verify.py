@@ -1,4 +1,4 @@
-"""Verification: what is admitted, and every refusal with its cure."""
+"""Verification: accepted strategies, and every refusal with its cure."""
 
 import dataclasses
 
@@ -73,7 +73,7 @@ def server(**fields):
         (cut((1, 4), AllReduce(), compressor="onebit"), DENSE),
     ],
 )
-def test_admitted(given, variable):
+def test_accepted(given, variable):
     assert problems(strategy(given), [variable], CLUSTER) == []
     verify(strategy(given), [variable])
 
@@ -160,7 +160,7 @@ def test_shards_of_a_table_are_all_stale_or_none():
         (server(two_level=True), SERVER, "some shards have two_level=True"),
     ],
 )
-def test_shards_of_a_table_go_the_same_way(one, two, words):
+def test_shards_of_a_table_have_one_synchroniser(one, two, words):
     shards = [NodeConfig(name=f"W/part_{i}", synchroniser=x) for i, x in enumerate((one, two))]
     mixed = NodeConfig(name="W", partition=(2, 1), shards=shards)
     (found,) = problems(strategy(mixed), [SPARSE], CLUSTER)
@@ -197,7 +197,7 @@ def test_ranks_on_cpus_do_not_sum_by_nccl(strategy, collectives):
 
 
 def test_factors_have_no_fields():
-    """They travel alone, by all-gather around a ring."""
+    """They are sent alone, by all-gather around a ring."""
     text = to_text(strategy(node(SufficientFactors())))
     assert from_text(text).leaves[0].sync == SufficientFactors()
     with pytest.raises(ConfigError, match="has an unknown field 'group'"):
@@ -221,7 +221,7 @@ def test_ranks_refuse_a_second_momentum_before_they_train(made):
     ("fields", "dtype"),
     [({"compressor": "float16"}, "float32"), ({}, "float64"), ({"spec": "ring"}, "float32")],
 )
-def test_a_group_is_of_one_kind(fields, dtype):
+def test_a_group_has_one_dtype(fields, dtype):
     spec = fields.pop("spec", "auto")
     other = NodeConfig(name="V", synchroniser=AllReduce(spec=spec), **fields)
     variables = [DENSE, Variable(name="V", shape=(3,), dtype=dtype)]
@@ -230,8 +230,8 @@ def test_a_group_is_of_one_kind(fields, dtype):
     loose = dataclasses.replace(other, synchroniser=AllReduce(spec=spec, group=None))
     (found,) = problems(strategy(node(AllReduce(group=None)), loose), variables, CLUSTER)
     assert "what is in no group of all_reduce mixes W" in found.what
-    apart = dataclasses.replace(other, synchroniser=AllReduce(spec=spec, group=1))
-    assert problems(strategy(node(AllReduce()), apart), variables, CLUSTER) == []
+    separate = dataclasses.replace(other, synchroniser=AllReduce(spec=spec, group=1))
+    assert problems(strategy(node(AllReduce()), separate), variables, CLUSTER) == []
     factors = dataclasses.replace(other, synchroniser=SufficientFactors(), compressor="none")
     matrix = Variable(name="V", shape=(3, 3), dtype=dtype, factors=1)
     assert problems(strategy(node(AllReduce()), factors), [DENSE, matrix], CLUSTER) == []

@@ -1,4 +1,4 @@
-"""What compressors hold back is in checkpoints: a resumed run is the one that never stopped."""
+"""Checkpoints contain residuals of compressors: a resumed run equals an uninterrupted one."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ COMPRESSORS += ["topk(ratio=0.1, momentum=0.9, warm_up=9)"]
 
 
 def fitted(c, path, compressor, epochs, resume=False):
-    """Parameters after `epochs`, and what compressors hold back, by parameter."""
+    """Return parameters after `epochs`, and residuals of compressors, by parameter."""
     strategy = f"AllReduce(compressor={compressor!r})"
     t = trainer(c, strategy=strategy, optimizer=cavs.optim.SGD(lr=0.05))
     if resume:
@@ -40,7 +40,7 @@ def fitted(c, path, compressor, epochs, resume=False):
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(compressor, tmp_path):
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(compressor, tmp_path):
     path = tmp_path / "c.safetensors"
     straight = run_threads(3, lambda c: fitted(c, path, compressor, 3))
     run_threads(3, lambda c: fitted(c, path, compressor, 1))
@@ -53,14 +53,14 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(compressor, tmp_pa
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, tmp_path):
+def test_other_numbers_of_ranks_lose_no_residual(compressor, size, tmp_path):
     path = tmp_path / "c.safetensors"
     before = [held for _, held in run_threads(3, lambda c: fitted(c, path, compressor, 1))]
 
     def counted(c):
         strategy = f"AllReduce(compressor={compressor!r})"
         t = trainer(c, strategy=strategy, optimizer=cavs.optim.SGD(lr=0.1))
-        t.resume(path, strict=False)  # by another rate
+        t.resume(path, strict=False)  # with another rate
         t.begin(cavs.batch(loader().graphs))
         session = t.session
         compile_together(session, session.shard(cavs.batch(loader().graphs)))
@@ -76,7 +76,7 @@ def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, t
         if name.endswith(("step", "right")):
             for held in after:
                 np.testing.assert_array_equal(held[name], before[0][name])
-        else:  # the mean over ranks is what the next steps will add
+        else:  # the next steps will add the mean over ranks
             found = sum(held[name] for held in after) / size
             expected = sum(held[name] for held in before) / 3
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
@@ -84,8 +84,8 @@ def test_on_other_numbers_of_ranks_nothing_held_back_is_lost(compressor, size, t
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 @pytest.mark.parametrize("gradients", ["mean", "sum"])
-def test_numbers_of_ranks_may_change_again_without_a_step_between(compressor, gradients, tmp_path):
-    """What two ranks hold alike, as their shares of what four held, is still no more than that."""
+def test_numbers_of_ranks_may_change_twice_without_a_step(compressor, gradients, tmp_path):
+    """Two ranks with equal residuals, their shares of those of four, keep the same total."""
     path = tmp_path / "c.safetensors"
 
     def work(c, fits):
@@ -116,7 +116,7 @@ def test_numbers_of_ranks_may_change_again_without_a_step_between(compressor, gr
                 np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_another_compressor_begins_anew(tmp_path):
+def test_another_compressor_starts_without_residuals(tmp_path):
     path = tmp_path / "c.safetensors"
     run_threads(2, lambda c: fitted(c, path, "onebit", 1))
     for values, _ in run_threads(2, lambda c: fitted(c, path, "powersgd(rank=1)", 2, resume=True)):
@@ -145,7 +145,7 @@ def test_a_state_is_read_as_it_was_written(compressor):
     np.testing.assert_array_equal(share_of(same, 1, 2, average=False, alike=True), [1] * 3)
 
 
-def test_a_parameter_called_as_a_state_is_refused(tmp_path):
+def test_a_parameter_with_the_name_of_a_state_is_refused(tmp_path):
     class Clash(cavs.Model):
         def __init__(self):
             self.session = cavs.nn.Linear(2, 2)

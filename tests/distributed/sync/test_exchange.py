@@ -1,4 +1,4 @@
-"""Parts of parameters and how they are cut."""
+"""Parts of parameters, and their slabs."""
 
 import time
 
@@ -40,7 +40,7 @@ def test_columns_of_a_parameter_are_not_cut():
     assert (part.offset, part.end) == (2, 55)
 
 
-def test_only_the_elements_of_the_parts_are_waited_for():
+def test_an_exchange_waits_for_elements_of_its_parts_only():
     asked = []
 
     class Gradients:
@@ -56,7 +56,7 @@ def test_only_the_elements_of_the_parts_are_waited_for():
 
 
 @given(st.integers(0, 20), st.integers(1, 6))
-def test_ranks_share_a_piece_and_leave_nothing_out(count, ranks):
+def test_ranks_share_a_piece_completely(count, ranks):
     values, rows = np.arange(count * 3.0).reshape(count, 3), np.arange(count) * 7
     tables = [Piece(2, values, rows).share(r, ranks) for r in range(ranks)]
     np.testing.assert_array_equal(np.concatenate([p.values for p in tables]), values)
@@ -68,7 +68,7 @@ def test_ranks_share_a_piece_and_leave_nothing_out(count, ranks):
 
 
 @pytest.mark.parametrize("kind", [DenseServers, SparseServers])
-def test_what_owners_send_is_communication_that_nothing_hides(kind, monkeypatch):
+def test_values_of_owners_are_exposed_communication(kind, monkeypatch):
     distribute, slow = kind.distribute, 0.2
 
     def late(exchange, c):
@@ -86,7 +86,7 @@ def test_what_owners_send_is_communication_that_nothing_hides(kind, monkeypatch)
         assert min(report.communication_seconds, report.exposed_seconds) >= slow
 
 
-def test_a_wait_for_stale_values_beside_synchronous_ones_is_communication_too(monkeypatch):
+def test_a_wait_for_stale_values_is_exposed_communication(monkeypatch):
     fetch, slow = StaleServers.fetch, 0.2
 
     def late(servers):
@@ -96,7 +96,7 @@ def test_a_wait_for_stale_values_beside_synchronous_ones_is_communication_too(mo
     monkeypatch.setattr(StaleServers, "fetch", late)
 
     def work(c):
-        strategy = "Parallax(staleness=1)"  # of the table alone
+        strategy = "Parallax(staleness=1)"  # for the table only
         with Trainer(Tree(), cavs.optim.SGD(lr=0.1), strategy=strategy, communicator=c) as trainer:
             reports = [trainer.advance(cavs.batch(BATCHES[0])) for _ in range(2)]
             assert not trainer.session.asynchronous

@@ -1,4 +1,4 @@
-"""Strategies that verification admits, drawn node by node: parameters are those of one process."""
+"""Random strategies that pass verification give the parameters of one process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def strategies(draw):
         return SufficientFactors()
 
     def several(v, parts):
-        """Of all parts; tables have one kind for all, and matrices alone factors."""
+        """Return synchronisers of all parts; tables have one for all, and only matrices have
+        factors.
+        """
         known = ["server", "sum", "sum"]
         known += ["factors"] if parts == 1 and len(v.shape) == 2 and not v.sparse else []
         kind, levels = st.sampled_from(known), st.booleans()
@@ -139,7 +141,7 @@ def strategies(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(strategies())
-def test_whatever_is_admitted(strategy):
+def test_any_verified_strategy(strategy):
     assert_as_alone(strategy)
 
 
@@ -148,7 +150,7 @@ def test_whatever_is_admitted(strategy):
     [("second.bias", [5, 6, 5]), ("cell.b", [5, 6] * 4), ("first.bias", [5, 5, 6, 6, 5])],
 )
 def test_parts_of_a_small_vector_in_groups_of_their_own(name, groups):
-    """Between two parts that are summed together lie others, which are summed elsewhere."""
+    """Elements between two parts that are summed together are summed elsewhere."""
     base = build("AllReduce", variables_of(Heads()), ResourceSpec.local(2))
     shards = tuple(
         NodeConfig(name=f"{name}/part_{i}", synchroniser=AllReduce(group=g))

@@ -1,7 +1,7 @@
-"""The rules of stale parameters, seen in the data: every update leaves a mark of its own.
+"""The rules of stale parameters, visible in the data: every update leaves a mark of its own.
 
 Worker w changes element (w, c) of a parameter, and row (w, c) of a table, in its step c, from 0 to
-1. What a worker reads at the beginning of a step then says which updates it contains.
+1. The values that a worker reads at the beginning of a step show which updates they contain.
 """
 
 import threading
@@ -27,7 +27,7 @@ SGD = cavs.optim.SGD(lr=1.0).hyper(0)
 
 
 def sync(device, staleness):
-    """Staleness None: asynchronous."""
+    """Return a synchroniser; staleness None: asynchronous."""
     return ParameterServer(destination=device, sync=staleness is not None, staleness=staleness or 0)
 
 
@@ -67,7 +67,7 @@ class Marks:
         self.workers, self.steps, self.rank = workers, steps, c.rank
 
     def push(self, step):
-        """The gradient of one step: minus 1 at its mark, times the workers for their mean."""
+        """Push the gradient of one step: minus 1 at its mark, times the workers for their mean."""
         gradient = np.zeros_like(self.values["dense"])
         gradient[self.rank, step] = -self.workers
         row = np.array([self.rank * self.steps + step], np.int32)
@@ -81,7 +81,9 @@ class Marks:
                 self.servers.push(unit.owner, [unit.number], [row[inside], values[inside]])
 
     def seen(self, unit):
-        """[workers, steps] of 0, 1 in what `unit` holds here; NaN elsewhere."""
+        """Return [workers, steps] of 0 and 1 for the values of `unit` on this rank; NaN
+        elsewhere.
+        """
         found = np.full((self.workers, self.steps), np.nan)
         if unit.rows is None:
             mask = np.zeros(self.values["dense"].size)
@@ -96,7 +98,7 @@ class Marks:
         return found
 
     def check(self, step, made):
-        """What may and must be seen at the beginning of `step`; `made`: steps of every worker."""
+        """Check the updates visible at the beginning of `step`; `made`: steps of every worker."""
         for unit in self.layout.units:
             found, bound = self.seen(unit), self.layout.groups[unit.group].staleness
             known = found[~np.isnan(found)]
@@ -114,12 +116,12 @@ STALENESS = st.one_of(st.none(), st.integers(1, 4))
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_reads_are_as_fresh_as_the_staleness_says_and_no_update_is_lost(data):
+def test_reads_satisfy_the_staleness_and_no_update_is_lost(data):
     size = data.draw(st.integers(1, 4))
     servers = data.draw(st.integers(0, 1)) if size > 1 else 0
     workers = size - servers
     steps = data.draw(st.lists(st.integers(0, 8), min_size=workers, max_size=workers))
-    more = data.draw(st.integers(0, 3))  # after a meeting
+    more = data.draw(st.integers(0, 3))  # after a consensus
     total = max(*steps, 0, 0) + more
     staleness = [data.draw(STALENESS) for _ in range(4)]
     owners = data.draw(st.lists(st.integers(0, size - 1), min_size=4, max_size=4))
@@ -139,7 +141,7 @@ def test_reads_are_as_fresh_as_the_staleness_says_and_no_update_is_lost(data):
         halfway = {n: v.copy() for n, v in marks.values.items()}
         at = max(steps, default=0)
         if c.rank < workers:
-            finished[c.rank] = at  # the clocks of all are the furthest now
+            finished[c.rank] = at  # all clocks are at the furthest now
         c.barrier()
         if c.rank < workers:
             for step in range(at, at + more):
@@ -161,7 +163,7 @@ def test_reads_are_as_fresh_as_the_staleness_says_and_no_update_is_lost(data):
         time.sleep(pause)
         marks.push(step)
         with guard:
-            finished[marks.rank] += 1  # before it is told: others may see it at once
+            finished[marks.rank] += 1  # before its commit: others may see it at once
         marks.servers.commit(1.0, 1.0)
 
     results = run_threads(size, work, timeout=patience(20))
@@ -182,14 +184,14 @@ def test_reads_are_as_fresh_as_the_staleness_says_and_no_update_is_lost(data):
     st.integers(0, 3),
     st.lists(st.integers(0, 3), max_size=40),
 )
-def test_clocks_let_nobody_run_further_ahead_than_the_staleness(staleness, turns):
+def test_clocks_enforce_the_staleness(staleness, turns):
     clocks, began = Clocks(range(4), staleness), [0] * 4
     for worker in turns:
         if clocks.may_begin(clocks.of[worker]):
             began[worker] = clocks.of[worker]
             clocks.finish(worker)
             assert began[worker] - min(clocks.of.values()) <= staleness
-    # Somebody may always run: no deadlock.
+    # Some worker may always run: no deadlock.
     assert any(clocks.may_begin(clock) for clock in clocks.of.values())
 
 
@@ -205,7 +207,7 @@ def test_a_fast_worker_waits_for_a_slow_one_only_at_the_bound():
                 time.sleep(0.1)
                 found = len(made)
                 looked.set()
-                marks.servers.settle()  # lets the other one go
+                marks.servers.settle()  # releases the other one
             else:
                 for step in range(20):
                     marks.servers.fetch()
@@ -221,7 +223,7 @@ def test_a_fast_worker_waits_for_a_slow_one_only_at_the_bound():
         assert run_threads(2, work) == [20, expected]
 
 
-def test_a_step_that_is_not_committed_leaves_nothing():
+def test_an_uncommitted_step_leaves_no_trace():
     def work(c):
         marks = Marks(c, 3, [2] * 4, [0, 1, 1, 0])
         marks.servers.fetch()
@@ -238,7 +240,7 @@ def test_a_step_that_is_not_committed_leaves_nothing():
         np.testing.assert_array_equal(values, [[0, 1, 1]] * 2)
 
 
-def test_who_stands_still_is_named_by_all_that_wait():
+def test_a_hanging_worker_is_named_by_all_that_wait():
     def work(c):
         c.timeout = 1.5
         marks = Marks(c, 9, [1] * 4, [0, 2, 2, 0])
@@ -262,7 +264,7 @@ def test_who_stands_still_is_named_by_all_that_wait():
         assert "waited 1.5 s for step 4: rank 1 is still in its step 2" in text
 
 
-def test_who_waits_for_a_step_is_no_culprit_for_those_who_wait_elsewhere():
+def test_a_waiting_worker_is_not_blamed():
     gave_up = threading.Semaphore(0)
 
     def work(c):
@@ -291,7 +293,7 @@ def test_who_waits_for_a_step_is_no_culprit_for_those_who_wait_elsewhere():
     assert "rank 1 waited 0.8 s for step 4: rank 2 is still in its step 2" in str(second)
 
 
-def test_progress_of_a_slow_worker_is_no_hang():
+def test_a_slow_worker_is_not_a_hang():
     def work(c):
         c.timeout = 1.0
         marks = Marks(c, 9, [1] * 4, [0, 1, 1, 0])
@@ -331,7 +333,7 @@ def test_an_error_of_one_reaches_all_and_stays():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 4), st.integers(0, 99), st.integers(0, 3))
-def test_a_wish_to_stop_stops_all_after_the_same_step(size, seed, asks):
+def test_a_stop_ends_all_after_the_same_step(size, seed, asks):
     def work(c):
         marks = Marks(c, 30, [2] * 4, [0, 1, 1, 0])
         rng = np.random.default_rng([seed, c.rank])

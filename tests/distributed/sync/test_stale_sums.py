@@ -1,4 +1,4 @@
-"""What stale servers and sums of gradients amount to: sums, effective rates, bytes."""
+"""Sums of gradients with stale servers: totals, effective rates, bytes."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.distributed.test_trainer import BATCHES, Tree, trees
 
 
 def added_alone(size):
-    """What "sum" means: each rank's gradient of its own part's loss, added."""
+    """Return the meaning of "sum": each rank's gradient of its own shard's loss, added."""
     model = Tree()
     optimizer = cavs.optim.SGD(lr=0.02)
     session = cavs.Session(model, dtype=np.float64)
@@ -41,7 +41,7 @@ def summed(name, size):
     return dataclasses.replace(made, graph=dataclasses.replace(made.graph, gradients="sum"))
 
 
-FULL = [graphs for graphs in BATCHES if len(graphs) >= 3]  # a part for each of three ranks
+FULL = [graphs for graphs in BATCHES if len(graphs) >= 3]  # one shard for each of three ranks
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ FULL = [graphs for graphs in BATCHES if len(graphs) >= 3]  # a part for each of 
     ["AllReduce", "PartitionedPS", "Parallax", "Parallax(staleness=1)", "PS(staleness=2)"],
 )
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_gradients_are_added_where_the_strategy_says_so(strategy, size, monkeypatch):
+def test_gradients_are_added_by_the_strategy_sum(strategy, size, monkeypatch):
     monkeypatch.setattr("tests.distributed.sync.test_stale_sums.BATCHES", FULL)
     expected, losses, norms = added_alone(size)
 
@@ -74,7 +74,7 @@ def test_gradients_are_added_where_the_strategy_says_so(strategy, size, monkeypa
 
 
 class Mean(Tree):
-    """Its loss is one mean: the parts of a batch that repeats itself have equal gradients."""
+    """A model whose loss is one mean: shards of a repeated batch have equal gradients."""
 
     def loss(self, batch):
         h = self.cell(batch.graph, x=self.embedding(batch["token"]))
@@ -82,7 +82,9 @@ class Mean(Tree):
 
 
 def test_the_effective_learning_rate_is_as_documented():
-    """Ranks with equal parts that meet after each step: N equal gradients, one after the other."""
+    """Ranks with equal shards that settle after each step apply N equal gradients, one after
+    the other.
+    """
     graphs, start = trees(2, 5), Mean().cell.W.value
 
     def step(size, optimizer, strategy):
@@ -111,7 +113,7 @@ def test_the_effective_learning_rate_is_as_documented():
 
 
 class Wide(cavs.Model):
-    """Large enough that letters are more than their heads."""
+    """A model large enough that messages are more than their headers."""
 
     def __init__(self):
         self.embedding = cavs.nn.Embedding(40, 64)
@@ -124,7 +126,9 @@ class Wide(cavs.Model):
 
 
 def bytes_of(made, graphs):
-    """What the formula says that each rank sends in a step of a `Wide` on equal parts of graphs."""
+    """Return the bytes of the formula for each rank in a step of a `Wide` on equal shards of
+    graphs.
+    """
     parts = np.array_split(np.arange(len(graphs)), len(made.graph.replicas))
     tokens = [np.concatenate([graphs[i].features["token"] for i in part]) for part in parts]
     seen = [set(t[t >= 0].tolist()) for t in tokens]
@@ -151,7 +155,8 @@ def test_bytes_are_those_of_the_formula(strategy, size):
             before = t.session.sent_bytes
             c.barrier()
             reported = []
-            for _ in range(6):  # in step: who lags is told of several updates of a row at once
+            # in step: a rank that lags receives several updates of a row at once
+            for _ in range(6):
                 reported.append(t.advance(batch).sent_bytes)
                 c.barrier()
             t.session.servers.fetch()  # the answers to the last step
