@@ -26,7 +26,7 @@ from tests.patience import patience
 EPOCHS = 3
 STALE = ["PSLoadBalancing(staleness=1)", "PartitionedPS(sync=False)", "PS(staleness=3)"]
 MIXED = "Parallax(staleness=1)"
-APART = ["PSLoadBalancing(servers=2, staleness=2)", "Parallax(servers=1, staleness=1)"]
+DEDICATED = ["PSLoadBalancing(servers=2, staleness=2)", "Parallax(servers=1, staleness=1)"]
 
 
 class Linear(cavs.Model):
@@ -170,7 +170,7 @@ def test_a_rank_that_dies_anywhere_costs_nothing(strategy, acts, alone, tmp_path
 
 @pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("acts", [50, 60, 90, 120])
-@pytest.mark.parametrize("strategy", APART)
+@pytest.mark.parametrize("strategy", DEDICATED)
 def test_ranks_that_only_own_parameters_may_die_or_survive(strategy, victim, acts, alone):
     """The first ranks compute, the last ones own."""
     results = survive(4, [(victim, acts)], strategy)
