@@ -40,9 +40,7 @@ class Sentiment(cavs.Model):
 
 
 def sentences(count):
-    """Return random binary trees over skewed word frequencies; every phrase has the sum of its
-    words.
-    """
+    """Return random binary trees; every phrase has the sum of its words."""
     rng = np.random.default_rng(5)
     graphs = []
     for _ in range(count):
@@ -70,7 +68,7 @@ def sentences(count):
 
 
 def trained(communicator, dtype, strategy):
-    """Return parameters after STEPS global batches; without a communicator by the plain trainer."""
+    """Return parameters after STEPS global batches; with None, of one process."""
     model = Sentiment()
     rng = np.random.default_rng(0)
     for p in model.parameters().values():
