@@ -159,7 +159,7 @@ def test_a_warning_made_an_error_is_the_device_error(cache):
         with pytest.raises(DeviceError) as error:
             cache.get(KEY)
     assert "is damaged" in error.value.what
-    assert "compiled and written anew" in error.value.hint
+    assert "compiled and written again" in error.value.hint
 
 
 # ---- places that cannot be read or written ------------------------------------------------------
