@@ -86,7 +86,7 @@ class CubinCache:
             self._warn(
                 "damaged",
                 f"{path} of {len(content)} bytes is damaged: its checksum differs",
-                "it is compiled and written again; check the disk if this recurs",
+                "the kernel is compiled and written again; check the disk if this recurs",
             )
             return None
         with contextlib.suppress(OSError):  # in a read-only folder the order of use is not kept
