@@ -12,8 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
+T = TypeVar("T")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Who calls the command line wrote no line that is to blame: a console script, a test.
 _COMMAND_LINE = os.path.join(_PACKAGE, "cli", "__init__.py")
@@ -206,6 +207,32 @@ class ProcessLocal:
 
 class MovedError(CavsError, ImportError):
     """A name that has moved; says where it is now."""
+
+
+class MovedAttributeError(CavsError, AttributeError):
+    """An attribute that has another name now."""
+
+
+class _MovedAttribute:
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise MovedAttributeError(f"{self.old} was renamed", hint=f"use {self.new}")
+
+    def __set__(self, instance: object, value: object) -> NoReturn:
+        self.__get__(instance)
+
+
+def renamed(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator: each of ``names``, renamed attributes, says its new name."""
+
+    def decorate(owner: type[T]) -> type[T]:
+        for old, new in names.items():
+            setattr(owner, old, _MovedAttribute(f"{owner.__name__}.{old}", new))
+        return owner
+
+    return decorate
 
 
 def moved(module: str, names: Mapping[str, str]) -> Callable[[str], NoReturn]:

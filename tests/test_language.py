@@ -171,6 +171,8 @@ PLAIN = set(
         update usage value variable variant verify version vocabulary wait warm warmup
         warning watch work worker
 
+        evaluator local lock moved pickling point process repeatable resume stepper training
+
         adagrad adam ar arima bf blas cavs ci cli conllu cpu csr cubin cuda cudnn cupy d
         ema fc gru horovod ir json k lbbsp lstm mpi narx nccl numpy nvrtc parallax
         poseidon power ps rntn sgd tn top up w

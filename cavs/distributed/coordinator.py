@@ -318,18 +318,18 @@ class RankCoordinator:
     # ---- errors and the end --------------------------------------------------------------------
 
     @contextmanager
-    def reporting_errors(self, place: str) -> Iterator[None]:
-        """Report an error in the block to the other ranks, which are at `place`."""
+    def reporting_errors(self, phase: str) -> Iterator[None]:
+        """Report an error in the block to the other ranks, which are in `phase`."""
         try:
             yield
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
             if not (stopped or isinstance(error, CommunicationError)):
-                self.report_error(place, error)
+                self.report_error(phase, error)
             raise
 
-    def report_error(self, place: str, error: BaseException) -> None:
-        """Report an error of this rank alone to the other ranks, which are at `place`."""
+    def report_error(self, phase: str, error: BaseException) -> None:
+        """Report an error of this rank alone to the other ranks, which are in `phase`."""
         if is_agreed(error) or getattr(error, "reported", False):
             return
         error.reported = True  # type: ignore[attr-defined]  # even if no rank listens
@@ -340,8 +340,8 @@ class RankCoordinator:
                 return
             patience = _SHORT_PATIENCE
         # Ranks that have not begun are about to compare what they train.
-        begun = self.training.begun or place == "evaluation"
-        session.agreement.announce(place if begun else None, error, patience)
+        begun = self.training.begun or phase == "evaluation"
+        session.agreement.announce(phase if begun else None, error, patience)
 
     def close(self) -> None:
         """Wait until all ranks close, then end the communication."""

@@ -1,8 +1,8 @@
-"""What a checkpoint holds: parameters, optimiser states, and where the training stood.
+"""Checkpoints: parameters, optimiser states, and the progress of a training in one file.
 
-Parameters stand under their own names, so that any safetensors reader finds them; states are
-called ``optimizer.<parameter>.<i>``, what the engine remembers ``session.<name>``; the rest is
-JSON in the metadata, also the types of edge features, which graphs without edges do not tell.
+Parameters are stored under their own names, so that any safetensors reader finds them; optimiser
+states under ``optimizer.<parameter>.<i>``; arrays of the engine under ``session.<name>``. All else
+is JSON in the metadata, including the types of edge features, which a graph without edges lacks.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
 _FORMAT = "1"
-_OLDER = "it was written by something else than cavs, or changed: take an older checkpoint"
+_OLDER = "another program wrote or changed it: take an older checkpoint"
 
 
 class ParameterizedModel(Protocol):
-    """Anything with named parameters."""
+    """An object with named parameters."""
 
     def parameters(self) -> Mapping[str, TrainableParameter]:
-        """Dotted names to parameters, in a stable order."""
+        """Return the parameters by dotted name, in a stable order."""
         ...
 
 
 def version() -> str:
-    """The installed version of cavs."""
+    """Return the installed version of cavs."""
     try:
         return packages.version("cavs")
     except packages.PackageNotFoundError:
@@ -71,10 +71,17 @@ def check_writable(path: Path) -> None:
 
 @dataclass
 class Checkpoint:
-    """The content of a checkpoint file. `config` and `progress` are JSON objects.
+    """The content of a checkpoint file.
 
-    extra: arrays that an engine remembers besides, such as what compressors held back.
-    edge_types: dtype and row shape of the features of edges that the model was trained with.
+    Attributes:
+        parameters: Values by name.
+        states: Optimiser states of each parameter.
+        model: Class of the model.
+        config: JSON object from `Trainer`.
+        progress: JSON object with the progress of the run and the settings of its steps.
+        version: Version of cavs that wrote the file.
+        extra: Further arrays of the engine, such as the residuals of compressors.
+        edge_types: Dtype and row shape of the edge features that the model was trained with.
     """
 
     parameters: dict[str, Array]
@@ -88,7 +95,7 @@ class Checkpoint:
 
 
 def model_name(model: object) -> str:
-    """The class of `model`, as a checkpoint names it."""
+    """Return the name of the class of `model`, as checkpoints store it."""
     return type(model).__qualname__
 
 
@@ -101,10 +108,10 @@ def save_checkpoint(
     progress: Mapping[str, Any] | None = None,
     extra: Mapping[str, Array] | None = None,
 ) -> None:
-    """Write the parameters of `model` and the rest to `path`, atomically.
+    """Write the parameters of `model` and the other arguments to `path`, atomically.
 
-    `states` holds the optimiser's arrays in the order of ``model.parameters()``, or nothing.
-    `extra`: see `Checkpoint`.
+    `states` holds the optimiser's arrays in the order of ``model.parameters()``, or nothing. For
+    the other arguments see `Checkpoint`.
     Raises `CheckpointError` if the path cannot be written; a file there before is untouched.
     """
     parameters = model.parameters()
@@ -121,7 +128,7 @@ def save_checkpoint(
         }
     except (TypeError, ValueError) as error:
         raise CheckpointError(
-            f"config or progress is no JSON: {error}", hint="keep to strings, numbers and lists"
+            f"config or progress is not JSON: {error}", hint="use strings, numbers and lists only"
         ) from error
     metadata = {
         "format": "cavs",
@@ -136,40 +143,40 @@ def save_checkpoint(
 
 
 def require_json(name: str, value: object) -> None:
-    """Raise `ConfigError`, naming the part, unless JSON gives `value` back; tuples become lists."""
+    """Raise `ConfigError`, naming the part, unless JSON can represent `value`; tuples are lists."""
     if isinstance(value, dict):
         for key, part in value.items():
-            require(isinstance(key, str), f"a key of {name}", key, "a string, as JSON has it")
+            require(isinstance(key, str), f"a key of {name}", key, "a string, as in JSON")
             require_json(f"{name}[{key!r}]", part)
     elif isinstance(value, list | tuple):
         for i, part in enumerate(value):
             require_json(f"{name}[{i}]", part)
     else:
-        kinds = str | int | float | np.bool_ | np.integer | np.floating | None
-        need = "what JSON has: a string, a number, None, or a list or dict of such"
-        require(isinstance(value, kinds), name, value, need)
+        types = str | int | float | np.bool_ | np.integer | np.floating | None
+        need = "a JSON value: a string, a number, None, or a list or dict of these"
+        require(isinstance(value, types), name, value, need)
 
 
 def _plain(value: object) -> object:
-    """A number of NumPy as one of Python, which JSON can hold."""
+    """Return a number of NumPy as one of Python, which JSON can represent."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{value!r:.80} is of type {type(value).__name__}")
 
 
-def _add(tensors: dict[str, Array], kind: str, name: str, array: Array) -> None:
-    key = f"{kind}.{name}"
+def _add(tensors: dict[str, Array], prefix: str, name: str, array: Array) -> None:
+    key = f"{prefix}.{name}"
     if key in tensors:
-        state = "an optimiser state" if kind == "optimizer" else "a state of the engine"
+        state = "an optimiser state" if prefix == "optimizer" else "a state of the engine"
         raise CheckpointError(
             f"the parameter {key!r} has the name of {state}",
-            hint=f"give the attribute of the model another name than {kind!r}",
+            hint=f"give the attribute of the model another name than {prefix!r}",
         )
     tensors[key] = array
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read `path` whole. Raises `CheckpointError` if it is truncated or not written by cavs."""
+    """Read `path`. Raises `CheckpointError` if it is truncated or was not written by cavs."""
     tensors, metadata = safetensors.read(path)
     if metadata.get("cavs_format") != _FORMAT:
         raise CheckpointError(
@@ -195,7 +202,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         orphan = min(tensors)
         raise CheckpointError(f"{path}: tensor {orphan!r} belongs to no parameter", hint=_OLDER)
     if not isinstance(config, dict) or not isinstance(progress, dict):
-        raise CheckpointError(f"{path}: its config or progress is no JSON object", hint=_OLDER)
+        raise CheckpointError(f"{path}: its config or progress is not a JSON object", hint=_OLDER)
     return Checkpoint(
         parameters,
         states,
@@ -213,7 +220,7 @@ def check_fit(
 ) -> None:
     """Raise `CheckpointError` unless both have the same names, shapes and dtypes.
 
-    What is stored must be finite too.
+    The stored values must also be finite. what: Name of the arrays in errors.
     """
     missing, extra = sorted(set(own) - set(stored)), sorted(set(stored) - set(own))
     if missing or extra:
@@ -239,7 +246,7 @@ def check_fit(
 
 
 def recall_edge_types(model: ParameterizedModel, stored: Checkpoint) -> None:
-    """Tell `model` the types of edge features that it was trained with."""
+    """Set the types of edge features that `model` was trained with."""
     if isinstance(model, Model):
         model._edge_types = {**model._edge_types, **stored.edge_types}
 
@@ -249,13 +256,16 @@ def load_parameters(
 ) -> list[str]:
     """Copy the parameters in `path` into those of `model`, in place; optimiser states are left.
 
-    Takes any safetensors file with the same names, shapes and dtypes. strict: of all parameters;
-    else of those that both have. One of another shape does not fit in either case, as in PyTorch:
-    a new output layer needs a new name, ``self.output2`` say. Returns the names of the others,
-    which the file has not or the model has not. Raises `CheckpointError`, with the model
-    untouched, if the file is damaged, does not fit, has no parameter of the model, or holds NaN or
-    infinity. A checkpoint also tells the model the types of edge features, for graphs without
-    edges.
+    Takes any safetensors file with the same names, shapes and dtypes.
+
+    strict: Require the same names in file and model; if False, copy those that both have. A
+        parameter of another shape does not fit in either case, as in PyTorch: a new output layer
+        needs a new name, such as ``self.output2``.
+
+    Returns the names that only the file or only the model has. Raises `CheckpointError`, with the
+    model untouched, if the file is damaged, does not fit, has no parameter of the model, or holds
+    NaN or infinity. A checkpoint also sets the types of edge features of the model, for graphs
+    without edges.
     """
     tensors, metadata = safetensors.read(path)
     stored = read_checkpoint(path) if "cavs_format" in metadata else Checkpoint(tensors)

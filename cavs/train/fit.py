@@ -182,7 +182,7 @@ class Fit:
             record: dict[str, Any] = {
                 "epoch": number,
                 "step": state.steps,
-                "lr": state.optimizer.rate(max(state.steps - 1, 0)),  # of the last update
+                "lr": state.optimizer.rate(max(state.steps - 1, 0)),  # that of the last update
                 "train_loss": train_loss,
                 "seconds": bar.seconds,
                 "graphs_per_second": bar.rate,

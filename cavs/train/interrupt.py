@@ -1,4 +1,4 @@
-"""Ctrl-C, or another wish to stop, that waits for the running step."""
+"""Ctrl-C, or another signal to stop, deferred until the running step has ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-#: Ctrl-C, a scheduler that wants the machine back, a terminal that was closed.
+#: Signals of Ctrl-C, of a scheduler that reclaims the machine, and of a closed terminal.
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DeferredInterrupt:
-    """While entered, the first of `STOPS` only sets `requested`; a second one acts.
+    """Context in which the first of `STOPS` only sets `requested`; a second one acts at once.
 
-    Does nothing outside the main thread, where Python delivers no signals.
+    Does nothing outside the main thread, since Python delivers no signals there.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class DeferredInterrupt:
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> DeferredInterrupt:
-        """Take the signals over."""
+        """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
                 old = signal.getsignal(number)
@@ -33,11 +33,11 @@ class DeferredInterrupt:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the signals back."""
+        """Restore the previous handlers."""
         self._restore()
 
     def _request(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A JSON-lines log: one object a line, flushed at once, appended to."""
+"""A JSON-lines log: one object per line, appended and flushed at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cavs.errors import ConfigError
 
 
 def plain(value: Any) -> Any:
-    """`value` as strict JSON: numbers of NumPy become Python's, what is not finite its name."""
+    """Return `value` as strict JSON: numbers of NumPy as Python's, infinity and NaN as text."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -29,10 +29,10 @@ def plain(value: Any) -> Any:
 
 
 class JsonLines:
-    """Appends records to `path`; a line torn by a killed run or a full disk is closed first.
+    """Appends records to `path`, after ending a line that a killed run or full disk left partial.
 
-    Raises `ConfigError` if the file cannot be opened. A disk that fills up later is warned of
-    once and does not stop the training.
+    Raises `ConfigError` if the file cannot be opened. If writing fails later, it warns once and the
+    training goes on.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,7 +48,7 @@ class JsonLines:
             ) from error
 
     def write(self, event: str, /, **record: Any) -> None:
-        """Append ``{"event": event, "time": ..., **record}``; of `record` nothing is called so."""
+        """Append ``{"event": event, "time": ..., **record}``; `record` cannot replace the two."""
         own = {key: value for key, value in record.items() if key not in ("event", "time")}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps(plain({"event": event, "time": now, **own}), allow_nan=False)

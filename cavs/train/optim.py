@@ -1,7 +1,7 @@
-"""Optimisers as data: which rule, which numbers, which state arrays.
+"""Optimisers as data: a rule, its numbers and its state arrays.
 
-The engine applies the rule in the same call that runs forward and backward; a parameter with a
-sparse gradient (an embedding table) moves only in the rows that were looked up.
+The engine applies the rule in the same call that runs forward and backward; of a parameter with a
+sparse gradient (an embedding table) it updates only the rows that were looked up.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require, require_number
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, renamed
 from cavs.train.schedules import Plateau, Schedule, WarmUp, as_schedule
-from cavs.train.settings import told
+from cavs.train.settings import to_json
 
 Array = NDArray[Any]
 
 
 class TrainableParameter(Protocol):
-    """What training needs to know of a parameter."""
+    """A parameter as a training sees it."""
 
     @property
     def name(self) -> str:
@@ -33,35 +33,38 @@ class TrainableParameter(Protocol):
 
     @property
     def value(self) -> Array:
-        """Float32 or float64, C-contiguous; written in place, never reallocated."""
+        """Values: float32 or float64, C-contiguous; written in place, never reallocated."""
         ...
 
     def current(self) -> Array:
-        """`value` for who only reads it."""
+        """Return `value` for reading only."""
         ...
 
     @property
     def trainable(self) -> bool:
-        """Whether the optimiser moves it."""
+        """True if the optimiser updates it."""
         ...
 
 
+@renamed({"kind": "rule", "factors": "scales"})
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimisers share: a learning rate and a weight decay.
+    """Base of all optimisers: a learning rate and a weight decay.
 
-    `lr` is a number or a schedule. `weight_decay` is added to the gradient as
-    `weight_decay * value` (`AdamW`: subtracted from the value, scaled by the rate).
-
-    `groups` has factors of the two for parameters whose names match a pattern of the shell, the
-    first that does: ``{"*.b": {"weight_decay": 0.0}, "embedding.*": {"lr": 0.1}}``.
+    Args:
+        lr: A number or a schedule.
+        weight_decay: Added to the gradient as `weight_decay * value` (`AdamW`: subtracted from the
+            value, multiplied by the rate).
+        groups: Scales of the two for parameters whose names match a shell pattern; the first
+            pattern that matches counts:
+            ``{"*.b": {"weight_decay": 0.0}, "embedding.*": {"lr": 0.1}}``.
     """
 
     lr: float | Schedule
     _: KW_ONLY
     weight_decay: float = 0.0
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
-    kind: ClassVar[str] = ""
+    rule: ClassVar[str] = ""
     states_per_parameter: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -70,18 +73,18 @@ class Optimizer:
         _check_groups(self.groups)
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update that follows `step` updates.
+        """Return the learning rate of the update that follows `step` updates.
 
-        Raises ConfigError if the schedule gives anything but a finite number >= 0.
+        Raises `ConfigError` if the schedule returns anything but a finite number >= 0.
         """
         rate = as_schedule(self.lr)(step)
         require_number(f"the rate of step {step + 1}", rate, "a number >= 0", lambda x: x >= 0)
         return float(rate)
 
     def hyper(self, step: int) -> dict[str, Any]:
-        """The numbers of the update that follows `step` updates, as the engine takes them."""
+        """Return the numbers of the update that follows `step` updates, for the engine."""
         return {
-            "kind": self.kind,
+            "kind": self.rule,
             "lr": self.rate(step),
             "momentum": 0.0,
             "nesterov": False,
@@ -93,10 +96,10 @@ class Optimizer:
             "bias2": 1.0,
         }
 
-    def factors(self, names: Collection[str]) -> dict[str, list[tuple[float, float]]]:
-        """What `groups` add to `hyper`: factors of rate and decay for the parameters `names`.
+    def scales(self, names: Collection[str]) -> dict[str, list[tuple[float, float]]]:
+        """Return the entry that `groups` add to `hyper`: scales of rate and decay per parameter.
 
-        ConfigError for a pattern that none of them matches.
+        Raises `ConfigError` for a pattern that matches none of the parameters `names`.
         """
         if not self.groups:
             return {}
@@ -110,11 +113,11 @@ class Optimizer:
         return {"factors": [(g.get("lr", 1.0), g.get("weight_decay", 1.0)) for g in first]}
 
     def num_states(self) -> int:
-        """State arrays a trainable parameter."""
+        """Number of state arrays per trainable parameter."""
         return self.states_per_parameter
 
     def init_states(self, parameters: Sequence[TrainableParameter]) -> list[list[Array]]:
-        """Fresh state arrays in the order of `parameters`; none for one that is not trainable."""
+        """Return new state arrays in the order of `parameters`; none for frozen ones."""
         return [
             [np.zeros_like(p.current()) for _ in range(self.num_states())] if p.trainable else []
             for p in parameters
@@ -123,20 +126,20 @@ class Optimizer:
     def lacks_states(
         self, parameters: Iterable[TrainableParameter], states: Iterable[list[Array]]
     ) -> bool:
-        """Whether parameters are trainable now that were not before."""
+        """True if a parameter is trainable now that was frozen before."""
         stateful, pairs = self.num_states() > 0, zip(parameters, states, strict=True)
         return stateful and any(p.trainable and not arrays for p, arrays in pairs)
 
     def complete_states(
         self, parameters: Iterable[TrainableParameter], states: Iterable[list[Array]]
     ) -> None:
-        """Fresh arrays, in place, for those."""
+        """Add the state arrays of parameters that were frozen before, in place."""
         for p, arrays in zip(parameters, states, strict=True):
             if p.trainable and not arrays:
                 arrays.extend(self.init_states([p])[0])
 
     def fresh(self) -> Self:
-        """This optimiser with a `Plateau` of its own that has observed nothing; or itself."""
+        """Return a copy with a `Plateau` that has observed nothing; itself if it has none."""
         if self.plateau() is None:
             return self
         own = copy(self)
@@ -144,27 +147,27 @@ class Optimizer:
         return own
 
     def plateau(self) -> Plateau | None:
-        """The `Plateau` inside `lr`, if there is one."""
+        """Return the `Plateau` inside `lr`, if there is one."""
         lr = self.lr
         while isinstance(lr, WarmUp):
             lr = lr.after
         return lr if isinstance(lr, Plateau) else None
 
     def observe(self, value: float) -> None:
-        """Tell a `Plateau` schedule the monitored value; nothing for other schedules."""
+        """Pass the monitored value to a `Plateau` schedule; others ignore it."""
         plateau = self.plateau()
         if plateau is not None:
             plateau.observe(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides the state arrays, as JSON values."""
+        """Return the settings and the state of a schedule that a checkpoint stores, as JSON."""
         plateau = self.plateau()
         state = plateau.state_dict() if plateau else None
-        return {"kind": self.kind, "schedule": state, "settings": self._settings()}
+        return {"kind": self.rule, "schedule": state, "settings": self._settings()}
 
     def _settings(self) -> dict[str, Any]:
-        """The arguments it was made with."""
-        return {key: value for key, value in told(self).items() if key != "class"}
+        """Return the arguments of the constructor."""
+        return {key: value for key, value in to_json(self).items() if key != "class"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`; a schedule without state ignores the stored one."""
@@ -174,25 +177,25 @@ class Optimizer:
             while isinstance(before, dict) and "after" in before:
                 before = before["after"]
             if isinstance(before, dict) and before.get("lr", plateau.lr) != plateau.lr:
-                stored = {**stored, "rate": plateau.lr}  # another was asked for: begin with that
+                stored = {**stored, "rate": plateau.lr}  # another rate was given: start from it
             plateau.load_state_dict(stored)
 
 
 def _fresh(lr: float | Schedule) -> float | Schedule:
     if isinstance(lr, WarmUp):
         return replace(lr, after=_fresh(lr.after))
-    return replace(lr) if isinstance(lr, Plateau) else lr  # with `_rate` and the rest made anew
+    return replace(lr) if isinstance(lr, Plateau) else lr  # without its observations
 
 
 def _check_groups(groups: object) -> None:
-    need = "a dict of patterns, each with factors of lr and weight_decay"
+    need = "a dict of patterns, each with scales of lr and weight_decay"
     require(isinstance(groups, Mapping), "groups", groups, need)
     assert isinstance(groups, Mapping)
     for key, group in groups.items():
         fits = isinstance(key, str) and isinstance(group, Mapping)
         require(fits and set(group) <= {"lr", "weight_decay"}, "groups", {key: group}, need)
-        for name, factor in group.items():
-            require_number(f"{name} of group {key!r}", factor, "a number >= 0", lambda x: x >= 0)
+        for name, scale in group.items():
+            require_number(f"{name} of group {key!r}", scale, "a number >= 0", lambda x: x >= 0)
 
 
 def _check_beta(name: str, value: float) -> None:
@@ -221,13 +224,13 @@ class SGD(Optimizer):
             raise ConfigError("nesterov=True with momentum=0", hint="pass momentum=0.9")
 
     def num_states(self) -> int:
-        """One with momentum, none without."""
+        """Return 1 with momentum, 0 without."""
         return 1 if self.momentum else 0
 
     def hyper(self, step: int) -> dict[str, Any]:
         """See `Optimizer.hyper`."""
-        kind = "momentum" if self.momentum else "sgd"
-        own = {"kind": kind, "momentum": float(self.momentum), "nesterov": self.nesterov}
+        rule = "momentum" if self.momentum else "sgd"
+        own = {"kind": rule, "momentum": float(self.momentum), "nesterov": self.nesterov}
         return super().hyper(step) | own
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,7 +244,7 @@ class Adagrad(Optimizer):
 
     eps: float = 1e-10
     initial: float = 0.0
-    kind: ClassVar[str] = "adagrad"
+    rule: ClassVar[str] = "adagrad"
     states_per_parameter: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -250,7 +253,7 @@ class Adagrad(Optimizer):
         require_number("initial", self.initial, "a number >= 0", lambda x: x >= 0)
 
     def init_states(self, parameters: Sequence[TrainableParameter]) -> list[list[Array]]:
-        """Sums that start at `initial`."""
+        """Return sums that start at `initial`."""
         states = super().init_states(parameters)
         for arrays in states:
             for array in arrays:
@@ -266,14 +269,14 @@ class Adagrad(Optimizer):
 class Adam(Optimizer):
     """Kingma and Ba 2015, with bias correction; weight decay is part of the gradient.
 
-    The correction is by the steps of the trainer: a parameter whose first gradients come late
-    (thawed, or a row of a table) moves by up to 6.6 times the rate with these betas.
+    The correction depends on the steps of the trainer: a parameter whose first gradients come late
+    (one that was frozen, or a row of a table) moves by up to 6.6 times the rate with these betas.
     """
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    kind: ClassVar[str] = "adam"
+    rule: ClassVar[str] = "adam"
     states_per_parameter: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -283,7 +286,7 @@ class Adam(Optimizer):
         _check_eps(self.eps)
 
     def hyper(self, step: int) -> dict[str, Any]:
-        """See `Optimizer.hyper`; `bias1 = 1 - beta1 ** (step + 1)`, `bias2` alike."""
+        """See `Optimizer.hyper`; `bias1 = 1 - beta1 ** (step + 1)`, `bias2` likewise."""
         own = {
             "beta1": float(self.beta1),
             "beta2": float(self.beta2),
@@ -300,7 +303,7 @@ class AdamW(Adam):
 
     _: KW_ONLY
     weight_decay: float = 0.01
-    kind: ClassVar[str] = "adamw"
+    rule: ClassVar[str] = "adamw"
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

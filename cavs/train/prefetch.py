@@ -1,4 +1,4 @@
-"""Items made by a background thread, a few ahead of the consumer."""
+"""Iteration whose items a background thread computes, a few ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class _Channel(Generic[T]):
-    """What the thread and the consumer share; the thread holds nothing else of the consumer's."""
+    """State shared by the thread and the consumer; the thread holds no reference to the latter."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.changed = threading.Condition()
         self.items: deque[T] = deque()
         self.error: BaseException | None = None
-        self.finished = False  # the thread has made all items or failed
-        self.closed = False  # the consumer wants no more
+        self.finished = False  # the thread has computed all items or failed
+        self.closed = False  # the consumer takes no more items
         self.thread: threading.Thread | None = None
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class _Channel(Generic[T]):
             thread.join()
 
 
-# A daemon thread inside native code while the interpreter dies would crash it: end them before.
+# A daemon thread inside native code would crash the interpreter at exit, so threads end before.
 _open: weakref.WeakSet[_Channel[object]] = weakref.WeakSet()
 
 
@@ -58,7 +58,7 @@ def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None
             with channel.changed:
                 channel.items.append(item)
                 channel.changed.notify_all()
-    except BaseException as error:  # carried to the consumer, whatever it is
+    except BaseException as error:  # raised by the consumer
         channel.error = error
     finally:
         with channel.changed:
@@ -67,11 +67,11 @@ def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None
 
 
 def prefetch(make: Callable[[int], T], count: int, depth: int) -> Iterator[T]:
-    """Yield ``make(0) ... make(count - 1)``, at most `depth` of them made ahead in a thread.
+    """Yield ``make(0) ... make(count - 1)``, computed by a thread, at most `depth` ahead.
 
     An exception in `make` is raised here, after the items before it. The thread ends with the
-    iteration: at its end, when it is closed or dropped, or at interpreter exit. ``depth=0``
-    runs `make` in the caller.
+    iteration: after the last item, when it is closed or dropped, or at interpreter exit.
+    ``depth=0`` runs `make` in the caller.
     """
     if depth == 0:
         yield from map(make, range(count))
@@ -89,7 +89,7 @@ def prefetch(make: Callable[[int], T], count: int, depth: int) -> Iterator[T]:
                     channel.changed.wait(1.0)
                     if not channel.thread.is_alive() and not channel.finished:
                         raise CavsError(
-                            "the thread that prepares batches is gone",
+                            "the thread that prepares batches is not in this process",
                             hint="a forked process must start an iteration of its own",
                         )
                 if not channel.items:

@@ -1,4 +1,4 @@
-"""A progress line on stderr: a redrawn bar on a terminal, a plain line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TextIO
 
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
-_NO_STREAM = (AttributeError, OSError, ValueError)  # of None, one that is broken, one closed
+_NO_STREAM = (AttributeError, OSError, ValueError)  # the stream is None, broken, or closed
 
 
 def duration(seconds: float) -> str:
-    """``4.2s``, ``1:05`` or ``2:03:04``."""
+    """Return ``4.2s``, ``1:05`` or ``2:03:04``."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 10:
@@ -28,9 +28,9 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts `total` batches of one pass; use it as a context manager.
+    """Shows the progress of a pass over `total` batches; a context manager.
 
-    `done` batches are already behind (a resumed pass). `clock` and `stream` are for tests.
+    `done` batches of a resumed pass were made before. `clock` and `stream` are for tests.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time since the start."""
+        """Wall-clock seconds since the start."""
         return float(self._clock() - self._start)
 
     @property
     def rate(self) -> float:
-        """Graphs a second."""
+        """Graphs per second."""
         return self.graphs / max(self.seconds, 1e-9)
 
     def advance(self, graphs: int, **values: float) -> None:
-        """One batch of `graphs` graphs is done; `values` are shown, such as ``loss=0.4``."""
+        """Count a batch of `graphs` graphs; show `values`, such as ``loss=0.4``."""
         self.done += 1
         self.graphs += graphs
         if not self.enabled:
@@ -76,22 +76,22 @@ class Progress:
             self._draw(values)
 
     def finish(self, text: str) -> None:
-        """Replace the bar by a last line."""
+        """Replace the bar by the line `text`."""
         if self.enabled:
             self._clear()
             self._write(f"{self.title}  {text}\n")
 
     def __enter__(self) -> Progress:
-        """Itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the cursor on a fresh line."""
+        """Remove the bar, so that the next output begins a line."""
         self._clear()
 
     def _draw(self, values: dict[str, float]) -> None:
@@ -126,7 +126,7 @@ class Progress:
             return False
 
     def _write(self, text: str) -> None:
-        # A missing, closed or broken stderr must not end a training run.
+        # A training must not end because stderr is missing, closed or broken.
         try:
             self._stream.write(text)
             self._stream.flush()

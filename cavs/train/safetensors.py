@@ -1,7 +1,7 @@
 """The safetensors file format: an 8-byte length, a JSON header, raw little-endian arrays.
 
-Writing is atomic: a whole file appears under the final name or the old one stays. Reading checks
-every length and offset before any array is made.
+Writing is atomic: the path names the complete new file or the old one. Reading checks every length
+and offset before it makes an array.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _DTYPES = {
 }
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 _MAX_HEADER = 100_000_000  # the limit of the format's reference reader
-# Our own metadata key: of the arrays, and of the header with zeros in its place. Files of others
-# have none, older ones that of the arrays alone.
+# A metadata key of cavs: checksums of the arrays, and of the header with zeros for its own. Files
+# of other programs have none, older files only that of the arrays.
 _CHECKSUM = "crc32"
 _ZEROS = "0" * 8
 
@@ -49,7 +49,7 @@ def write(
 ) -> None:
     """Write `tensors` and `metadata` to `path` in one atomic step.
 
-    Folders on the way are made. Raises `CheckpointError` (old file untouched) if the folder
+    Creates missing folders. Raises `CheckpointError` (old file untouched) if the folder
     cannot be written, the disk is full, or a dtype has no name in the format.
     """
     arrays = {name: _little_endian(name, array) for name, array in tensors.items()}
@@ -105,7 +105,7 @@ def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
 
 
 def _entry(of_arrays: int, of_header: str) -> bytes:
-    """The checksums as the header has them; nowhere else, as quotes within texts are escaped."""
+    """Return the checksums as in the header; unique there, since quotes in texts are escaped."""
     return f'"{_CHECKSUM}":"{of_arrays:08x} {of_header}"'.encode()
 
 
@@ -114,7 +114,7 @@ def _raw(array: Array) -> memoryview:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors (read-only views of one buffer, except big-endian hosts) and metadata of `path`.
+    """Return tensors (read-only views of one buffer on little-endian hosts) and metadata.
 
     Raises `CheckpointError` for a file that is missing, truncated, corrupt or of another format.
     """
@@ -140,16 +140,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
 
 
 def _check_sums(path: object, header: bytes, found: int, arrays: str, own: str) -> None:
-    """arrays, own: the checksums of arrays and header that the file says; the latter may lack."""
+    """Check the checksums in the file: of its arrays, and its own, which may be empty."""
     if arrays != f"{found:08x}":
         raise _damaged(path, f"its checksum is {found:08x}, not {arrays}")
-    told = zlib.crc32(header.replace(_entry(found, own), _entry(found, _ZEROS)))
-    if own and own != f"{told:08x}":
-        raise _damaged(path, f"the checksum of its header is {told:08x}, not {own}")
+    computed = zlib.crc32(header.replace(_entry(found, own), _entry(found, _ZEROS)))
+    if own and own != f"{computed:08x}":
+        raise _damaged(path, f"the checksum of its header is {computed:08x}, not {own}")
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The shapes of the tensors in `path` and its metadata; arrays are not read.
+    """Return the shapes of the tensors in `path` and its metadata, without reading arrays.
 
     Raises `CheckpointError` for a file that cannot be read, or is of another format.
     """
@@ -178,7 +178,7 @@ def _parse_header(path: object, content: bytes) -> tuple[dict[str, Any], int]:
         raise _damaged(path, f"it has {len(content)} bytes, fewer than 8")
     length = int.from_bytes(content[:8], "little")
     if length > _MAX_HEADER:
-        raise _damaged(path, f"its first 8 bytes say a header of {length} bytes")
+        raise _damaged(path, f"its first 8 bytes give a header of {length} bytes")
     if length > len(content) - 8:
         raise _damaged(path, f"its header has {length} bytes, the file {len(content)}")
     text = content[8 : 8 + length]
@@ -194,7 +194,7 @@ def _parse_header(path: object, content: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _counts(value: object) -> list[int] | None:
-    """`value` if it is a list of integers >= 0."""
+    """Return `value` if it is a list of integers >= 0, else None."""
     if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value):
         return value
     return None
@@ -208,18 +208,18 @@ def _tensors(
     for name, entry in entries.items():
         if not isinstance(entry, dict):
             raise _damaged(path, f"the entry of tensor {name!r} is {entry!r}")
-        kind = entry.get("dtype")
+        code = entry.get("dtype")
         shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
-        if not isinstance(kind, str) or kind not in _DTYPES:
+        if not isinstance(code, str) or code not in _DTYPES:
             raise CheckpointError(
-                f"{path}: tensor {name!r} has dtype {kind!r}, not one of {', '.join(_DTYPES)}"
+                f"{path}: tensor {name!r} has dtype {code!r}, not one of {', '.join(_DTYPES)}"
             )
         if shape is None or offsets is None or len(offsets) != 2:
             raise _damaged(path, f"the entry of tensor {name!r} is {entry!r}")
-        dtype, (begin, end) = np.dtype(_DTYPES[kind]), offsets
+        dtype, (begin, end) = np.dtype(_DTYPES[code]), offsets
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise _damaged(
-                path, f"tensor {name!r} of shape {shape} and {kind} has {end - begin} bytes"
+                path, f"tensor {name!r} of shape {shape} and {code} has {end - begin} bytes"
             )
         if end > len(data):
             raise _damaged(path, f"tensor {name!r} ends at byte {end} of {len(data)}")

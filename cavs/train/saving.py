@@ -43,8 +43,8 @@ def save(
 
     Args:
         path: The file.
-        state: What is written.
-        engine: Its state is written too.
+        state: The state to write.
+        engine: The engine, whose state is written too.
         progress: Progress of the `fit`.
         overrides: Entries that replace those of `progress` and of `state`.
         states: True to write the optimiser's arrays.

@@ -21,7 +21,7 @@ class Schedule(Protocol):
     """A learning rate that depends on the number of updates done."""
 
     def __call__(self, step: int) -> float:
-        """The rate of the update that follows `step` updates."""
+        """Return the rate of the update that follows `step` updates."""
         ...
 
 
@@ -35,13 +35,13 @@ class Constant:
         require_number("lr", self.lr, "a number above 0", lambda x: x > 0)
 
     def __call__(self, step: int) -> float:
-        """`lr`."""
+        """Return `lr`."""
         return self.lr
 
 
 @dataclass(frozen=True)
 class StepDecay:
-    """`lr` times `factor` for every `every` steps done."""
+    """`lr` multiplied by `factor` once every `every` steps."""
 
     lr: float
     every: int
@@ -53,7 +53,7 @@ class StepDecay:
         require_number("factor", self.factor, "a number in (0, 1]", lambda x: 0 < x <= 1)
 
     def __call__(self, step: int) -> float:
-        """`lr * factor ** (step // every)`."""
+        """Return `lr * factor ** (step // every)`."""
         return self.lr * self.factor ** (step // self.every)
 
 
@@ -71,13 +71,13 @@ class Exponential:
         require_count("every", self.every)
 
     def __call__(self, step: int) -> float:
-        """`lr * factor ** (step / every)`."""
+        """Return `lr * factor ** (step / every)`."""
         return float(self.lr * self.factor ** (step / self.every))
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """From `lr` down to `floor` along half a cosine over `steps` steps, then `floor`."""
+    """Half a cosine from `lr` down to `floor` over `steps` steps, then `floor`."""
 
     lr: float
     steps: int
@@ -90,7 +90,7 @@ class Cosine:
         require_number("floor", self.floor, need, lambda x: 0 <= x <= self.lr)
 
     def __call__(self, step: int) -> float:
-        """`floor + (lr - floor) * (1 + cos(pi * step / steps)) / 2`."""
+        """Return `floor + (lr - floor) * (1 + cos(pi * step / steps)) / 2`."""
         done = min(step, self.steps) / self.steps
         return self.floor + (self.lr - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -110,7 +110,7 @@ class WarmUp:
         require_count("steps", self.steps)
 
     def __call__(self, step: int) -> float:
-        """`after(0) * (step + 1) / steps` while rising, `after(step - steps)` afterwards."""
+        """Return `after(0) * (step + 1) / steps` during the rise, then `after(step - steps)`."""
         after = as_schedule(self.after)
         if step < self.steps:
             return after(0) * (step + 1) / self.steps
@@ -119,11 +119,11 @@ class WarmUp:
 
 @dataclass
 class Plateau:
-    """`lr` times `factor` whenever more than `patience` rounds in a row bring no improvement.
+    """`lr` multiplied by `factor` after more than `patience` evaluations without improvement.
 
-    `observe` takes a value that is better when lower; `Trainer.fit` calls it after each
-    evaluation (with the negative of a metric that is better when higher). Every `Trainer` has one
-    of its own: loops of your own call ``trainer.optimizer.observe(value)``.
+    `observe` takes a value for which lower is better; `Trainer.fit` calls it after each evaluation
+    (with the negative of a metric for which higher is better). Every `Trainer` has a copy: loops of
+    your own call ``trainer.optimizer.observe(value)``.
     """
 
     lr: float
@@ -143,11 +143,11 @@ class Plateau:
         self._rate = self.lr
 
     def __call__(self, step: int) -> float:
-        """The current rate; it moves in `observe` only."""
+        """Return the current rate, which only `observe` changes."""
         return self._rate
 
     def observe(self, value: float) -> None:
-        """Take the monitored value of one more evaluation."""
+        """Take the monitored value of an evaluation."""
         if self._best is None or value < self._best:
             self._best, self._bad = value, 0
             return
@@ -156,7 +156,7 @@ class Plateau:
             self._rate, self._bad = max(self.floor, self._rate * self.factor), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON values."""
+        """Return the state that a checkpoint stores, as JSON values."""
         return {"rate": self._rate, "best": self._best, "bad": self._bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -167,14 +167,14 @@ class Plateau:
             best = None if best is None else float(best)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the state of the plateau schedule is {state!r}",
+                f"the checkpoint has an invalid state of the plateau schedule: {state!r}",
                 hint="take an older checkpoint",
             ) from error
         self._rate, self._best, self._bad = rate, best, bad
 
 
 def as_schedule(lr: float | Schedule) -> Schedule:
-    """`lr` itself if it is a schedule, else a constant one. Raises `ConfigError`."""
+    """Return `lr` if it is a schedule, else a constant one. Raises `ConfigError`."""
     if isinstance(lr, Real) and not isinstance(lr, bool):
         return Constant(float(lr))
     if callable(lr):

@@ -1,4 +1,4 @@
-"""The numbers that an optimiser was made with: what a resumed training has to have again."""
+"""Settings of an optimiser that a resumed training must have in common with the stored run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cavs.errors import CheckpointError
 from cavs.train.schedules import Constant
 
 
-def told(value: object) -> Any:
-    """`value` as JSON: numbers, and dataclasses by their arguments. None of what is no such."""
+def to_json(value: object) -> Any:
+    """Return `value` as JSON: numbers, and dataclasses as their arguments; None for others."""
     if isinstance(value, Constant):
         return float(value.lr)
     if isinstance(value, bool | str):
@@ -21,22 +21,22 @@ def told(value: object) -> Any:
     if isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, Mapping):
-        return {str(key): told(part) for key, part in value.items()}
+        return {str(key): to_json(part) for key, part in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        own = {f.name: told(getattr(value, f.name)) for f in fields(value) if f.init}
+        own = {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init}
         return {"class": type(value).__name__, **{k: v for k, v in own.items() if v is not None}}
     return None
 
 
 def check_settings(
-    path: str | os.PathLike[str], progress: Mapping[str, Any], told: Mapping[str, Any]
+    path: str | os.PathLike[str], progress: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise `CheckpointError`, naming both values, where settings are not those in `progress`.
+    """Raise `CheckpointError`, naming both values, if `settings` differ from those in `progress`.
 
-    told: of this trainer, as a checkpoint keeps them. What only one of both knows of, such as a
-    schedule that is a function, is not compared.
+    settings: Those of this trainer, as a checkpoint stores them. A setting that only one of them
+    has, such as a schedule that is a function, is not compared.
     """
-    stored, own = _settings(progress), _settings(told)
+    stored, own = _settings(progress), _settings(settings)
     found = [part for name in stored.keys() & own.keys() for part in _differ(name, stored, own)]
     if not found:
         return

@@ -55,7 +55,7 @@ class TrainingState:
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
-        self._scales = optimizer.factors(self.parameters)
+        self._scales = optimizer.scales(self.parameters)
         self.states: list[list[Array]] = []
         self.steps = 0
         self.last_checkpoint: Path | None = None

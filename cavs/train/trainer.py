@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 from cavs.compiler.pipeline import Passes
 from cavs.config import require, require_threads
 from cavs.cuda.device import Device
-from cavs.errors import DeviceError, DeviceWarning, ProcessLocal
+from cavs.errors import DeviceError, DeviceWarning, ProcessLocal, renamed
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import saving
@@ -52,6 +52,13 @@ class _OfState(Generic[T]):
         setattr(trainer.state, self.name, value)
 
 
+@renamed(
+    {
+        "claim": "checkpoint_lock",
+        "stops": "coordinator.should_stop",
+        "stops_at_end": "coordinator.should_stop_at_end",
+    }
+)
 class Trainer(ProcessLocal):
     """Trains `model` with `optimizer`.
 

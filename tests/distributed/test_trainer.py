@@ -114,7 +114,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
 def test_any_number_of_ranks_equals_one_process(size, optimizer):
     assert_equal(train_alone(optimizer), train_together(size, optimizer))
 

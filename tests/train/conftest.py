@@ -1,4 +1,4 @@
-"""What all tests of training share."""
+"""Fixtures of the tests of training."""
 
 from tests.compiled_once import compiled_once
 

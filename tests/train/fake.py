@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def update(value: Any, g: Any, states: list[Any], h: dict[str, Any]) -> None:
-    """The rules of the optimisers, as the engine has them."""
+    """Apply the rule of an optimiser as the engine does."""
     lr, decay = h["lr"], h["weight_decay"]
     if h["kind"] == "adamw":
         value -= lr * decay * value

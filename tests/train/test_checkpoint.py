@@ -1,3 +1,5 @@
+"""Checkpoint files: contents, damage, and atomic writing."""
+
 import errno
 import json
 import multiprocessing
@@ -118,7 +120,7 @@ def test_damaged_files_are_refused(tmp_path, content, text):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_cut_or_flipped_byte_is_noticed(tmp_path_factory, data):
+def test_any_cut_or_flipped_byte_is_detected(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "cut.safetensors"
     save_checkpoint(path, FakeModel(), states=[[np.ones(2)], [], []], config={"hidden": 3})
     content = path.read_bytes()
@@ -140,7 +142,7 @@ def test_any_cut_or_flipped_byte_is_noticed(tmp_path_factory, data):
         found = read_checkpoint(path)
     except CheckpointError:
         return
-    # Where the name of the checksum itself was hit: all else is as it was.
+    # If the key of the checksum itself was hit, all else is unchanged.
     path.write_bytes(content)
     stored = read_checkpoint(path)
     assert content[at - 5 : at + 6].find(b"crc32") >= 0
@@ -152,8 +154,8 @@ def test_any_cut_or_flipped_byte_is_noticed(tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("before", "after"), [(b'\\"step\\": 12', b'\\"step\\": 13'), (b"verb", b"vera")]
 )
-def test_a_changed_word_of_the_metadata_is_noticed(before, after, tmp_path):
-    """Else a run would go on from another step, or with another vocabulary."""
+def test_a_changed_word_of_the_metadata_is_detected(before, after, tmp_path):
+    """A run would otherwise resume from another step, or with another vocabulary."""
     path = tmp_path / "m"
     config = {"words": ["noun", "verb"]}
     save_checkpoint(path, FakeModel(), config=config, progress={"step": 12})
@@ -164,7 +166,7 @@ def test_a_changed_word_of_the_metadata_is_noticed(before, after, tmp_path):
         read_checkpoint(path)
 
 
-def test_a_file_of_before_headers_had_a_checksum_is_read(tmp_path):
+def test_an_older_file_without_checksum_of_the_header_is_read(tmp_path):
     path = tmp_path / "m"
     save_checkpoint(path, FakeModel(), progress={"step": 12})
     content = path.read_bytes()
@@ -255,7 +257,7 @@ def test_names_and_values_that_cannot_be_stored(tmp_path):
     clash = Other(**{"optimizer_output.b.0": np.zeros(3)})
     with pytest.raises(CheckpointError, match=r"'optimizer.output.b.0'.*optimiser state"):
         save_checkpoint(tmp_path / "m", clash, states=[[], [np.ones(3)], [], []])
-    with pytest.raises(CheckpointError, match="no JSON"):
+    with pytest.raises(CheckpointError, match="not JSON"):
         save_checkpoint(tmp_path / "m", FakeModel(), config={"x": object()})
     with pytest.raises(CheckpointError, match="complex128"):
         safetensors.write(tmp_path / "m", {"a": np.zeros(2, complex)}, {})
@@ -284,12 +286,12 @@ def test_a_failing_disk_leaves_the_old_file(tmp_path, monkeypatch, code, call):
     assert os.listdir(tmp_path) == ["m.safetensors"]
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path):
+def test_temporary_files_of_a_killed_writer_are_removed(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
     old = {
         f".m.{gone.pid}.0123abcd.tmp": 4000,
-        f".m.{gone.pid}.1123abcd.tmp": 100,  # of another machine, it may be
+        f".m.{gone.pid}.1123abcd.tmp": 100,  # possibly of another machine
         f".m.{os.getpid()}.2123abcd.tmp": 4000,
         f".n.{gone.pid}.3123abcd.tmp": 4000,
         f".m.{10**30}.4123abcd.tmp": 4000,
@@ -302,7 +304,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     assert set(os.listdir(tmp_path)) == {"m", *list(old)[1:]}
 
 
-def test_what_a_writer_of_this_machine_left_is_removed_at_once(tmp_path):
+def test_temporary_files_of_this_machine_are_removed_at_once(tmp_path):
     code = """
 import os, signal, sys
 from cavs.data import whole_file
@@ -315,7 +317,7 @@ whole_file.replace_whole(sys.argv[1], [b"half"])
     assert done.returncode == -signal.SIGKILL
     (left,) = os.listdir(tmp_path)
     other = re.sub(r"[0-9a-f]{16}(?=\.tmp)", "0" * 16, left)
-    (tmp_path / other).touch()  # of another machine, where that process may run
+    (tmp_path / other).touch()  # written by another machine, where the process may be alive
     save_checkpoint(tmp_path / "m", FakeModel())
     assert left != other and set(os.listdir(tmp_path)) == {"m", other}
 
@@ -381,7 +383,7 @@ def _write_many(path, value):
         safetensors.write(path, {"a": np.full(20_000, value)}, {"who": str(value)})
 
 
-def test_two_processes_writing_one_checkpoint_leave_whole_files(tmp_path):
+def test_two_processes_writing_one_checkpoint_leave_complete_files(tmp_path):
     path = tmp_path / "m"
     _write_many(path, 0)
     context = multiprocessing.get_context("spawn")
@@ -408,14 +410,14 @@ def test_loading_some_parameters(tmp_path):
         assert (p.value == tensors.get(name, own[name])).all()
 
 
-def test_a_file_with_nothing_of_the_model_is_no_part_of_it(tmp_path):
+def test_a_file_without_any_parameter_of_the_model_is_refused(tmp_path):
     path = tmp_path / "none.safetensors"
     safetensors.write(path, {"other.W": np.ones(3, np.float32)}, {})
     with pytest.raises(CheckpointError, match="3 missing"):
         load_parameters(FakeModel(), path, strict=False)
 
 
-def test_loading_some_still_checks_what_it_loads(tmp_path):
+def test_partial_loading_checks_the_loaded_parameters(tmp_path):
     path = tmp_path / "wrong.safetensors"
     safetensors.write(path, {"output.b": np.ones(1, np.float32)}, {})
     with pytest.raises(CheckpointError, match=r"'output.b' is float32\[1\]"):

@@ -1,4 +1,4 @@
-"""One training at a time writes a checkpoint, and none replaces what is of another model."""
+"""One training at a time writes a checkpoint, and none replaces one of another model."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ def _hold(path, pipe):
     pipe.recv()
 
 
-def test_another_process_has_it_until_it_ends_however_it_does(tmp_path):
+def test_another_process_holds_the_lock_until_it_ends(tmp_path):
     path = tmp_path / "run"
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -46,7 +46,7 @@ def test_another_process_has_it_until_it_ends_however_it_does(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["other", "run"]
 
 
-def test_a_fit_saves_to_its_own_file_whenever_it_likes_and_nobody_else_does(tmp_path):
+def test_only_the_running_fit_may_save_to_its_checkpoint(tmp_path):
     path, trainer, other, refused = tmp_path / "run", make(), make(), []
 
     def saves(event, record):
@@ -64,14 +64,14 @@ def test_a_fit_saves_to_its_own_file_whenever_it_likes_and_nobody_else_does(tmp_
     assert sorted(os.listdir(tmp_path)) == ["copy", "run"]
 
 
-def test_a_fit_inside_a_fit_is_refused_and_one_after_another_is_not(tmp_path):
+def test_nested_fits_on_one_checkpoint_are_refused(tmp_path):
     path = tmp_path / "run"
 
     def another(event, record):
         if event == "epoch":
             make().fit(train_loader(), epochs=1, checkpoint=path, progress=False)
 
-    for _ in range(2):  # what an error ends lets go, too
+    for _ in range(2):  # a fit that an error ends releases the lock too
         with pytest.raises(ConfigError, match="still running"):
             make().fit(train_loader(), epochs=1, checkpoint=path, progress=False, on_event=another)
     trainer = make()

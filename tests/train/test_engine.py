@@ -51,7 +51,7 @@ def trees(count, seed=0):
     graphs = []
     for _ in range(count):
         n = int(rng.integers(1, 12))
-        # Vertex i > 0 takes a child before it now and then; the last vertex gathers all roots left.
+        # Some vertices take an earlier one as a child; the last vertex gathers all other roots.
         parents = [int(rng.integers(i + 1, n)) if i < n - 1 else -1 for i in range(n)]
         token = rng.integers(0, WORDS - 3, n)
         token[rng.random(n) < 0.3] = -1
@@ -136,7 +136,7 @@ def test_resuming_is_bit_identical(tmp_path, optimizer, stop):
         first.fit(loader(), dev=dev(), checkpoint=path, **options)
 
     second = make(optimizer(), seed=0)
-    second.evaluate(dev())  # packs weights that resuming must make stale
+    second.evaluate(dev())  # packs weights, which resuming must invalidate
     second.resume(path)
     assert bits(second) == bits(first)
     result = second.fit(loader(), dev=dev(), checkpoint=path, **options)
@@ -146,7 +146,7 @@ def test_resuming_is_bit_identical(tmp_path, optimizer, stop):
 
 
 def test_resuming_compiles_for_what_the_run_has_seen(tmp_path):
-    """The rest of the run lacks kinds of vertices that its beginning had."""
+    """The rest of the run lacks kinds of vertices that were in its first batches."""
     words = np.array([4, 5, 6])
     plain = [Graph.chain(3, features={"token": words, "label": words % 3}) for _ in range(8)]
     graphs = TRAIN[:8] + plain
@@ -167,7 +167,7 @@ def test_resuming_compiles_for_what_the_run_has_seen(tmp_path):
     first.session.step = interrupted
     with pytest.raises(KeyboardInterrupt):
         first.fit(DataLoader(graphs, 2), **options)
-    between, _ = start()  # interrupted again before it has met a batch
+    between, _ = start()  # interrupted again before its first batch
     between.resume(tmp_path / "m")
     between.save(tmp_path / "again")
     kept = [read_checkpoint(tmp_path / name).progress["session"] for name in ("m", "again")]
@@ -196,7 +196,7 @@ def test_prefetched_batches_give_the_bits_of_plain_ones():
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_engine_updates_by_the_rules(optimizer, max_norm):
-    """Dense parameters, and only the touched rows of the embedding, move as NumPy says."""
+    """Dense parameters and the touched rows of the embedding change as NumPy computes."""
     optimizer = optimizer()
     model = Classifier(0.0)
     model.initialize(7)
@@ -250,11 +250,11 @@ def test_an_evaluation_that_is_not_finite_names_its_graphs(tmp_path):
     with pytest.raises(NumericsError, match=f"^evaluation after step 0: {told}") as caught:
         trainer.evaluate([data])
     assert "last good checkpoint: none was written" in str(caught.value)
-    assert np.isnan(trainer.session.gradients(data)[0])  # which are there to be looked at
+    assert np.isnan(trainer.session.gradients(data)[0])  # gradients are for inspection
 
 
 class Predicting(Classifier):
-    """Predicts what its loss does not read."""
+    """Has an output that its loss does not read."""
 
     def forward(self, data):
         return {"p": ops.log(self.output.bias - 1e9)}
@@ -263,7 +263,7 @@ class Predicting(Classifier):
         return ops.cross_entropy(super().forward(data), data["label"])
 
 
-def test_a_nan_that_is_predicted_is_told_in_evaluations():
+def test_a_predicted_nan_reaches_the_metrics():
     session = Session(Predicting(dropout=0.0))
     with pytest.raises(NumericsError, match="prediction 'p' is NaN at the batch as a whole"):
         session.evaluate(batch(TRAIN[:2]))

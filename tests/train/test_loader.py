@@ -1,3 +1,5 @@
+"""Batches of a loader: order, state, cache, threads and errors."""
+
 import copy
 import gc
 import pickle
@@ -47,12 +49,12 @@ def test_plain_order(prefetch, drop_last):
     assert not prefetch_threads()
 
 
-def test_the_collate_that_is_the_default_may_be_passed():
+def test_the_default_collate_may_be_passed():
     assert ids(loader(collate=batch)) == ids(loader())
 
 
 @pytest.mark.parametrize("bucket", [None, "size", "depth"])
-def test_shuffle_is_a_permutation_that_seed_and_epoch_decide(bucket):
+def test_shuffle_is_a_permutation_of_seed_and_epoch(bucket):
     first, second = loader(shuffle=True, bucket=bucket), loader(shuffle=True, bucket=bucket)
     epochs = [ids(first), ids(first)]
     assert epochs == [ids(second), ids(second)]
@@ -69,7 +71,7 @@ def test_buckets_hold_similar_graphs(bucket, name):
         sizes = [getattr(GRAPHS[i], name) for i in chosen]
         spread += max(sizes) - min(sizes)
     everything = [getattr(g, name) for g in GRAPHS]
-    # Sorted batches together span the range once; the steps between them add nothing.
+    # Sorted batches together span the range once.
     assert spread <= max(everything) - min(everything)
 
 
@@ -104,13 +106,13 @@ def test_leaving_an_epoch_starts_the_next_one():
     assert ids(batches) == [i.tolist() for i in expected.epoch_ids(1)]
 
 
-def test_a_whole_epoch_moves_nothing_wherever_the_loader_is():
+def test_whole_epoch_does_not_advance_the_loader():
     batches, expected = loader(shuffle=True), loader(shuffle=True)
     first = [i.tolist() for i in expected.epoch_ids(0)]
     seen = []
     for n, item in enumerate(batches):
         state = batches.state_dict()
-        assert ids(batches.whole_epoch()) == first  # again and again
+        assert ids(batches.whole_epoch()) == first  # any number of times
         next(batches.whole_epoch())
         assert batches.state_dict() == state and batches.position == n + 1
         seen.append(list(item.ids))
@@ -118,7 +120,7 @@ def test_a_whole_epoch_moves_nothing_wherever_the_loader_is():
     assert ids(batches) == [i.tolist() for i in expected.epoch_ids(1)]
 
 
-def test_a_batch_is_kept_for_those_who_collate_alike():
+def test_a_cached_batch_belongs_to_its_collate():
     made = []
 
     def collate(graphs, ids):
@@ -171,13 +173,13 @@ def test_a_damaged_state_is_refused(change):
         ({"batch_size": 100, "drop_last": True}, "leaves nothing of 53 graphs"),
     ],
 )
-def test_bad_options(options, text):
+def test_invalid_options_are_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         loader(**options)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_the_graph_to_blame_is_named(prefetch):
+def test_the_graph_that_causes_an_error_is_named(prefetch):
     bad = list(GRAPHS)
     bad[20] = make_graph(np.zeros((2, 6)), np.zeros(2))
     seen = []
@@ -189,7 +191,7 @@ def test_the_graph_to_blame_is_named(prefetch):
     assert not prefetch_threads()
 
 
-def test_an_error_of_another_kind_is_wrapped():
+def test_an_error_of_another_class_is_wrapped():
     def broken(graphs, ids):
         if {9, 12} & set(ids.tolist()):
             raise RuntimeError(f"levels -1 in {ids.tolist()}")
@@ -199,7 +201,7 @@ def test_an_error_of_another_kind_is_wrapped():
         list(loader(collate=broken))
 
 
-def test_copies_and_pickles_leave_the_session_of_a_trainer_out():
+def test_copied_and_pickled_loaders_have_no_session():
     session = Session(Classifier(), threads=1)
     batches = loader(trees(9), cache=True)
     batches.prepare = session.prepare
@@ -216,7 +218,7 @@ def test_copies_and_pickles_leave_the_session_of_a_trainer_out():
     assert ids(batches) == first
 
 
-@pytest.mark.parametrize("error", [OSError("gone"), StopIteration(), DataError("bad", hint="mend")])
+@pytest.mark.parametrize("error", [OSError("gone"), StopIteration(), DataError("bad", hint="fix")])
 def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
     class Data:
         def __len__(self):
@@ -227,9 +229,9 @@ def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
                 raise error
             return GRAPHS[i]
 
-    raised = Data.__getitem__.__code__.co_firstlineno + 2  # rather than the line that asks
+    raised = Data.__getitem__.__code__.co_firstlineno + 2  # not the line that reads the item
     line = getattr(error, "where", f"test_loader.py:{raised}")
-    told = "bad\n  in graph 17 of the data set\n  hint: mend"
+    told = "bad\n  in graph 17 of the data set\n  hint: fix"
     if not isinstance(error, DataError):
         told = f"cannot prepare graph 17 of the data set: {type(error).__name__}: {error}"
     with pytest.raises(DataError) as caught:
@@ -239,7 +241,7 @@ def test_an_error_of_the_data_set_names_the_graph_with_buckets_too(error):
     assert str(caught.value).replace(here, "") == told
 
 
-def test_an_error_in_prepare_is_carried_too():
+def test_an_error_in_prepare_is_raised_by_the_consumer():
     batches = loader()
 
     def prepare(item):
@@ -312,8 +314,8 @@ next(iterator)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_kept_batch_is_of_the_graphs_that_are_asked_for():
-    """Another size is another batch, whatever stood in that place."""
+def test_a_cached_batch_belongs_to_its_graphs():
+    """A batch of another size at the same position is another batch."""
     kept = loader(cache=True)
     before = [batch.num_graphs for batch in kept]
     kept.batch_size = max(kept.batch_size // 2, 1)

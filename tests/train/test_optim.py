@@ -1,3 +1,5 @@
+"""Schedules and optimisers."""
+
 import math
 
 import numpy as np
@@ -41,7 +43,7 @@ def test_plateau_halves_after_patience_and_continues_from_its_state():
     assert other.state_dict()["schedule"] == optimizer.state_dict()["schedule"]
     lower = optim.SGD(schedules.Plateau(0.4, patience=1))
     lower.load_state_dict(optimizer.state_dict())
-    assert lower.rate(10) == 0.4  # of a run that goes on with another rate
+    assert lower.rate(10) == 0.4  # a run resumed with another rate
     with pytest.raises(CheckpointError, match="plateau"):
         plateau.load_state_dict({"rate": "fast"})
 
@@ -65,7 +67,7 @@ def test_plateau_halves_after_patience_and_continues_from_its_state():
         (lambda: schedules.WarmUp(0.1, steps=-3), "-3", "at least 1"),
     ],
 )
-def test_bad_options_name_the_value_and_the_cure(make, found, need):
+def test_invalid_options_are_refused_with_value_and_cure(make, found, need):
     with pytest.raises(ConfigError, match=need) as error:
         make()
     assert found in str(error.value)
@@ -108,7 +110,7 @@ def test_states_and_hyper():
         optim.AdamW(0.1, weight_decay=0.0),
     ],
 )
-def test_the_numbers_minimise_a_quadratic(optimizer):
+def test_optimizers_minimise_a_quadratic(optimizer):
     value = np.array([3.0, -2.0])
     states = [np.zeros(2) for _ in range(optimizer.num_states())]
     for step in range(300):

@@ -1,4 +1,4 @@
-"""Objects of a training that cannot leave their process say so, and how to go on without them."""
+"""Objects that cannot leave their process refuse to be pickled; parts of a trainer can be."""
 
 import copy
 import pickle
@@ -72,7 +72,7 @@ class Predicting(Tree):
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
-def test_what_a_trainer_is_built_from_can_be_pickled(metric):
+def test_parts_of_a_trainer_can_be_pickled(metric):
     model, graphs = Predicting(), trees(8, 0)
     loader = cavs.DataLoader(graphs, 4)
     trained = cavs.Trainer(model, optim.Adam(0.1))

@@ -1,9 +1,9 @@
+"""Progress on a terminal and elsewhere."""
+
 import io
-import json
 
 import pytest
 
-from cavs.train.log import JsonLines
 from cavs.train.progress import Progress, duration
 
 
@@ -49,7 +49,7 @@ def test_a_narrow_terminal_is_not_overrun(monkeypatch):
     assert all(len(draw) <= 29 for draw in run(True, 1.0).split("\r")[:-1])
 
 
-def test_plain_lines_elsewhere():
+def test_lines_without_a_terminal():
     text = run(False, 1.0)
     lines = text.splitlines()
     assert "\r" not in text
@@ -59,7 +59,7 @@ def test_plain_lines_elsewhere():
     assert run(False, 1.0, enabled=False) == ""
 
 
-def test_a_resumed_pass_estimates_by_its_own_batches():
+def test_a_resumed_pass_estimates_from_its_own_batches():
     stream, clock = Terminal(False), Clock()
     bar = Progress("epoch", 40, done=30, stream=stream, clock=clock)
     clock.now = 20.0
@@ -78,7 +78,7 @@ def test_a_closed_stream_does_not_stop_training():
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_no_stream_at_all(closed, monkeypatch):
+def test_a_missing_stream_does_not_stop_training(closed, monkeypatch):
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr("sys.stderr", stream if closed else None)
@@ -94,27 +94,3 @@ def test_no_stream_at_all(closed, monkeypatch):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
-
-
-def test_log_lines_are_strict_json_and_a_torn_line_is_closed(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"event": "old"}\n{"event": "to')
-    JsonLines(path).write("epoch", loss=float("nan"), values=[1, {"a": float("inf")}])
-    lines = path.read_text().splitlines()
-    assert lines[1] == '{"event": "to'
-    record = json.loads(lines[2])
-    assert (record["event"], record["loss"], record["values"]) == (
-        "epoch",
-        "nan",
-        [1, {"a": "inf"}],
-    )
-
-
-def test_a_log_that_breaks_later_warns_once(tmp_path):
-    log = JsonLines(tmp_path / "logs" / "log.jsonl")
-    (tmp_path / "logs" / "log.jsonl").unlink()
-    (tmp_path / "logs").rmdir()
-    with pytest.warns(RuntimeWarning, match="cannot append to the log") as caught:
-        log.write("epoch")
-        log.write("epoch")
-    assert len(caught) == 1

@@ -1,4 +1,4 @@
-"""Runs that go on in another trainer: where they stood, and with which best parameters."""
+"""A run resumed by another trainer has its progress and its best parameters."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.train.test_trainer import BATCHES, bits, dev_loader, make, train_load
         ({"log": "/proc/none/x"}, ConfigError),
     ],
 )
-def test_a_refused_fit_leaves_the_resumed_run_where_it_stood(mistake, error, tmp_path):
+def test_a_refused_fit_keeps_the_resume_point(mistake, error, tmp_path):
     path = tmp_path / "run"
     options = {"dev": dev_loader(), "progress": False}
     make().fit(train_loader(), epochs=2, checkpoint=path, **options)
@@ -40,7 +40,7 @@ def test_a_refused_fit_leaves_the_resumed_run_where_it_stood(mistake, error, tmp
 def after_a_fit(trainer, path):
     loader = train_loader()
     trainer.fit(loader, epochs=2, progress=False)
-    trainer.evaluate(loader)  # which moves the loader on
+    trainer.evaluate(loader)  # advances the loader
     trainer.save(path)
 
 
@@ -70,7 +70,7 @@ def after_it_was_resumed(trainer, path):
     ("saved", "done"),
     [(after_a_fit, 2), (after_ctrl_c, 1), (within_an_epoch_event, 2), (after_it_was_resumed, 1)],
 )
-def test_what_save_writes_goes_on_with_the_epochs_of_the_fit(saved, done, tmp_path):
+def test_a_saved_file_continues_the_epochs_of_the_fit(saved, done, tmp_path):
     saved(make(), tmp_path / "m")
     trainer = make()
     trainer.resume(tmp_path / "m")
@@ -81,7 +81,7 @@ def test_what_save_writes_goes_on_with_the_epochs_of_the_fit(saved, done, tmp_pa
     assert bits(trainer) == bits(whole)
 
 
-def test_what_save_writes_without_a_fit_has_no_epochs(tmp_path):
+def test_a_file_saved_before_any_fit_has_no_epochs(tmp_path):
     trainer, loader = make(), train_loader()
     loader.prepare = trainer.session.prepare
     trainer.step(next(iter(loader)))
@@ -93,16 +93,16 @@ def test_what_save_writes_without_a_fit_has_no_epochs(tmp_path):
     assert again.steps == 1 + BATCHES
 
 
-def test_a_standing_of_steps_that_are_lost_is_not_written(tmp_path):
+def test_the_progress_of_lost_steps_is_not_written(tmp_path):
     trainer = make()
     trainer.fit(train_loader(), epochs=1, progress=False)
-    trainer.steps -= 2  # as where a device has failed
+    trainer.steps -= 2  # as after the failure of a device
     trainer.save(tmp_path / "m")
     assert "fit" not in read_checkpoint(tmp_path / "m").progress
 
 
 def falling():
-    """A metric that is best in the first epoch; one object for a run and its continuations."""
+    """Return a metric that is best in the first epoch of a run and its continuations."""
     calls = iter(range(1000))
     return {"falling": lambda outputs, batch: (-float(next(calls)), 1.0)}
 
@@ -112,7 +112,7 @@ def options(metrics, **more):
 
 
 def begun(path):
-    """A trainer resumed from a run of two epochs, the metrics of that, and its best parameters."""
+    """Return a trainer resumed from a run of two epochs, its metrics, and its best parameters."""
     used = falling()
     make().fit(train_loader(), epochs=2, checkpoint=path, **options(used))
     trainer = make()
@@ -122,7 +122,7 @@ def begun(path):
 
 @pytest.mark.parametrize("checkpoint", [None, "run", "new/run", "other/run"])
 def test_the_best_of_a_resumed_run_is_restored(checkpoint, tmp_path):
-    make(seed=7).save(best_path(tmp_path / "other/run"))  # of another run
+    make(seed=7).save(best_path(tmp_path / "other/run"))  # a file of another run
     trainer, used, best = begun(tmp_path / "run")
     place = None if checkpoint is None else tmp_path / checkpoint
     result = trainer.fit(
@@ -165,7 +165,7 @@ def without_a_run(path):
         (without_a_run, r"is 1, of value -1.0, but .*run.best holds epoch None"),
     ],
 )
-def test_without_its_best_a_resumed_run_is_refused_at_the_start(spoil, text, tmp_path):
+def test_resuming_without_the_best_parameters_is_refused_at_the_start(spoil, text, tmp_path):
     trainer, used, _ = begun(tmp_path / "run")
     spoil(tmp_path / "run.best")
     with pytest.raises(CheckpointError, match=text) as error:
@@ -175,7 +175,7 @@ def test_without_its_best_a_resumed_run_is_refused_at_the_start(spoil, text, tmp
     assert [e["epoch"] for e in result.epochs] == [3, 4]
 
 
-def test_a_run_killed_between_its_two_files_goes_on(tmp_path):
+def test_a_run_killed_between_its_two_files_resumes(tmp_path):
     path, rising = tmp_path / "run", {"rising": lambda outputs, batch: (float(trainer.steps), 1.0)}
     trainer = make()
     trainer.fit(train_loader(), epochs=1, checkpoint=path, **options(rising))
@@ -191,8 +191,8 @@ def test_a_run_killed_between_its_two_files_goes_on(tmp_path):
     assert result.best_epoch == 3
 
 
-def test_the_best_of_a_run_killed_between_its_two_files_is_called_by_its_epoch(tmp_path):
-    """Goes on otherwise, and is never better than what is in the file."""
+def test_the_best_file_of_a_run_killed_between_its_two_files_keeps_its_epoch(tmp_path):
+    """The resumed run takes another course and is never better than the parameters in the file."""
     path, rising = tmp_path / "run", {"rising": lambda outputs, batch: (float(trainer.steps), 1.0)}
     trainer = make()
     trainer.fit(train_loader(), epochs=1, checkpoint=path, **options(rising))
@@ -215,7 +215,7 @@ def test_the_best_of_a_run_killed_between_its_two_files_is_called_by_its_epoch(t
         assert np.array_equal(p.value, best.parameters[name])
 
 
-def test_an_evaluation_of_the_training_data_begins_anew(tmp_path):
+def test_an_evaluation_on_the_training_loader_does_not_advance_it(tmp_path):
     seen = []
 
     def metric(outputs, batch):
@@ -238,7 +238,7 @@ def test_an_evaluation_of_the_training_data_begins_anew(tmp_path):
         fit(stopped, tmp_path / "run")
     assert len(seen) == 3
     stop = False
-    for trainer in (make(), stopped):  # by the file, and by what the trainer itself remembers
+    for trainer in (make(), stopped):  # resumed from the file, and the trainer itself
         if trainer is stopped:
             trainer.save(tmp_path / "run")
         seen.clear()
@@ -248,7 +248,7 @@ def test_an_evaluation_of_the_training_data_begins_anew(tmp_path):
         assert bits(trainer) == bits(whole)
 
 
-def test_the_best_loss_in_training_is_not_that_on_dev(tmp_path):
+def test_the_best_training_loss_is_not_compared_with_a_dev_loss(tmp_path):
     path = tmp_path / "run"
     make().fit(train_loader(), epochs=2, checkpoint=path, progress=False)
     trainer = make()

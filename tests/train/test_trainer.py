@@ -1,3 +1,5 @@
+"""Runs of a trainer on an engine in NumPy."""
+
 import json
 import math
 import os
@@ -89,7 +91,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stop", [1, BATCHES - 1, BATCHES, BATCHES + 3, 2 * BATCHES])
 def test_resuming_is_bit_identical(tmp_path, optimizer, stop):
-    """Stop by Ctrl-C at any step, also the last of an epoch, and go on in a new trainer."""
+    """Stop by Ctrl-C at any step, also the last of an epoch, and resume in a new trainer."""
     options = {"epochs": 3, "metrics": [metrics.accuracy()], "progress": False}
     whole = make(optimizer(), seed=3, max_norm=0.5)
     expected = whole.fit(train_loader(), dev=dev_loader(), **options)
@@ -285,13 +287,13 @@ def test_a_plateau_schedule_follows_the_metric():
     trainer = make(optim.SGD(plateau))
     used = [metrics.accuracy()]
     trainer.fit(train_loader(), epochs=3, dev=dev_loader(), metrics=used, progress=False)
-    # The rate is too small to move anything: two epochs without improvement, two halvings.
+    # The rate is too small to change anything: two epochs without improvement halve it twice.
     assert trainer.optimizer.rate(0) == 0.25e-9
     assert plateau(0) == 1e-9  # the trainer has its own
 
 
 @pytest.mark.parametrize("wrap", [lambda p: p, lambda p: schedules.WarmUp(p, steps=1)])
-def test_every_trainer_begins_with_a_fresh_plateau(wrap):
+def test_every_trainer_has_a_fresh_plateau(wrap):
     groups = {"*.b": {"lr": 0.5}}
     optimizer = optim.AdamW(wrap(schedules.Plateau(1e-9, patience=0)), beta1=0.5, groups=groups)
     folds = []
@@ -353,7 +355,7 @@ def test_resuming_with_another_loader_or_monitor_is_refused(tmp_path):
         ({"log": "/proc/none/x"}, ConfigError, "cannot write the log"),
     ],
 )
-def test_bad_options_are_found_before_the_first_step(options, error, text):
+def test_invalid_options_of_fit_are_refused_before_the_first_step(options, error, text):
     trainer = make()
     with pytest.raises(error, match=text):
         trainer.fit(train_loader(), **{"epochs": 1, "progress": False} | options)
@@ -370,7 +372,7 @@ def test_bad_options_are_found_before_the_first_step(options, error, text):
         ({"optimizer": "adam"}, ConfigError, "'adam'"),
     ],
 )
-def test_bad_trainers(options, error, text):
+def test_invalid_arguments_of_a_trainer_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         make(**options)
 
@@ -406,13 +408,13 @@ def test_a_plain_function_is_a_metric():
 
 
 class Halved(DataLoader):
-    """Goes through every second batch."""
+    """Yields every second batch."""
 
     def __iter__(self):
         return (b for i, b in enumerate(super().__iter__()) if i % 2)
 
 
-def test_an_evaluation_goes_through_what_a_loader_of_its_own_gives():
+def test_an_evaluation_uses_the_iter_of_a_subclass():
     trainer, seen = make(), []
     evaluate = trainer.session.evaluate
 

@@ -1,4 +1,4 @@
-"""Options of a trainer that are those of its session."""
+"""Options that a trainer passes to its session."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_passes_reach_the_session():
     assert rank.session.session.passes == OFF
 
 
-def test_passes_of_a_trainer_train_like_those_of_a_session():
+def test_passes_train_like_those_of_a_session():
     def trained(make):
         model = Tree()
         trainer = make(model)

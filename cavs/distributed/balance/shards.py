@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cavs.data import Graph, GraphBatch, batch
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
-from cavs.train.loader import edge_types, typed
+from cavs.train.data_set import edge_types, with_edge_types
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
@@ -196,7 +196,9 @@ def _part(
     own = mine if ids is None else [ids[i] for i in mine]  # so that errors name them as all do
     taken = [graphs[i] for i in mine]
     if not any(getattr(graph, "num_edges", 1) for graph in taken):
-        taken = typed(taken, edge_types(graphs) or {})  # as collating them with the others would
+        taken = with_edge_types(
+            taken, edge_types(graphs) or {}
+        )  # as collating them with the others would
     return ShardedBatch(
         make(taken, own),
         not part,

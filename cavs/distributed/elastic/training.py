@@ -45,7 +45,7 @@ class RankTraining:
         self.begun = False  # True after the handshake
         self.loader_facts: dict[str, Any] = {}  # about the loader of a `fit`
         self.fit_facts: dict[str, Any] = {}  # about its other arguments
-        self.collate: Collate | None = None  # of that loader
+        self.collate: Collate | None = None  # the one of that loader
 
     @property
     def communicator(self) -> Communicator:

@@ -1,4 +1,4 @@
-"""Runs that end before their time: by Ctrl-C at any moment, and by what a callback raises."""
+"""Runs that Ctrl-C or an error in a callback ends early."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def in_the_checkpoint(trainer, number):
 
 @pytest.fixture(autouse=True)
 def no_nohup():
-    """What is ignored from the start stays ignored, and the tests may run under nohup."""
+    """A signal ignored from the start stays ignored; the tests may run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -56,7 +56,7 @@ def test_ctrl_c_after_the_last_evaluation_is_not_lost(moment, number, tmp_path):
     assert bits(again) == bits(whole)
 
 
-def test_what_a_callback_raises_costs_no_epoch(tmp_path):
+def test_an_error_in_a_callback_costs_no_epoch(tmp_path):
     path, trainer = tmp_path / "run", make()
 
     def event(name, record):

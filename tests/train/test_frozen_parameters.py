@@ -41,7 +41,7 @@ def values(model):
 
 @pytest.mark.parametrize("name", ["embedding.weight", "cell.U", "output.bias"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_thawed_after_steps_it_moves_as_if_the_run_began_there(optimizer, name):
+def test_a_thawed_parameter_starts_with_fresh_states(optimizer, name):
     model, batch = Classifier(), chains()
     parameter = model.parameters()[name]
     parameter.trainable = False
@@ -56,7 +56,7 @@ def test_thawed_after_steps_it_moves_as_if_the_run_began_there(optimizer, name):
     trainer.step(batch)
     moved = parameter.value - before
     assert np.abs(moved).max() > 0
-    if optimizer != "adam":  # which counts steps from the beginning of the run
+    if optimizer != "adam":  # Adam counts steps from the beginning of the run
         cavs.Trainer(other, OPTIMIZERS[optimizer]()).step(batch)
         np.testing.assert_allclose(
             parameter.value, other.parameters()[name].value, rtol=1e-6, atol=1e-8
@@ -68,7 +68,7 @@ def test_thawed_after_steps_it_moves_as_if_the_run_began_there(optimizer, name):
 
 
 @pytest.mark.parametrize("now", [True, False])
-def test_resumed_with_others_frozen(now, tmp_path):
+def test_resuming_with_other_parameters_frozen(now, tmp_path):
     batch, path = chains(), tmp_path / "c.safetensors"
     model = Classifier()
     model.cell.U.trainable = not now
@@ -85,13 +85,13 @@ def test_resumed_with_others_frozen(now, tmp_path):
     assert (other.cell.U.value != before).any() == now
     other.cell.U.trainable = model.cell.U.trainable = True
     trainer.step(batch), trainer.step(batch), again.step(batch)
-    if not now:  # its state of then was kept meanwhile
+    if not now:  # the state from before freezing was kept
         saved = dict(zip(other.parameters(), again.states, strict=True))["cell.U"]
         assert np.abs(saved[0]).max() > 0
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "sgd"])
-def test_resumed_where_training_went_on_it_forgets_later_states(optimizer, tmp_path):
+def test_resuming_drops_states_of_parameters_frozen_in_the_file(optimizer, tmp_path):
     batch, path = chains(), tmp_path / "c.safetensors"
     model = Classifier()
     model.cell.U.trainable = False
@@ -149,13 +149,13 @@ CHAIN = cavs.batch([cavs.Graph.chain(3, features={"token": [1, 2, 3], "label": [
 DECAYING = [optim.AdamW(lr=0.01, weight_decay=0.1), optim.SGD(lr=0.1, momentum=0.9)]
 
 
-@pytest.mark.parametrize("kind", [Classifier, Tied])
+@pytest.mark.parametrize("make", [Classifier, Tied])
 @pytest.mark.parametrize("optimizer", DECAYING, ids=["decay", "momentum"])
-def test_updates_do_not_depend_on_what_a_program_was_compiled_for(kind, optimizer):
-    """Leaves leave the recurrent matrix no gradient: it decays, and keeps its momentum."""
+def test_updates_do_not_depend_on_what_a_program_was_compiled_for(make, optimizer):
+    """In a batch of leaves the recurrent matrix has no gradient: decay and momentum apply."""
     found = []
     for met in ([], [CHAIN]):
-        model = kind()
+        model = make()
         model.initialize(0)
         session = cavs.Session(model)
         for batch in met:
@@ -172,7 +172,7 @@ def test_updates_do_not_depend_on_what_a_program_was_compiled_for(kind, optimize
         np.testing.assert_allclose(moved, found[1][name], rtol=1e-5, atol=1e-8, err_msg=name)
 
 
-def test_thawed_after_a_session_of_another_dtype():
+def test_thawing_after_a_session_of_another_dtype():
     model, batch = Classifier(), chains()
     model.cell.U.trainable = False
     trainer = cavs.Trainer(model, optim.Adam(lr=0.01))

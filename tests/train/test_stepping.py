@@ -16,7 +16,7 @@ from tests.runtime.trees import Classifier, treebank
 
 
 class Counted:
-    """An executor whose methods are noted when they are called."""
+    """An executor that records the calls of its methods."""
 
     def __init__(self, executor, calls):
         self.executor, self.calls = executor, calls
@@ -27,7 +27,7 @@ class Counted:
 
 
 def noted(function, name, calls):
-    """The function; calls of it on this thread are noted."""
+    """Return the function, with calls on this thread recorded."""
     mine = threading.get_ident()
 
     @functools.wraps(function)
@@ -41,7 +41,7 @@ def noted(function, name, calls):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Names of what this thread calls of the engine, in order."""
+    """Names of the engine functions that this thread calls, in order."""
     found: list[str] = []
     for name, value in list(vars(_engine).items()):
         if inspect.isbuiltin(value):
@@ -68,8 +68,8 @@ def test_a_step_is_one_call(calls):
         assert calls == ["step"]
 
 
-def test_nor_does_the_thread_that_trains_make_more_of_them_in_a_fit(calls):
-    """Batches and their schedules are made by that of the loader."""
+def test_the_training_thread_calls_only_the_step_in_a_fit(calls):
+    """The thread of the loader collates batches and builds their schedules."""
     graphs = [graph for seed in range(4) for graph in treebank(20, seed).graphs]
     trainer, loader = trained(), cavs.DataLoader(graphs, 20)
     trainer.fit(loader, epochs=1, progress=False)
@@ -79,7 +79,7 @@ def test_nor_does_the_thread_that_trains_make_more_of_them_in_a_fit(calls):
 
 
 def test_other_threads_run_during_a_step():
-    """They get no turn here but where the engine gives it: the interpreter never switches."""
+    """The switch interval is long, so that only the engine can release the interpreter lock."""
     turns, stop = [0], threading.Event()
 
     def count():
@@ -107,8 +107,8 @@ def test_other_threads_run_during_a_step():
         other.start()
         while not turns[0]:
             time.sleep(1e-3)
-        assert during(lambda: sum(range(10**6))) == 0  # what keeps the lock lets nobody in
-        # However busy the machine is: one of many steps sees the other thread move.
+        assert during(lambda: sum(range(10**6))) == 0  # pure Python keeps the lock
+        # On a busy machine, at least one of many steps sees the other thread run.
         assert any(during(step) for _ in range(1000))
     finally:
         sys.setswitchinterval(interval)

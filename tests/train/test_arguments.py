@@ -1,14 +1,12 @@
-"""What a hostile or hurried caller passes: each is an error of cavs, and nothing is lost."""
+"""Invalid arguments raise an error of cavs, and nothing is lost."""
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cavs
-from cavs.cli import main
 from cavs.errors import (
     CheckpointError,
     ConfigError,
@@ -22,7 +20,6 @@ from cavs.errors import (
 from cavs.train import DataLoader, Trainer, optim, read_checkpoint, safetensors
 from tests.train.test_engine import Classifier, bits, trees
 
-TOY = str(Path(__file__).parents[1] / "cli" / "tree_toy.py")
 GRAPHS = trees(12)
 NAN = math.nan
 
@@ -54,23 +51,14 @@ def test_numbers_of_threads(threads):
     assert cavs.num_threads() == before
 
 
-def test_no_number_of_threads_but_none():
+def test_none_is_not_a_number_of_threads():
     with pytest.raises(ConfigError, match="threads is None"):
         cavs.set_num_threads(None)
     make(threads=None)
 
 
-@pytest.mark.parametrize("threads", ["0", "-1", "257", "many"])
-@pytest.mark.parametrize("command", [["demo"], ["train", TOY], ["evaluate", "x"], ["bench", TOY]])
-def test_numbers_of_threads_on_the_command_line(command, threads, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--threads", threads])
-    assert stop.value.code == 2
-    assert f"--threads: {threads!r} is no whole number from 1 to 256" in capsys.readouterr().err
-
-
-def test_the_loss_turns_nan_in_a_run(tmp_path):
-    """The step, the graphs, the last good checkpoint; that one resumes."""
+def test_a_nan_loss_ends_a_run_with_a_checkpoint(tmp_path):
+    """The error names step, graphs and the last good checkpoint, from which a run resumes."""
     path = tmp_path / "run.safetensors"
     trainer = make(optim.SGD(0.1))
     step = trainer.session.step
@@ -97,7 +85,7 @@ def test_the_loss_turns_nan_in_a_run(tmp_path):
 
 
 def test_predictions_that_are_nan_are_refused():
-    """Not returned as if they were scores; with the place, and the parameter at fault."""
+    """The error names the vertex and the parameter that is not finite."""
     trainer = make()
     batch = next(iter(loader()))
     before = trainer.session.predict(batch)["output"]
@@ -110,7 +98,7 @@ def test_predictions_that_are_nan_are_refused():
         trainer.session.predict(batch)
     assert "prediction 'output' is NaN at vertex 0 of graph" in str(error.value)
     assert "output.bias holds values that are not finite" in str(error.value)
-    bias[1] = -np.inf  # a class that never is the one
+    bias[1] = -np.inf  # a class that is never predicted
     trainer.session.invalidate()
     assert np.isneginf(trainer.session.predict(batch)["output"][:, 1]).all()
     bias[1] = kept
@@ -129,7 +117,7 @@ def test_checkpoints_with_nan_are_refused(tmp_path):
     assert bits(trainer) == before
 
 
-def test_metadata_nested_too_deep(tmp_path):
+def test_deeply_nested_metadata_is_refused(tmp_path):
     make().save(tmp_path / "m")
     tensors, metadata = safetensors.read(tmp_path / "m")
     safetensors.write(tmp_path / "m", tensors, {**metadata, "progress": "[" * 100_000})
@@ -137,7 +125,7 @@ def test_metadata_nested_too_deep(tmp_path):
         make().resume(tmp_path / "m")
 
 
-def test_a_zero_byte_in_a_path():
+def test_a_zero_byte_in_a_path_is_refused():
     for call in (
         lambda: make().save("a\0b"),
         lambda: make().load("a\0b"),
@@ -151,7 +139,7 @@ BATCH_NEEDED = [None, GRAPHS[0], GRAPHS[:2], []]
 
 
 @pytest.mark.parametrize("batch", BATCH_NEEDED)
-def test_what_is_no_batch(batch):
+def test_objects_that_are_no_batch_are_refused(batch):
     trainer = make()
     for call in (trainer.step, trainer.session.evaluate, trainer.session.predict):
         with pytest.raises(FeatureError, match=r"a batch is needed, not (.|\n)*cavs\.batch"):
@@ -248,7 +236,7 @@ def test_arguments(call, error, text):
 
 
 @pytest.mark.parametrize("dev", [[], GRAPHS, {0: GRAPHS[0]}])
-def test_what_to_judge_by_is_looked_at_before_the_first_step(dev):
+def test_dev_batches_are_checked_before_the_first_step(dev):
     trainer = make()
     with pytest.raises(ConfigError, match="dev"):
         trainer.fit(loader(), epochs=1, dev=dev, progress=False)
@@ -257,14 +245,14 @@ def test_what_to_judge_by_is_looked_at_before_the_first_step(dev):
     assert "dev_loss" in result.epochs[0]
 
 
-def test_what_json_has_may_be_in_the_config(tmp_path):
+def test_json_values_are_allowed_in_the_config(tmp_path):
     config = {"a": [1, 2.5, None, True, "x"], "b": {"c": (np.int64(3), np.float32(0.5))}}
     make(config=config).save(tmp_path / "m")
     assert read_checkpoint(tmp_path / "m").config == config | {"b": {"c": [3, 0.5]}}
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
-    """Options come out of arrays too; a checkpoint keeps them and `resume` finds them equal."""
+    """Options may come from arrays; `resume` compares them with those in the checkpoint."""
 
     def run(resume):
         data = DataLoader(GRAPHS * 4, np.int64(2), shuffle=True, seed=np.uint8(3))
@@ -281,7 +269,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("rate", [NAN, -1.0, "x", None])
-def test_a_schedule_that_gives_no_rate(rate):
+def test_a_schedule_must_return_a_rate(rate):
     trainer = Trainer(Classifier(), optim.SGD(lambda step: rate if step else 0.1))
     trainer.step(cavs.batch(GRAPHS))
     before = {name: p.value.copy() for name, p in trainer.parameters.items()}
@@ -298,7 +286,7 @@ def test_a_feature_without_numbers():
     batch = cavs.batch([cavs.Graph([[]], {"x": np.zeros((1, 0))})])
     with pytest.raises(FeatureError, match=r"'x' has rows of shape \[0\]") as caught:
         cavs.Session(Model()).predict(batch)
-    assert caught.value.where.startswith("test_bad_input.py:")
+    assert caught.value.where.startswith("test_arguments.py:")
 
 
 def test_root_accuracy_of_rows_that_are_graphs():
@@ -323,27 +311,3 @@ def test_values_of_parameters():
     assert np.array_equal(parameter.value, before)
     with pytest.raises(NumericsError, match="inf"):
         cavs.Parameter((2,), init=np.inf).value.sum()
-
-
-def test_overwriting_keeps_the_old_run_until_the_new_one_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = ["train", TOY, "--quiet", "--epochs", "1", "--out", "run"]
-    assert main(run) == 0
-    kept = {path: path.read_bytes() for path in Path("run").iterdir()}
-    assert main([*run, "--overwrite", "--data", "nowhere", "--lr", "nan"]) == 1
-    assert main([*run, "--overwrite", "--max-norm", "-1"]) == 1
-    assert {path: path.read_bytes() for path in Path("run").iterdir()} == kept
-    assert main([*run, "--overwrite", "--seed", "5"]) == 0
-    assert (
-        Path("run/checkpoint.safetensors").read_bytes() != kept[Path("run/checkpoint.safetensors")]
-    )
-
-
-def test_overwriting_what_cannot_be_removed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    os.makedirs("run/checkpoint.best.safetensors")
-    assert main(["train", TOY, "--quiet", "--out", "run", "--overwrite"]) == 1
-    assert "ConfigError: cannot replace run/checkpoint.best.safetensors" in capsys.readouterr().err
-    os.makedirs("run/checkpoint.safetensors")
-    assert main(["train", TOY, "--quiet", "--out", "run", "--overwrite"]) == 1
-    assert "cannot write the checkpoint run/checkpoint.safetensors" in capsys.readouterr().err

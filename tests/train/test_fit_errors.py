@@ -1,4 +1,4 @@
-"""What an error inside a `fit` costs: nothing that was trained before."""
+"""An error inside a `fit` costs none of the steps before it."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def whole(epochs):
 
 
 def goes_on(path, epochs=2):
-    """The parameters of a run that goes on from `path`, and the steps that it took."""
+    """Return the parameters of a run resumed from `path`, and the number of steps it made."""
     trainer = make()
     trainer.resume(path)
     before = trainer.steps
@@ -37,7 +37,7 @@ def raising(error):
     return {"m": metric}
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("of mine"), FeatureError("bad", hint="mend")])
+@pytest.mark.parametrize("error", [ZeroDivisionError("of mine"), FeatureError("bad", hint="fix")])
 def test_an_error_in_the_evaluation_costs_no_epoch(error, tmp_path):
     path, log = tmp_path / "run", tmp_path / "log"
     with pytest.raises(type(error)) as caught:
@@ -112,7 +112,7 @@ def bad_batch(trainer, loader):
 
 
 @pytest.mark.parametrize("spoil", [not_finite, bad_graph, bad_batch])
-def test_what_is_wrong_inside_an_epoch_costs_no_step_before_it(spoil, tmp_path):
+def test_an_error_inside_an_epoch_costs_no_earlier_step(spoil, tmp_path):
     path, log, trainer = tmp_path / "run", tmp_path / "log", make()
     loader = train_loader(prefetch=0)
     spoil(trainer, loader)
@@ -124,11 +124,11 @@ def test_what_is_wrong_inside_an_epoch_costs_no_step_before_it(spoil, tmp_path):
     assert (stored["step"], stored["loader"]["position"]) == (BATCHES + 3, 3)
     assert records(log)[-1]["event"] == ("numerics" if spoil is not_finite else "error")
     assert goes_on(path) == (whole(2), BATCHES - 3)
-    trainer.save(tmp_path / "again")  # where the trainer itself stands
+    trainer.save(tmp_path / "again")  # with the progress that the trainer itself has
     assert goes_on(tmp_path / "again") == (whole(2), BATCHES - 3)
 
 
-def test_nothing_is_written_where_nothing_was_trained(tmp_path):
+def test_no_checkpoint_is_written_without_a_step(tmp_path):
     trainer = make()
     trainer.session.poison = 0
     with pytest.raises(NumericsError, match="none was written"):
@@ -136,7 +136,7 @@ def test_nothing_is_written_where_nothing_was_trained(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_says_that_its_steps_could_not_be_saved(tmp_path):
+def test_an_error_reports_steps_that_could_not_be_saved(tmp_path):
     trainer, folder = make(), tmp_path / "run"
     loader = train_loader(prefetch=0)
     bad_batch(trainer, loader)

@@ -1,4 +1,4 @@
-"""Rows that are looked up in a parameter: which of them an optimiser moves."""
+"""An optimiser updates the rows of a sparse parameter that were looked up."""
 
 import numpy as np
 import pytest
@@ -15,11 +15,11 @@ OPTIMIZERS = [
     cavs.optim.Adam(lr=0.05),
     cavs.optim.AdamW(lr=0.05),
 ]
-ROWS = [[0, 1], [1, 1, -1], [3], [-1], [0, 3]]  # of a batch each; row 2 of none
+ROWS = [[0, 1], [1, 1, -1], [3], [-1], [0, 3]]  # lookups of each batch; none of row 2
 
 
 class Table(cavs.Model):
-    """A table that is looked up, or of which rows are taken by a product."""
+    """A table whose rows are read by lookups or by a product."""
 
     def __init__(self, how):
         self.how = how
@@ -36,7 +36,7 @@ class Table(cavs.Model):
 
 def batches():
     for rows in ROWS:
-        hot = np.eye(5, 4)[rows]  # -1 is the last of five, none of the four
+        hot = np.eye(5, 4)[rows]  # -1 selects the last of five rows, which is none of the four
         chain = [[v - 1] if v else [] for v in range(len(rows))]
         yield cavs.batch([cavs.Graph(chain, {"row": rows, "one hot": hot})])
 
@@ -53,7 +53,7 @@ def trained(how, optimizer):
     return found
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
 def test_all_rows_of_a_dense_table_decay_and_have_momentum(optimizer):
     for looked_up, product in zip(
         trained("dense", optimizer), trained("product", optimizer), strict=True
@@ -61,8 +61,8 @@ def test_all_rows_of_a_dense_table_decay_and_have_momentum(optimizer):
         np.testing.assert_allclose(looked_up, product, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
-def test_rows_of_a_sparse_table_that_nobody_looks_up_stay(optimizer):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
+def test_rows_of_a_sparse_table_without_lookups_stay(optimizer):
     values = trained("sparse", optimizer)
     for rows, before, after in zip(ROWS, values, values[1:], strict=False):
         touched = sorted({r for r in rows if r >= 0})
@@ -73,7 +73,7 @@ def test_rows_of_a_sparse_table_that_nobody_looks_up_stay(optimizer):
 
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS", "Parallax"])
 @pytest.mark.parametrize("how", ["dense", "sparse"])
-def test_ranks_move_the_same_rows(how, strategy):
+def test_ranks_update_the_same_rows(how, strategy):
     optimizer = cavs.optim.AdamW(lr=0.05)
     alone = trained(how, optimizer)[-1]
 
@@ -92,6 +92,6 @@ def test_ranks_move_the_same_rows(how, strategy):
         np.testing.assert_allclose(table, alone, rtol=1e-11, atol=1e-13)
 
 
-def test_an_embedding_is_sparse_unless_it_is_asked_not_to_be():
+def test_an_embedding_is_sparse_by_default():
     assert nn.Embedding(4, 3).weight.sparse
     assert not nn.Embedding(4, 3, sparse=False).weight.sparse

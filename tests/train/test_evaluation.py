@@ -1,4 +1,4 @@
-"""The loss of a data set does not depend on how it is cut into batches."""
+"""The loss of a data set does not depend on the batch size."""
 
 import math
 
@@ -18,7 +18,7 @@ WIDTH, CLASSES = 4, 3
 
 
 class Rows(cavs.Model):
-    """A linear layer at every vertex, and the loss that a test asks for."""
+    """A linear layer at every vertex with a loss that the test chooses."""
 
     def __init__(self, loss):
         self.output = nn.Linear(WIDTH, CLASSES)
@@ -36,7 +36,7 @@ def cross_entropy(model, batch):
 
 
 def graphs(labels, seed=0):
-    """A chain for each list of labels."""
+    """Return a chain for each list of labels."""
     rng = np.random.default_rng(seed)
     return [
         cavs.Graph.chain(
@@ -58,7 +58,7 @@ def trainer(loss):
 
 
 def rows_of(own, data):
-    """-log softmax of the labels, 0 where there is none; NumPy."""
+    """Return -log softmax of the labels, 0 for a row without one, in NumPy."""
     x = np.concatenate([g.features["x"] for g in data]).astype(np.float64)
     label = np.concatenate([g.features["label"] for g in data])
     values = [p.value for p in own.parameters.values()]
@@ -75,7 +75,7 @@ LABELS = st.lists(
 
 @settings(max_examples=40)
 @given(LABELS, st.integers(1, 9))
-def test_the_mean_over_all_labels_for_any_batch_size(labels, batch_size):
+def test_the_loss_is_the_mean_over_all_labels_for_any_batch_size(labels, batch_size):
     data = graphs(labels)
     own = trainer(cross_entropy)
     rows, label = rows_of(own, data)
@@ -157,7 +157,7 @@ def test_any_other_loss_counts_its_graphs(loss):
 
 
 @pytest.mark.parametrize("name", ["loss", "weight", "grad:x", 3])
-def test_names_of_outputs_that_are_taken(name):
+def test_reserved_names_of_outputs_are_refused(name):
     class Named(Rows):
         def forward(self, batch):
             return {name: self.output(batch["x"])}

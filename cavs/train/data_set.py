@@ -1,0 +1,70 @@
+"""Facts about the graphs of a data set: fingerprints, types of edge features, memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def sizes_of(graphs: Sequence[Any]) -> dict[str, int]:
+    """Return a fingerprint of the sizes of graphs; empty if they are built on access."""
+    if not isinstance(graphs, list | tuple):
+        return {}
+    try:
+        sizes = np.array([(g.num_vertices, g.num_edges) for g in graphs], np.int64)
+    except (AttributeError, TypeError, ValueError, OverflowError):  # no graphs of cavs
+        return {}
+    vertices, edges = sizes.sum(axis=0).tolist()
+    return {"vertices": vertices, "edges": edges, "digest": zlib.crc32(sizes.tobytes())}
+
+
+def digest_of(graphs: Sequence[Any]) -> int:
+    """Return a digest of structure and integer features; 0 if graphs are built on access.
+
+    Floats are left out, since ranks with other processors may compute them in other bits.
+    """
+    found = 0
+    if not isinstance(graphs, list | tuple):
+        return found
+    for graph in graphs:
+        if not hasattr(graph, "with_features"):  # no graph of cavs
+            return 0
+        arrays = [graph.topology.offsets, graph.topology.children]
+        for group in (graph.features, graph.edge_features, graph.graph_features):
+            arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
+        for array in arrays:
+            found = zlib.crc32(array.tobytes(), found)
+    return found
+
+
+def edge_types(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
+    """Return the edge features of the first graph with an edge, without rows; None if no edge."""
+    for graph in graphs:
+        if not hasattr(graph, "with_features"):
+            return {}
+        if graph.num_edges:
+            return {name: values[:0] for name, values in graph.edge_features.items()}
+    return None
+
+
+def with_edge_types(graphs: list[Any], types: Mapping[str, Any]) -> list[Any]:
+    """Return `graphs`; those without edges get empty edge features of these `types`."""
+    if not types:
+        return graphs
+    return [
+        graph if getattr(graph, "num_edges", 1) else graph.with_features(edge_features=types)
+        for graph in graphs
+    ]
+
+
+def bytes_of(batch: Any) -> int:
+    """Return the memory of a batch: features, and topology and schedule at 4 bytes an index."""
+    batch = getattr(batch, "local", batch)  # the shard that this process computes
+    if not hasattr(batch, "topology"):
+        return 0  # only graphs of the data set
+    groups = (batch.features, batch.edge_features, batch.graph_features)
+    features = sum(array.nbytes for group in groups for array in group.values())
+    return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))
