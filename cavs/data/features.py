@@ -172,9 +172,30 @@ def numbers(values: ArrayLike, what: str) -> Array:
     if array.dtype.kind not in "biuf":
         raise FeatureError(
             f"{what} needs integers, booleans or floats, found dtype {array.dtype}",
-            hint="cavs.data.Vocabulary turns strings into indices",
+            hint=_cure(array),
         )
     return array
+
+
+def _cure(array: NDArray[Any]) -> str:
+    """Return how values of a type that is not numeric become numbers."""
+    if array.dtype.kind == "O":
+        types = {type(x) for x in array.flat}
+        if type(None) in types and not types & {str, bytes}:
+            if any(issubclass(t, float | np.floating) for t in types):
+                return "a float cannot be absent: give 0, and mark absence by -1 in an int feature"
+            return "-1 stands for an integer that is absent: write it in place of None"
+        if types <= {int}:
+            return f"the largest index is {_INT32.max}; give numbers that are no indices as floats"
+        if not types <= {str, bytes, type(None)}:
+            names = ", ".join(sorted(t.__name__ for t in types))
+            return f"give ints or floats for every {names}, such as float(value)"
+    return {
+        "c": "give real and imaginary part as two columns",
+        "M": "give times as floats, such as seconds since the first one",
+        "m": "give durations as floats, such as seconds",
+        "V": "give each field as a feature of its own",
+    }.get(array.dtype.kind, "cavs.data.Vocabulary turns strings into indices")
 
 
 def check_feature(

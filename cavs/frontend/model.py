@@ -11,7 +11,7 @@ from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module, Parameter
 from cavs.frontend.values import Pushed, listed
 from cavs.ir import FLOAT, Graph, Node, apply
-from cavs.ir.trace import tracing
+from cavs.ir.trace import is_tracing, tracing
 from cavs.ops.loss import mean_terms
 
 
@@ -32,11 +32,13 @@ class Model(Module):
         return found
 
     def __call__(self, *batches: object) -> NoReturn:
-        """TraceError: a session runs a model."""
+        """TraceError: a session runs a model, and another model calls its ``forward``."""
         raise TraceError(
             f"{type(self).__name__} is traced, not called",
             where=user_line(),
-            hint="cavs.Session(model).predict(batch) runs it, cavs.Trainer trains it",
+            hint="inside of another model, call its .forward(batch)"
+            if is_tracing()
+            else "cavs.Session(model).predict(batch) runs it, cavs.Trainer trains it",
         )
 
     def forward(self, batch: SymbolicBatch) -> Any:

@@ -238,36 +238,63 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
             )
 
 
-def _texts(cell: VertexFunction) -> set[str]:
-    """Texts in the code of a cell, where names stand that only some variants of it read."""
-    classes = (c for c in type(cell).__mro__ if c not in VertexFunction.__mro__)
-    holders = [*(vars(c) for c in classes), vars(cell)]
-    found: set[str] = set()
-    left = [
-        getattr(unwrap(f), "__code__", None) for d in holders for f in d.values() if callable(f)
-    ]
+def _constants(code: CodeType) -> tuple[set[str], set[str]]:
+    """Return the texts and the names of attributes and globals in code, nested code included."""
+    texts: set[str] = set()
+    names = set(code.co_names)
+    left: list[object] = list(code.co_consts)
     while left:
         item = left.pop()
         if isinstance(item, str):
-            found.add(item)
+            texts.add(item)
         elif isinstance(item, CodeType):
+            names.update(item.co_names)
             left += item.co_consts
         elif isinstance(item, tuple | frozenset):
             left += item
+    return texts, names
+
+
+def _callable_texts(cell: VertexFunction) -> set[str]:
+    """Return the texts in code that ``vertex`` and ``__init__`` of a cell may call.
+
+    Among them are names of inputs that only some variants of the cell read. An overridden method
+    counts where ``super()``, or the base class by its name, is called.
+    """
+    classes = [c for c in type(cell).__mro__ if c not in VertexFunction.__mro__]
+
+    def versions(name: str) -> list[Any]:
+        return [x for x in (vars(c).get(name) for c in (cell, *classes)) if x is not None]
+
+    found: set[str] = set()
+    seen: set[CodeType] = set()
+    left = [*versions("vertex")[:1], *versions("__init__")[:1]]
+    while left:
+        attribute = left.pop()
+        function = unwrap(getattr(attribute, "fget", None) or attribute)
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        texts, names = _constants(code)
+        found |= texts
+        bases = "super" in names or any(function.__globals__.get(n) in classes for n in names)
+        for name in names:
+            left += versions(name)[: None if bases else 1]
     return found
 
 
 def _check_inputs(cell: VertexFunction, given: Iterable[str], read: Iterable[str]) -> None:
     """FeatureError for an input that the cell does not know: a mistyped name has no effect."""
     unread = [name for name in given if name not in read]
-    unknown = [name for name in unread if name not in _texts(cell)]
+    unknown = [name for name in unread if name not in _callable_texts(cell)]
     if unknown:
         name = type(cell).__name__
         raise FeatureError(
             f"{name} is called with {', '.join(unknown)}, which {name}.vertex never reads; it "
             f"reads {', '.join(read) or 'no input'}",
             where=user_line(),
-            hint=f"mend the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
+            hint=f"correct the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
             f"v.edge({unknown[0]!r}) of its edges",
         )
 

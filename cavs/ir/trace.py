@@ -50,6 +50,11 @@ def current_trace() -> Trace:
     return _stack.traces[-1]
 
 
+def is_tracing() -> bool:
+    """True inside of a trace."""
+    return bool(_stack.traces)
+
+
 @contextmanager
 def tracing(training: bool) -> Iterator[Trace]:
     """Makes a new trace the current one.

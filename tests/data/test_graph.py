@@ -1,4 +1,6 @@
 import pickle
+from decimal import Decimal
+from fractions import Fraction
 
 import networkx as nx
 import numpy as np
@@ -258,6 +260,29 @@ def test_bad_features_name_graph_feature_and_vertex(values, message):
     with pytest.raises(FeatureError, match=message) as info:
         Graph([[], [0]], {"token": values}, name="g")
     assert 'graph "g"' in str(info.value) and '"token"' in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "cure"),
+    [
+        ([1, None], "-1 stands for an integer that is absent"),
+        ([None, None], "-1 stands for an integer that is absent"),
+        ([0.5, None], "a float cannot be absent: give 0, and mark absence by -1"),
+        (["a", "b"], "cavs.data.Vocabulary turns strings into indices"),
+        (["a", None], "cavs.data.Vocabulary turns strings into indices"),
+        ([b"a", b"b"], "cavs.data.Vocabulary turns strings into indices"),
+        ([2**70, 1], "give numbers that are no indices as floats"),
+        ([Decimal(1), Fraction(1)], "give ints or floats for every Decimal, Fraction"),
+        ([1j, 0], "give real and imaginary part as two columns"),
+        (np.array(["2026-01-01", "2026-01-02"], "M8[D]"), "give times as floats"),
+        (np.array([1, 2], "m8[s]"), "give durations as floats"),
+        (np.zeros(2, [("a", "i4"), ("b", "f4")]), "give each field as a feature"),
+    ],
+)
+def test_the_cure_fits_the_type_of_values_that_are_no_numbers(values, cure):
+    with pytest.raises(FeatureError, match="needs integers, booleans or floats") as info:
+        Graph([[], [0]], {"token": values})
+    assert info.value.hint.startswith(cure) or cure in info.value.hint.split("; ")
 
 
 def test_a_masked_array_without_a_masked_value_is_an_array():

@@ -325,6 +325,19 @@ def test_a_model_that_is_called():
     assert not hasattr(batch, "graph")
 
 
+@pytest.mark.parametrize("given", [lambda b: b, lambda b: b["dense"]])
+def test_a_model_that_is_called_by_another_one(given):
+    inner = Classifier(good)
+
+    def call(m, b):
+        return ops.mean_rows(inner(given(b)).sum(-1))
+
+    with pytest.raises(TraceError, match=r"not called(.|\n)*another model.*\.forward\(") as caught:
+        trace(Classifier(good, call))
+    assert caught.value.where == line_in(call, "inner(")
+    assert "Session" not in str(caught.value)
+
+
 def test_what_a_symbolic_batch_lacks():
     def call(model, batch):
         assert not hasattr(batch, "num_vertices") and not hasattr(batch.graph, "roots")
@@ -355,7 +368,7 @@ def test_labels_by_another_name():
     from cavs.train import metrics
 
     batch = cavs.batch([cavs.Graph([[]], {"y": [1]})])
-    with pytest.raises(FeatureError, match=r"the labels 'label', which(.|\n)*pass label=..."):
+    with pytest.raises(FeatureError, match=r"the labels 'label', but(.|\n)*pass label="):
         metrics.accuracy().measure({"output": np.zeros((1, 2))}, batch)
     with pytest.raises(FeatureError, match=r"has \[\](.|\n)*define forward"):
         metrics.accuracy().measure({}, batch)

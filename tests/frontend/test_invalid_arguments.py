@@ -349,6 +349,48 @@ def test_an_input_that_only_variants_of_a_cell_read(gated):
     trace(Classifier(good, call))
 
 
+class Overriding(Gated):
+    """Calls no method of its base class that names the gate."""
+
+    def vertex(self, v):
+        h = v.pull("x") + v.gather().h.sum()
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Extending(Gated):
+    """Calls its base class."""
+
+    def vertex(self, v):
+        super().vertex(v)
+
+
+class Named(Gated):
+    """Calls its base class by name."""
+
+    def vertex(self, v):
+        Gated.vertex(self, v)
+
+
+def gated_by(cell, **inputs):
+    def call(m, b):
+        return ops.mean_rows(cell(b.graph, x=b["dense"], **{n: b["dense"] for n in inputs}).sum(-1))
+
+    trace(Classifier(good, call))
+
+
+def test_an_input_that_only_an_overridden_method_names():
+    gated_by(Overriding(False))
+    with pytest.raises(FeatureError, match="Overriding is called with gate, which Overriding"):
+        gated_by(Overriding(False), gate=True)
+
+
+@pytest.mark.parametrize("cell", [Extending, Named])
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_input_that_only_variants_of_a_base_class_read(cell, gated):
+    gated_by(cell(gated), gate=True)
+
+
 def test_pushed_values_that_would_be_hidden():
     def body(f, v):
         v.push(h=v.pull("x"), as_node=v.pull("x"))

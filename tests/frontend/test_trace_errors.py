@@ -42,10 +42,11 @@ class Cell(cavs.VertexFunction):
         self.body = body
 
     def inputs(self):
-        """What bodies may read, if not all of it."""
+        """Names of inputs that a body may leave unread."""
         return "x", "relation"
 
     def vertex(self, v):
+        self.inputs()
         self.body(self, v)
 
 
