@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from cavs.cuda.cache import default_folder
+
 HERE = Path(__file__).resolve().parent
-CACHE = Path(os.environ.get("CAVS_TWIN_CACHE", HERE.parents[2] / "build" / "twin"))
+# Names are hashes of contents and compiler, so clones and runs of CI share the folder.
+CACHE = Path(os.environ.setdefault("CAVS_TWIN_CACHE", str(default_folder() / "tests")))
 COMPILER = os.environ.get("CAVS_TWIN_CXX", "g++")
 LIBRARY = ".twin.so"  # how the driver knows the path of a module
 DRIVER_FLAGS = ["-std=c++20", "-O2", "-march=native", "-g1", "-fPIC"]
