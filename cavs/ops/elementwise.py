@@ -251,7 +251,10 @@ def minimum(a: Any, b: Any) -> Node:
 
 
 def where(condition: Any, a: Any, b: Any) -> Node:
-    """``a`` where the condition is not 0, else ``b``."""
+    """``a`` where the condition is not 0, else ``b``.
+
+    The gradient is that of the branch taken, also where the other one is infinite or NaN.
+    """
     return apply("where", condition, a, b)
 
 

@@ -27,6 +27,7 @@ from cavs.ir import (
     toposort,
     users,
 )
+from cavs.passes.branches import Branches
 from cavs.passes.rules import constant_of
 
 
@@ -92,6 +93,7 @@ def gradients(
     nodes = toposort([output, *graph.slots.values()])
     wanted = list(wrt)
     forward = _depends_on(nodes, set(wanted), graph)
+    branches = Branches(graph, nodes)
     cotangent: dict[Node, Node] = {}
 
     def add(node: Node, d: Node | None) -> None:
@@ -130,7 +132,7 @@ def gradients(
                 "ops.stop_gradient(x), so that training takes it for a constant",
             )
         with origin(node.where):
-            for x, dx in zip(node.inputs, node.op.vjp(node, d), strict=True):
+            for x, dx in zip(node.inputs, branches.vjp(node, d), strict=True):
                 add(x, dx)
     slots: dict[Slot, Node] = {}
     for back, n in backward.items():
