@@ -122,12 +122,7 @@ class Operand(Refusals):
 
     def __getitem__(self, key: Any) -> Node:
         x = as_node(self)
-        if not isinstance(key, slice) or key.step not in (None, 1):
-            raise TraceError(
-                f"a traced value takes a slice of its last axis, not {key!r}",
-                where=user_line(),
-                hint="write value[a:b]" + f"; {_OF_CHILDREN}" * (x.type.domain.base == "edge"),
-            )
+        key = _last_slice(x, key)
         if not x.shape:
             raise ShapeError(
                 f"a scalar cannot be sliced: {x.type}",
@@ -259,6 +254,47 @@ class Node(Operand):
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.type}>"
+
+
+def _last_slice(x: Node, key: Any) -> slice:
+    """Return the slice of the last axis that ``key`` asks for, as NumPy reads it.
+
+    Before it may stand an ellipsis, or a full slice for each axis before the last, the rows of the
+    batch among them. TraceError for anything else.
+    """
+    last = key
+    if isinstance(key, tuple) and key:
+        *leading, last = key
+        axes = len(x.shape) - 1 + (x.type.domain.base != "one")
+        every = len(leading) == axes and all(_is_full(k) for k in leading)
+        if not every and not (len(leading) == 1 and leading[0] is Ellipsis):
+            last = None
+    if isinstance(last, slice) and last.step in (None, 1):
+        return last
+    hint = "write value[a:b], or value[..., a:b]"
+    if x.type.domain.base == "edge":
+        hint += f"; {_OF_CHILDREN}"
+    raise TraceError(
+        f"a traced value takes a slice of its last axis, not {_index_text(key)}: {x.type}",
+        where=user_line(),
+        hint=hint,
+    )
+
+
+def _is_full(key: object) -> bool:
+    return isinstance(key, slice) and (key.start, key.stop, key.step) == (None, None, None)
+
+
+def _index_text(key: object) -> str:
+    """Return an index as the user writes it between brackets."""
+    if isinstance(key, tuple) and key:
+        return ", ".join(map(_index_text, key))
+    if isinstance(key, slice):
+        start, stop, step = (
+            "" if k is None else f"{k!r:.30}" for k in (key.start, key.stop, key.step)
+        )
+        return f"{start}:{stop}" + f":{step}" * (step != "")
+    return "..." if key is Ellipsis else f"{key!r:.60}"
 
 
 _OF_CHILDREN = "fold the children by .sum(), .mean() or .max(); v.gather(k) reads one of them"
