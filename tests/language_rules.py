@@ -150,7 +150,7 @@ PLAIN = set(
         insert inspect interned interrupt into item job kernel key label labelled launch
         layer layout library like line linear load loader local lock lookup loop loss
         lost lowering mailbox map match matmul max measure measured memory merge merged
-        merging metric model module moved multiword network nn no norm number numerics
+        merging metric model module moved network nn no norm number numerics
         of on one op operand operation optimizer option order origin outcome output
         owner pair parameter parameterized parsed part partition partitioned peer
         pending persistent pickling plan planning plateau point port prediction
