@@ -15,7 +15,7 @@ __all__ = ["Task", "data_file", "main"]
 
 
 def parser_for(argv: list[str]) -> argparse.ArgumentParser:
-    """The parser for `argv`: options of a model are there only if it is named."""
+    """Return the parser for `argv`, with the options of a model only if `argv` names it."""
     parser = argparse.ArgumentParser(
         prog="cavs", description="A runtime for dynamic neural networks."
     )

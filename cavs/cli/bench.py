@@ -21,19 +21,21 @@ def add_parser(commands: Any, argv: list[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
-    """All options of ``cavs bench`` but the model's own."""
+    """Add all options of ``cavs bench`` but the model's own."""
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
     group = parser.add_argument_group("measuring")
     group.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
     group.add_argument("--batches", type=options.count(1), default=20, metavar="N")
-    group.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each figure")
+    group.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="time for each figure"
+    )
     group.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run, seed=0)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print milliseconds a batch (median, quartiles), graphs and vertices a second."""
+    """Print milliseconds per batch (median, quartiles), graphs and vertices per second."""
     if not 0 < args.seconds < 3600:
         raise ConfigError(
             f"--seconds is {args.seconds}, but must be above 0 and below 3600", hint="--seconds 5"
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     work: Callable[[Any], object], batches: Sequence[Any], seconds: float
 ) -> dict[str, float]:
-    """Whole rounds over `batches` for about `seconds`, after one round of warming up."""
+    """Time rounds over `batches` for about `seconds`, after one warm-up round."""
     for batch in batches:
         work(batch)
     rounds: list[float] = []

@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, then compare with the majority class on functions of modules never seen."""
+    """Train, then compare with the majority class on functions of other modules."""
     started = time.perf_counter()
     entry = find(MODEL)
     parser = argparse.ArgumentParser()
@@ -82,10 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def activate() -> str | None:
-    """The line that activates this environment; None in an active one, and outside of any.
+    """Return the line that activates this environment; None if it is active or there is none.
 
-    make lets its commands find the tools of an environment that no shell has activated: what is
-    on PATH here is not what the user will have.
+    PATH does not tell: make puts the tools of an environment there that no shell has activated.
     """
     script = Path(sys.prefix, "bin", "activate")
     active = os.path.realpath(os.environ.get("VIRTUAL_ENV", os.devnull))
@@ -95,7 +94,7 @@ def activate() -> str | None:
 
 
 def command() -> str:
-    """How a shell without an environment reaches ``cavs``."""
+    """Return the command by which a shell without an environment runs ``cavs``."""
     own = Path(sys.executable).with_name("cavs")
     found = shutil.which("cavs")
     if found is not None and Path(found).resolve() == own.resolve():
@@ -104,13 +103,13 @@ def command() -> str:
 
 
 def _labels(graphs: Sequence[Any]) -> Counter[int]:
-    """How often each label of a graph occurs."""
+    """Count the labels of graphs."""
     found = (int(graph.graph_features["label"]) for graph in graphs)
     return Counter(label for label in found if label >= 0)
 
 
 def majority(task: Task) -> tuple[float, str]:
-    """Share of the test labels that are the most frequent one of the training, and its name."""
+    """Return the share of test labels that are the most frequent training label, and its name."""
     most = _labels(task.required("train")).most_common(1)
     if not most:
         raise DataError("no training graph has a label", hint="give more graphs to train on")
@@ -120,7 +119,7 @@ def majority(task: Task) -> tuple[float, str]:
 
 
 def examples(task: Task, trainer: Trainer) -> list[str]:
-    """What the model says of some test functions, one of a module, and what is right."""
+    """Return predictions for some test functions, one per module, with the right answers."""
     assert task.predict is not None
     by_module = {graph.name.partition(":")[0]: graph for graph in task.required("test")}
     graphs = list(itertools.islice(by_module.values(), SHOWN))

@@ -1,4 +1,4 @@
-"""What the command line does when it runs as one of many ranks."""
+"""The command line as one of many ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trainer(
     communicator: Communicator,
     common: Mapping[str, Any],
 ) -> Trainer:
-    """The trainer that ``--strategy``, ``--balance`` and ``--resources`` ask for."""
+    """Return the trainer for ``--strategy``, ``--balance`` and ``--resources``."""
     return Trainer(
         model,
         optimizer,
@@ -49,7 +49,7 @@ def trainer(
 
 
 def split(args: argparse.Namespace) -> Split:
-    """What ``--balance`` and ``--predictor`` ask for."""
+    """Return the split for ``--balance`` and ``--predictor``."""
     match args.balance:
         case "structure":
             return StructureBalancer()
@@ -60,10 +60,10 @@ def split(args: argparse.Namespace) -> Split:
     return contiguous
 
 
-def telling(trainer: Trainer, log: JsonLines, *, shows: bool) -> OnEvent:
-    """Of rank 0: writes down which strategy a training takes; shows: what `auto` takes, too."""
+def log_strategy(trainer: Trainer, log: JsonLines, *, shows: bool) -> OnEvent:
+    """Return a callback that logs the strategy on rank 0; shows: print the choice of `auto` too."""
 
-    def told(event: str, record: Mapping[str, Any]) -> None:
+    def on_event(event: str, record: Mapping[str, Any]) -> None:
         strategy = trainer.strategy
         if event != "start" or strategy is None:
             return
@@ -72,19 +72,19 @@ def telling(trainer: Trainer, log: JsonLines, *, shows: bool) -> OnEvent:
             words = filter(None, (strategy.builder, trainer.session.predicted))
             print(f"strategy auto: {', '.join(words)}", file=sys.stderr)
 
-    return told
+    return on_event
 
 
 @contextmanager
 def one_voice(communicator: Communicator) -> Iterator[None]:
-    """An error ends all ranks; what all know of, rank 0 alone says."""
+    """End all ranks if the block fails; only rank 0 prints an error that all ranks have."""
     try:
         yield
     except (CavsError, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
         stopped = isinstance(error, KeyboardInterrupt) and str(error)
-        dead = isinstance(error, LostPeerError) and is_watched()  # the launcher says who it was
+        dead = isinstance(error, LostPeerError) and is_watched()  # the launcher names the rank
         if communicator.size > 1 and not (is_agreed(error) or stopped or dead):
             communicator.abort(f"{type(error).__name__}: {error}")
         if communicator.rank != 0 or dead:

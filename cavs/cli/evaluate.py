@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli import options, stored_options
 from cavs.cli.registry import SPLITS, Task, listed
 from cavs.data.source import decode, read_bytes
 from cavs.errors import ConfigError, DataError, FeatureError, GraphError
@@ -26,7 +26,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=evaluate)
-    text = "what a checkpoint says of new input"
+    text = "predictions of a checkpoint for new input"
     parser = commands.add_parser("predict", help=text, description=text)
     _add_common(parser)
     parser.add_argument("input", nargs="?", metavar="FILE", help="'-' is the standard input")
@@ -36,17 +36,15 @@ def add_parsers(commands: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="written by cavs train")
-    parser.add_argument(
-        "--model", metavar="FILE", help="the file of its model, if it is no longer where it was"
-    )
+    parser.add_argument("--model", metavar="FILE", help="the file of its model, if it was moved")
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
 
 
 def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
-    task, _ = options.reopen(args.checkpoint, args)
-    # The optimiser is never used; SGD holds no state.
+    task, _ = stored_options.reopen(args.checkpoint, args)
+    # The optimiser is not used; SGD has no states.
     trainer = Trainer(
         task.model,
         optim.SGD(1.0),
@@ -77,7 +75,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Print one line a graph."""
+    """Print one line per graph."""
     if (args.input is None) == (args.split is None):
         raise ConfigError("predict takes FILE or --split", hint="pass exactly one of them")
     task, trainer = _open(args)
@@ -94,17 +92,17 @@ def predict(args: argparse.Namespace) -> int:
     with _naming(_name(args.input)):
         for batch in loader:
             lines = task.predict(trainer.session.predict(batch), batch)
-            for line in listed(lines, "what predict of the task returns", "the lines to print"):
+            for line in listed(lines, "the result of predict of the task", "the lines to print"):
                 print(line)
     return 0
 
 
 def _read(read: Callable[[str], Sequence[Any]], path: str) -> Sequence[Any]:
-    """The graphs in a file."""
+    """Return the graphs in a file."""
     name = _name(path)
     text = _text(path, name)
     with _naming(name, whole=True):
-        graphs = listed(read(text), "what read of the task returns", "a sequence of graphs")
+        graphs = listed(read(text), "the result of read of the task", "a sequence of graphs")
     if len(graphs) == 0:
         raise DataError(f"{name} has no graphs", hint="give at least one sample")
     return graphs
@@ -116,19 +114,19 @@ def _name(path: str | None) -> str:
 
 @contextmanager
 def _naming(name: str, *, whole: bool = False) -> Iterator[None]:
-    """Errors of data, in which readers call what they read <text>, name it.
+    """Name the input in errors of data, where readers call it <text>.
 
-    whole: Also those that do not say <text>.
+    whole: Name it also in errors without <text>.
     """
     try:
         yield
     except (DataError, GraphError, FeatureError) as error:
-        what = error.what
-        if "<text>" not in what:
+        text = error.what
+        if "<text>" not in text:
             if not whole:
                 raise
-            what = f"<text>: {what}"
-        raise error.reworded(what.replace("<text>", name)) from error
+            text = f"<text>: {text}"
+        raise error.reworded(text.replace("<text>", name)) from error
 
 
 def _text(path: str, name: str) -> str:
@@ -136,7 +134,7 @@ def _text(path: str, name: str) -> str:
         raw = read_bytes(Path(path))
     else:
         try:
-            raw = sys.stdin.buffer.read()  # its text depends on the locale
+            raw = sys.stdin.buffer.read()  # bytes, since sys.stdin decodes by the locale
         except OSError as error:
             raise DataError(f"cannot read {name}: {error.strerror or error}") from error
     return decode(raw, name).replace("\r\n", "\n")

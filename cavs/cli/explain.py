@@ -1,4 +1,4 @@
-"""``cavs explain MODEL``: every stage of the compiler, and one batch as it runs; or drawings."""
+"""``cavs explain MODEL``: every pass of the compiler and the run of one batch; or a drawing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
-    """All options of ``cavs explain`` but the model's own."""
+    """Add all options of ``cavs explain`` but the model's own."""
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
     parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every stage of the compiler, the program, and what one step of it did.
+    """Print the graph after every pass, the program, and a report of one step.
 
-    A step of training, with the optimiser that ``cavs train`` takes for the model, or of inference.
+    The step trains, with the optimiser of ``cavs train`` for the model, or infers.
     """
     if args.out is not None and args.draw is None:
         raise ConfigError(
@@ -87,17 +87,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drawing(
-    what: str, model: Model, batch: GraphBatch, where: dict[str, Any], training: bool
+    drawing: str, model: Model, batch: GraphBatch, where: dict[str, Any], training: bool
 ) -> str:
-    if what == "function":
+    if drawing == "function":
         return dot_function(model, batch)
-    if what == "graph":
+    if drawing == "graph":
         return dot_graph(batch.graphs[0])
     return dot_schedule(Session(model, **where).schedule(batch, training=training))
 
 
 def _write(dot: str, out: str | os.PathLike[str] | None) -> None:
-    """Text to the standard output or a file, pictures through Graphviz; says where it went."""
+    """Write text to the standard output or a file, pictures through Graphviz; print the path."""
     if out is None:
         print(dot, end="")
         return

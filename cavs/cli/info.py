@@ -1,4 +1,4 @@
-"""``cavs info [CHECKPOINT]``: this installation, or what a checkpoint holds."""
+"""``cavs info [CHECKPOINT]``: this installation, or the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cavs.train.checkpoint import read_checkpoint, version
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    text = "the installation, or what a checkpoint holds"
+    text = "the installation, or the contents of a checkpoint"
     parser = commands.add_parser("info", help=text, description=text)
     parser.add_argument(
         "checkpoint",
@@ -66,7 +66,7 @@ def _gpu() -> list[tuple[str, str]]:
 
 
 def _listed(options: object) -> str:
-    """Those of the command line; a program keeps under that name what it likes."""
+    """Return the options as text; a program may have stored anything under that name."""
     if not isinstance(options, dict):
         return str(options)
     return ", ".join(f"{k}={v}" for k, v in options.items())

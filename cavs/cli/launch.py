@@ -15,7 +15,7 @@ _ALONE = (
     *("bench", "demo", "evaluate", "explain", "info", "launch", "predict"),
     *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
 )
-_LOOKS = ("explain", "info")
+_READ_ONLY = ("explain", "info")
 
 
 def add_parser(commands: Any) -> None:
@@ -34,10 +34,10 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=options.count(1),
         metavar="N",
-        help="of the engine of each rank, default: $CAVS_NUM_THREADS, else 1",
+        help="threads of the engine of each rank (default: $CAVS_NUM_THREADS, else 1)",
     )
     parser.add_argument(
-        "--elastic", action="store_true", help="go on with the ranks that are left if one dies"
+        "--elastic", action="store_true", help="go on with the surviving ranks if one dies"
     )
     parser.add_argument(
         "arguments",
@@ -49,13 +49,13 @@ def add_parser(commands: Any) -> None:
 
 
 def require_alone(args: argparse.Namespace) -> None:
-    """ConfigError where mpirun or srun started a command that ranks do not share.
+    """Raise `ConfigError` if mpirun or srun started a command that ranks do not share.
 
-    What only looks at a machine or a model may be asked on many.
+    Commands that only describe a machine or a model are allowed.
     """
     by, command = started(), _command([args.command, getattr(args, "action", "")])
-    many = by is not None and (by.ranks or 1) > 1  # one task of Slurm's may not say how many
-    if by is None or not many or command not in _ALONE or command in _LOOKS:
+    many = by is not None and (by.ranks or 1) > 1  # a single task of Slurm may not know
+    if by is None or not many or command not in _ALONE or command in _READ_ONLY:
         return
     raise ConfigError(
         f"cavs {command} runs in one process: {by.ranks} ranks of {by.by} would each do all of it",
@@ -64,7 +64,7 @@ def require_alone(args: argparse.Namespace) -> None:
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command that these are, with its action if it has several."""
+    """Return the command of a command line, with its action if it has several."""
     command, *rest = words or [""]
     action = next((word for word in rest if not word.startswith("-")), "")
     return f"{command} {action}" if command == "strategy" else command

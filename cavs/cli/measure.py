@@ -1,4 +1,4 @@
-"""``cavs strategy measure``: the resource specification of the ranks that it runs on."""
+"""``cavs strategy measure``: a resource specification of the ranks that run it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from cavs.errors import CavsError, ConfigError
 
 def add_parser(actions: Any) -> None:
     """Add ``measure`` to the actions of ``cavs strategy``."""
-    text = "the hosts of the ranks that run this, and how fast messages are between them"
+    text = "the hosts of the ranks that run this, and the speed of messages between them"
     parser = actions.add_parser(
         "measure",
         help=text,
         description=f"{text}: a resource specification for --resources, YAML. Start it on the "
-        "ranks that are to train, by cavs launch -n N strategy measure, or by mpirun or srun.",
+        "ranks of the training, by cavs launch -n N strategy measure, or by mpirun or srun.",
     )
-    parser.add_argument("--out", metavar="FILE", help="write it to a file, too")
+    parser.add_argument("--out", metavar="FILE", help="write it to a file too")
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="what the ranks are to compute on, default: %(default)s",
+        help="device of the ranks (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print what rank 0 found."""
+    """Measure, and print the result on rank 0."""
     communicator = world()
     with one_voice(communicator):
         text = measured(communicator, args.out, gpus=args.device == "cuda")
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measured(communicator: Communicator, out: str | None = None, *, gpus: bool = False) -> str:
-    """The specification as YAML text; rank 0 writes it to `out`.
+    """Return the specification as YAML text; rank 0 writes it to `out`.
 
-    All ranks call it. `ConfigError` where there is one rank, or where `out` cannot be written; the
-    other ranks get a `CommunicationError` then.
+    All ranks call it. Raises `ConfigError` if there is one rank, or if `out` cannot be written; the
+    other ranks then raise `CommunicationError`.
     """
     if communicator.size == 1:
         raise ConfigError(
-            "1 rank has nobody to send messages to",
+            "there is only 1 rank, which sends no messages",
             hint="start several: cavs launch -n 4 strategy measure",
         )
     text, failed = text_of(measured_cluster(communicator, gpus=gpus)), None

@@ -1,35 +1,27 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from cavs.cli.registry import Entry, Task, find, names, summary
+from cavs.cli.registry import Entry, find, names, summary
 from cavs.config import MAX_THREADS
 from cavs.distributed.balance import PREDICTORS
 from cavs.distributed.step.devices import COLLECTIVES
-from cavs.errors import CheckpointError, ConfigError
+from cavs.errors import ConfigError
 from cavs.runtime.precision import PRECISIONS
 from cavs.runtime.recurrence import CUDNN
 from cavs.train import optim, schedules
-from cavs.train.checkpoint import Checkpoint, read_checkpoint
 
 BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
-# Kept for --resume besides the options of training: what the result depends on, and where it is
-# computed. Threads, ranks, their cluster and its timeout are those of each command.
-KEPT = (
-    *("limit", "device", "precision", "cudnn", "deterministic", "without"),
-    *("strategy", "balance", "predictor", "save_every"),
-)
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
 
 
 def count(least: int, most: int | None = None) -> Callable[[str], int]:
-    """An argparse type: whole numbers of at least `least` and, where given, at most `most`."""
+    """Return an argparse type: whole numbers of at least `least` and at most `most`."""
     need = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
@@ -38,7 +30,7 @@ def count(least: int, most: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number {need}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {need}")
         return value
 
     return parse
@@ -52,21 +44,21 @@ def add_models(
     add: Callable[[argparse.ArgumentParser, Entry], None],
     kept: Callable[[argparse.Namespace], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Add ``command MODEL``. Only a model that `argv` names is imported and gets its options.
+    """Add ``command MODEL``. Only a model that `argv` names is imported and adds its options.
 
-    `kept` gives other defaults, once it is known what `argv` says.
+    kept: Returns other defaults for the options in `argv`.
     """
-    what = f"{text}; MODEL is one of these, or FILE.py with a model of your own"
-    parser = commands.add_parser(command, help=text, description=what)
+    description = f"{text}; MODEL is one of these, or FILE.py with a model of your own"
+    parser = commands.add_parser(command, help=text, description=description)
     models = parser.add_subparsers(dest="model", metavar="MODEL", required=True)
     if argv[:1] != [command]:
         return
-    asked, rest = argv[1:2], argv[2:]  # a file among the other words is none to run
+    named, rest = argv[1:2], argv[2:]  # a file among the other words is not the model
     for name in names():
         sub = models.add_parser(name, help=summary(name), description=summary(name))
-        if name in asked:
+        if name in named:
             _add_model(sub, find(name), add, kept, rest)
-    for path in [word for word in asked if word.endswith(".py")]:
+    for path in [word for word in named if word.endswith(".py")]:
         entry = find(path)
         sub = models.add_parser(path, description=entry.summary)
         _add_model(sub, entry, add, kept, rest)
@@ -90,15 +82,15 @@ def _add_model(
         raise _taken(entry, error.message.rpartition(": ")[2]) from error
     taken = {"run", "entry"} | {action.dest for action in parser._actions if action not in own}
     for action in own:
-        if action.dest in taken:  # the option is called otherwise
+        if action.dest in taken:  # an option of another name with the same destination
             raise _taken(entry, f"{'/'.join(action.option_strings)}, args.{action.dest},")
     known = vars(parser.parse_args([]))
     defaults = {k: v for k, v in entry.defaults.items() if k in known}
-    for action in parser._actions:  # which argparse does for what is typed alone
+    for action in parser._actions:  # argparse checks only values that are typed
         value = defaults.get(action.dest)
         if action.choices is not None and value is not None and value not in action.choices:
             raise ConfigError(
-                f"DEFAULTS of {entry.name} says {action.dest} {value!r}",
+                f"DEFAULTS of {entry.name} has {action.dest} {value!r}",
                 hint=f"it is one of {', '.join(map(str, action.choices))}",
             )
     parser.set_defaults(entry=entry, **defaults)
@@ -109,13 +101,13 @@ def _add_model(
 
 def _taken(entry: Entry, option: str) -> ConfigError:
     return ConfigError(
-        f"{entry.name} adds the option {option} which is taken",
-        hint="give it another name: cavs has that one itself, or the file adds it twice",
+        f"{entry.name} adds the option {option} which exists already",
+        hint="give it another name: it is an option of cavs, or the file adds it twice",
     )
 
 
 def _describe(action: argparse.Action) -> None:
-    """Completes the help of a model's option: what it takes, and its default."""
+    """Complete the help of a model's option with its type and default."""
     if action.metavar is None and action.choices is None and action.nargs is None:
         action.metavar = {int: "N", float: "X"}.get(action.type)  # type: ignore[call-overload]
     silent = any(action.default is value for value in (None, False, argparse.SUPPRESS))
@@ -124,7 +116,7 @@ def _describe(action: argparse.Action) -> None:
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--data`` and ``--limit``."""
+    """Add ``--data`` and ``--limit``."""
     group = parser.add_argument_group("data")
     group.add_argument("--data", metavar="DIR", help="the data set (default: the model's own)")
     group.add_argument(
@@ -140,21 +132,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> Any:
         "--precision",
         choices=PRECISIONS,
         default="float32",
-        help="of products (default: float32): on a CPU int16, faster where it has AVX-512 VNNI, "
-        "bfloat16, where it has AMX or AVX-512 BF16, or bfloat16x3, where it has AMX; on a GPU "
-        "tf32 or bfloat16",
+        help="precision of products (default: float32); faster on a CPU: int16 with AVX-512 VNNI, "
+        "bfloat16 with AMX or AVX-512 BF16, bfloat16x3 with AMX; on a GPU: tf32 or bfloat16",
     )
     group.add_argument(
         "--cudnn",
         choices=CUDNN,
         default="never",
-        help="whether cuDNN runs LSTMs over chains on a GPU (default: never; auto: where it "
-        "measures faster)",
+        help="let cuDNN run LSTMs over chains on a GPU (default: never; auto: where it measures "
+        "faster)",
     )
     group.add_argument(
         "--deterministic",
         action="store_true",
-        help="libraries of a GPU, too, add in one order: the same bits in every run, slower",
+        help="make libraries of a GPU sum in one order too: the same bits in every run, but slower",
     )
     group.add_argument(
         "--threads",
@@ -166,32 +157,32 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> Any:
 
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
-    """What training on many ranks needs."""
+    """Add the options of a training on many ranks."""
     group = parser.add_argument_group("distributed", "under mpirun, srun or cavs launch")
     group.add_argument(
         "--strategy",
         metavar="NAME",
-        help="how gradients are shared: a builder such as PartitionedPS, FILE.py:CLASS, auto, or a "
-        "strategy file ending in .json (default: all-reduce in buckets)",
+        help="how gradients are synchronised: a builder such as PartitionedPS, FILE.py:CLASS, auto "
+        "or a strategy file ending in .json (default: all-reduce in buckets)",
     )
     group.add_argument(
         "--balance",
         choices=BALANCES,
         default="equal",
-        help="graphs of a batch in equal numbers (default), or so that ranks take equal time: as "
-        "predicted from their structure, in numbers by the ranks' speeds (LB-BSP for CPUs), or by "
-        "moving a few from the slowest to the fastest (LB-BSP for GPUs)",
+        help="assign equal numbers of graphs to ranks (default), or balance their time: predicted "
+        "from the structure of graphs, by numbers from the ranks' speeds (LB-BSP for CPUs), or by "
+        "moving a few graphs from the slowest to the fastest rank (LB-BSP for GPUs)",
     )
     group.add_argument(
         "--predictor",
         choices=tuple(PREDICTORS),
-        help="of the ranks' speeds, with --balance lb-bsp (default: narx, which is ema at first)",
+        help="predictor of the ranks' speeds with --balance lb-bsp (default: narx, at first ema)",
     )
     group.add_argument(
         "--elastic",
         action="store_true",
         default=bool(os.environ.get("CAVS_ELASTIC")),
-        help="go on with the ranks that are left if one dies (set by cavs launch --elastic)",
+        help="go on with the surviving ranks if one dies (set by cavs launch --elastic)",
     )
     group.add_argument(
         "--collectives",
@@ -205,12 +196,12 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
         type=count(1),
         default=300,
         metavar="SECONDS",
-        help="that a rank waits for another, default: %(default)s",
+        help="time that a rank waits for another (default: %(default)s)",
     )
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything of the optimiser and the epochs."""
+    """Add the options of optimiser and epochs."""
     group = parser.add_argument_group("training")
     add = group.add_argument
     add("--epochs", type=count(1), default=10, metavar="N", help="default: %(default)s")
@@ -219,7 +210,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket",
         choices=("none", "size", "depth"),
         default="none",
-        help="similar graphs together",
+        help="put similar graphs into one batch",
     )
     add(
         "--optimizer",
@@ -227,16 +218,32 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         default="adagrad",
         help="default: %(default)s",
     )
-    add("--lr", type=float, default=0.05, metavar="X", help="learning rate, default: %(default)s")
-    add("--momentum", type=float, default=0.0, metavar="X", help="of sgd, default: %(default)s")
-    add("--weight-decay", type=float, metavar="X", help="default: 0.01 of adamw, else 0")
-    add("--max-norm", type=float, metavar="X", help="clip the gradient to this norm")
-    add("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate")
+    add("--lr", type=float, default=0.05, metavar="X", help="learning rate (default: %(default)s)")
     add(
-        "--decay", type=float, default=0.5, metavar="X", help="factor of step, exponential, plateau"
+        "--momentum",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="momentum of sgd (default: %(default)s)",
+    )
+    add("--weight-decay", type=float, metavar="X", help="default: 0.01 for adamw, else 0")
+    add("--max-norm", type=float, metavar="X", help="clip the gradient to this norm")
+    add("--schedule", choices=SCHEDULES, default="constant", help="schedule of the learning rate")
+    add(
+        "--decay",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="factor of the schedules step, exponential and plateau",
     )
     add("--decay-epochs", type=count(1), default=1, metavar="N", help="epochs between two decays")
-    add("--warm-up", type=count(0), default=0, metavar="N", help="steps of linear rise first")
+    add(
+        "--warm-up",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="first steps, in which the rate rises linearly",
+    )
     add(
         "--patience",
         type=count(0),
@@ -247,7 +254,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def training_defaults(entry: Entry) -> argparse.Namespace:
-    """What the options of training are without any: those of the model, else those of cavs."""
+    """Return the defaults of the options of training: those of the model, else those of cavs."""
     parser = argparse.ArgumentParser(add_help=False)
     add_training_arguments(parser)
     parser.set_defaults(**entry.defaults)
@@ -255,7 +262,7 @@ def training_defaults(entry: Entry) -> argparse.Namespace:
 
 
 def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optimizer:
-    """The optimiser the options ask for."""
+    """Return the optimiser for the options."""
     lr: float | schedules.Schedule = args.lr
     every = args.decay_epochs * steps_an_epoch
     match args.schedule:
@@ -271,76 +278,13 @@ def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optim
     if args.warm_up:
         lr = schedules.WarmUp(lr, steps=args.warm_up)
     options: dict[str, Any] = {}
-    if args.weight_decay is not None:  # else that of the optimiser
+    if args.weight_decay is not None:  # else the default of the optimiser
         options["weight_decay"] = args.weight_decay
     if args.momentum:
         if args.optimizer != "sgd":
             raise ConfigError(
                 f"--momentum {args.momentum} with --optimizer {args.optimizer}",
-                hint="only sgd takes it",
+                hint="only sgd has momentum",
             )
         options["momentum"] = args.momentum
     return optim.OPTIMIZERS[args.optimizer](lr, **options)
-
-
-def training_config(entry: Entry, args: argparse.Namespace, task: Task) -> dict[str, Any]:
-    """What a checkpoint keeps so that `reopen` finds the same model."""
-    name = entry.name
-    if name.endswith(".py"):
-        name = os.path.abspath(name)
-    options = {key: getattr(args, key) for key in entry.options()}
-    parser = argparse.ArgumentParser(add_help=False)
-    add_training_arguments(parser)
-    training = {key: getattr(args, key) for key in vars(parser.parse_args([]))}
-    data = None if args.data is None else os.path.abspath(args.data)
-    return {
-        "model": name,
-        "options": options,
-        "data": data,
-        "seed": args.seed,
-        "training": training | {key: getattr(args, key) for key in KEPT},
-        "assets": dict(task.assets),
-    }
-
-
-def reopen(path: str | os.PathLike[str], args: argparse.Namespace) -> tuple[Task, Checkpoint]:
-    """The task a checkpoint was trained on, its parameters not yet loaded.
-
-    ``args.data`` replaces the data set of the training. Raises `CheckpointError` if the file was
-    not written by ``cavs train``.
-    """
-    stored = read_checkpoint(path)
-    config = stored.config
-    if not {"model", "options", "assets"} <= set(config):
-        raise CheckpointError(
-            f"{path} does not say which model of the command line it holds",
-            hint="it was written by Trainer.save; load it with Trainer.load in Python",
-        )
-    name = args.model or config["model"]
-    # A file may hold any model, also one that is known by a name elsewhere.
-    other = ConfigError(
-        f"--model {name}, but {path} holds the model {config['model']}",
-        hint="leave --model out, or pass the checkpoint of that model",
-    )
-    named = not name.endswith(".py")
-    if named and name != Path(config["model"]).stem.replace("_", "-"):
-        raise other
-    if name.endswith(".py") and not os.path.isfile(name):
-        raise CheckpointError(
-            f"{path} was trained with the model of {name}, but there is no such file",
-            hint="pass --model FILE.py, where it is now",
-        )
-    entry = find(name)
-    if named and set(entry.options()) != set(config["options"]):
-        raise other
-    own = argparse.Namespace(**{**entry.options(), **config["options"]})
-    own.seed, own.limit = config.get("seed", 0), args.limit
-    own.data = args.data if args.data is not None else config.get("data")
-    if args.data is None and own.data is not None and not os.path.exists(own.data):
-        own.data = None
-    try:
-        return entry.build(own, config["assets"]), stored
-    except (KeyError, TypeError) as error:
-        if named and name != config["model"]:  # a file of that name, whose assets are others
-            raise other from error
-        raise

@@ -1,4 +1,4 @@
-"""``cavs train --overwrite``: the old run goes when the new one has saved something, not before."""
+"""``cavs train --overwrite``: remove the old run once the new one has saved a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from cavs.errors import ConfigError
 from cavs.train.checkpoint import best_path
 
-_ASIDE = ".overwritten"  # what the files of the old run are called meanwhile
+_ASIDE = ".overwritten"  # suffix of the files of the old run meanwhile
 
 
 @contextmanager
 def overwriting(checkpoint: Path) -> Iterator[None]:
-    """Within, no file of an earlier run passes for one of this.
+    """Move the files of an earlier run aside during the block, and remove them after it.
 
-    If what is inside fails before it has written `checkpoint`, all are there again. ConfigError if
-    they cannot be moved.
+    If the block fails before it has written `checkpoint`, they are moved back. Raises `ConfigError`
+    if they cannot be moved.
     """
     files = (checkpoint, best_path(checkpoint), checkpoint.with_name("log.jsonl"))
     aside = {old: old.with_name(old.name + _ASIDE) for old in files}

@@ -1,4 +1,4 @@
-"""``cavs strategy show|check|compare MODEL``: how a model would be trained on many workers.
+"""``cavs strategy show|check|compare MODEL``: strategies for training a model on many ranks.
 
 ``cavs strategy measure`` is in `cavs.cli.measure`.
 """
@@ -40,11 +40,11 @@ from cavs.errors import ConfigError
 
 ACTIONS = {
     "show": "the strategy of a builder",
-    "check": "whether a strategy in a file fits a model and a cluster",
-    "compare": "what each builder's strategy would take, the fastest first",
+    "check": "check that a strategy in a file fits a model and a cluster",
+    "compare": "the predicted time of each builder's strategy, the fastest first",
 }
 
-_MOST = 4096  # workers of one machine: a plan for more takes minutes
+_MAX_WORKERS = 4096  # on one machine; planning for more takes minutes
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -64,9 +64,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--resources", metavar="FILE", help="resource specification, YAML")
     cluster.add_argument(
         "--workers",
-        type=options.count(1, _MOST),
+        type=options.count(1, _MAX_WORKERS),
         metavar="N",
-        help=f"processes on this machine, default: 2, at most {_MOST}",
+        help=f"processes on this machine (default: 2), at most {_MAX_WORKERS}",
     )
     group = parser.add_argument_group("step")
     group.add_argument(
@@ -74,7 +74,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         type=options.count(1),
         default=64,
         metavar="N",
-        help="graphs of a worker, default: %(default)s",
+        help="graphs per worker (default: %(default)s)",
     )
     group.add_argument(
         "--compute",
@@ -92,7 +92,7 @@ def _milliseconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in milliseconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in milliseconds")
     return value / 1000
 
 
@@ -122,7 +122,7 @@ def _add_compare(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "--strategy",
         action="append",
         metavar="NAME",
-        help="a builder, FILE.json or auto, may be repeated; default: those that auto chooses from",
+        help="a builder, FILE.json or auto; may be repeated (default: the candidates of auto)",
     )
     parser.set_defaults(run=run_compare)
 
@@ -143,10 +143,10 @@ def _situation(
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print a strategy: what it does with every parameter, and what it would take."""
+    """Print a strategy: the synchronisation of every parameter, and the predicted time."""
     if args.out is not None and not is_file(args.out):
         raise ConfigError(
-            f"--out {args.out}: a strategy is read from files that end in .json alone",
+            f"--out {args.out}: strategies are read only from files that end in .json",
             hint=f"--out {args.out}.json",
         )
     variables, resources, compute = _situation(args)
@@ -178,16 +178,16 @@ def _described(strategy: Strategy, variables: tuple[Variable, ...]) -> list[str]
     width = max(len(variable.name) for variable in variables)
     for variable in variables:
         node = strategy.node(variable.name)
-        kind = f"{variable.dtype}{list(variable.shape)}" + (" sparse" if variable.sparse else "")
-        lines.append(f"{variable.name:{width}}  {kind:28}  {_node(node)}")
+        type_ = f"{variable.dtype}{list(variable.shape)}" + (" sparse" if variable.sparse else "")
+        lines.append(f"{variable.name:{width}}  {type_:28}  {_node(node)}")
     return lines
 
 
 def _node(node: NodeConfig) -> str:
     if not node.shards:
         return _leaf(node)
-    kinds = list(dict.fromkeys(_leaf(leaf) for leaf in node.shards))
-    return f"{len(node.shards)} shards {list(node.partition)}: {_some(kinds, '; ')}"
+    leaves = list(dict.fromkeys(_leaf(leaf) for leaf in node.shards))
+    return f"{len(node.shards)} shards {list(node.partition)}: {_some(leaves, '; ')}"
 
 
 def _leaf(leaf: NodeConfig) -> str:
@@ -200,7 +200,7 @@ def _leaf(leaf: NodeConfig) -> str:
         return ", ".join(words)
     if not isinstance(sync, AllReduce):
         return "sufficient factors"
-    if leaf.compressor != "none":  # then it travels alone, whatever its group
+    if leaf.compressor != "none":  # sent on its own, whatever its group
         return f"all-reduce, {leaf.compressor}"
     return "all-reduce, " + ("in buckets" if sync.group is None else f"group {sync.group}")
 
@@ -231,7 +231,7 @@ def check(args: argparse.Namespace) -> int:
     if not found and args.workers not in (None, ranks):
         found.append(
             Problem(
-                f"the strategy is one of {ranks} ranks, --workers says {args.workers}",
+                f"the strategy is for {ranks} ranks, but --workers is {args.workers}",
                 f"pass --workers {ranks}, or make a strategy for {args.workers}",
             )
         )
@@ -243,11 +243,11 @@ def check(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Print a line a strategy, the fastest first."""
+    """Print one line per strategy, the fastest first."""
     variables, resources, compute = _situation(args)
     found = compare(args.strategy or CANDIDATES, variables, resources, compute)
-    # Whoever was asked for stands there; of the many that auto knows, one of equal ones will do.
-    names = [_asked(c) if args.strategy else c.builder for c in found]
+    # List every requested name; of the candidates of auto, one of equal ones.
+    names = [_requested(c) if args.strategy else c.builder for c in found]
     width = max(len("builder"), *map(len, names))
     heads = f"{'ms a step':>10}  {'waiting':>10}  {'all send':>16}  {'most of a rank':>16}"
     print(f"{'builder':{width}}  {heads}")
@@ -260,8 +260,8 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(candidate: Candidate) -> str:
-    """The names of a strategy that was asked for, and what auto took."""
+def _requested(candidate: Candidate) -> str:
+    """Return the names of a requested strategy, and the choice of auto."""
     names = dict.fromkeys((candidate.builder, *candidate.same))
     taken = {"auto": f"auto: {candidate.strategy.builder}"}
     return ", ".join(taken.get(name, name) for name in names)

@@ -9,12 +9,12 @@ from typing import Any, TextIO
 
 
 class OutputError(Exception):
-    """The standard output takes nothing."""
+    """The standard output cannot be written."""
 
 
 class _Output(io.FileIO):
     def write(self, data: Any, /) -> int:
-        """Raises what no error of another file is."""
+        """Raise `OutputError`, which no other file raises."""
         try:
             return super().write(data)
         except OSError as error:
@@ -23,7 +23,7 @@ class _Output(io.FileIO):
 
 class _Unfailing(io.FileIO):
     def write(self, data: Any, /) -> int:
-        """Drops what cannot be written."""
+        """Drop data that cannot be written."""
         try:
             return super().write(data)
         except OSError:
@@ -31,17 +31,17 @@ class _Unfailing(io.FileIO):
 
 
 def prepare() -> None:
-    """Before a command: closed streams become empty ones, and a broken stderr ends nothing.
+    """Replace closed streams by empty ones, and let errors of stderr pass.
 
-    Closed descriptors are opened anew, in order, lest a checkpoint becomes the standard error; so
-    they are for programs that a command starts.
+    Closed descriptors are opened in order, so that no checkpoint takes the number of the standard
+    error, also in programs that a command starts.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-    # Others, such as those of a test, are not ours to replace.
+    # Streams that a test has replaced are left.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _over(_Output, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -49,7 +49,7 @@ def prepare() -> None:
 
 
 def _over(raw: type[io.FileIO], stream: Any) -> TextIO:
-    """As `stream`, with `raw` below."""
+    """Return a text stream like `stream` that writes through `raw`."""
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(raw(stream.fileno(), "w", closefd=False)),
@@ -60,14 +60,14 @@ def _over(raw: type[io.FileIO], stream: Any) -> TextIO:
 
 
 def give_up(error: OutputError) -> None:
-    """Say that the standard output is broken, and let it end in nothing, also at exit."""
-    if not isinstance(error.__cause__, BrokenPipeError):  # its reader has gone, and needs no word
+    """Report that the standard output is broken, and drop further output, also at exit."""
+    if not isinstance(error.__cause__, BrokenPipeError):  # a reader that has ended needs no message
         print(f"cavs: cannot write to the standard output: {error}", file=sys.stderr)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(text: str) -> None:
-    """Print a line about work that is done and saved: a broken output does not undo it."""
+    """Print a line about saved work; a broken output is no failure then."""
     try:
         print(text, flush=True)
     except OutputError as error:

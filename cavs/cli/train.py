@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cavs.cli import distributed, options, passes, streams
+from cavs.cli import distributed, options, passes, stored_options, streams
 from cavs.cli.distributed import one_voice
 from cavs.cli.overwrite import overwriting
 from cavs.cli.registry import Entry, Task
@@ -33,7 +33,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
-    """All options of ``cavs train`` with `entry` but the model's own."""
+    """Add all options of ``cavs train`` with `entry` but the model's own."""
     options.add_data_arguments(parser)
     options.add_training_arguments(parser)
     passes.add_argument(options.add_engine_arguments(parser))
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="continue the run in --out, with its options where none are given here; --threads, "
-        "--elastic, --collectives, --resources and --timeout are not kept",
+        help="continue the run in --out; options that are not given here are those of the run, "
+        "except --threads, --elastic, --collectives, --resources and --timeout",
     )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
@@ -52,14 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     unknown = sorted(set(entry.defaults) - set(vars(parser.parse_args([]))))
     if unknown:
         raise ConfigError(
-            f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is no option",
+            f"DEFAULTS of {entry.name} has {unknown[0]!r}, which is not an option",
             hint="cavs train MODEL --help lists the options; those of its own it adds itself",
         )
     parser.set_defaults(run=run)
 
 
 def _kept(args: argparse.Namespace) -> dict[str, Any]:
-    """With ``--resume``, the options of the run in ``--out``, for those that are not given."""
+    """Return, with ``--resume``, the options of the run in ``--out`` as defaults."""
     checkpoint = _checkpoint(args)
     if not args.resume or not os.path.exists(checkpoint):
         return {}
@@ -67,7 +67,7 @@ def _kept(args: argparse.Namespace) -> dict[str, Any]:
     parts = [config.get(name, {}) for name in ("options", "training")]
     if not all(isinstance(part, dict) for part in parts):
         raise CheckpointError(
-            f"{checkpoint} does not say with which options it was trained",
+            f"{checkpoint} has no options of cavs train",
             hint="it was written by Trainer.save; resume it with Trainer.resume in Python",
         )
     trained, name = config.get("model"), args.entry.name
@@ -80,7 +80,7 @@ def _kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _same_model(trained: str, name: str) -> bool:
-    """Whether `name` may be the model of a run of `trained`; of files, parameters tell later."""
+    """True if `name` may be the model of a run of `trained`; for files, parameters decide later."""
     files = trained.endswith(".py") and name.endswith(".py")
     return files or _known_as(trained) == _known_as(name)
 
@@ -98,7 +98,7 @@ def _checkpoint(args: argparse.Namespace) -> Path:
 
 @dataclass
 class Trained:
-    """What a run leaves behind; `kept` is the file with the best parameters."""
+    """Result of a run; `kept` is the file with the best parameters."""
 
     task: Task
     trainer: Trainer
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     with one_voice(communicator), locking(args) as lock:
         trainer = train(args, communicator, lock).trainer
         if isinstance(trainer, DistributedTrainer):
-            trainer.close()  # nobody ends before all have what they wait for
+            trainer.close()  # waits for all ranks
     return 0
 
 
@@ -127,7 +127,7 @@ def locking(args: argparse.Namespace) -> Iterator[CheckpointLock]:
 
 @contextmanager
 def _no_empty_folder(args: argparse.Namespace) -> Iterator[None]:
-    """A training that fails before it writes anything leaves no new folder behind."""
+    """Remove new folders if the block fails before it has written anything."""
     folder = _checkpoint(args).parent
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
@@ -152,11 +152,13 @@ def train(
     _check_balance(args)
     if args.resources is not None and args.strategy is None:
         raise ConfigError(
-            f"--resources {args.resources} without --strategy: all-reduce in buckets asks for none",
-            hint="pass --strategy auto, or another that is made for a cluster",
+            f"--resources {args.resources} without --strategy: all-reduce in buckets needs none",
+            hint="pass --strategy auto, or another that is built for a cluster",
         )
-    if args.data is not None and not os.path.exists(args.data):  # the nearest mistake, told first
-        raise DataError(f"{args.data} is no folder and no file", hint="pass another --data")
+    if args.data is not None and not os.path.exists(
+        args.data
+    ):  # the most likely mistake, checked first
+        raise DataError(f"{args.data} is neither a folder nor a file", hint="pass another --data")
     if first:
         _check_folder(args, checkpoint)
     if lock is not None:
@@ -182,7 +184,7 @@ def train(
         "max_norm": args.max_norm,
         "threads": args.threads,
         "passes": passes.passes(args),
-        "config": options.training_config(entry, args, task),
+        "config": stored_options.training_config(entry, args, task),
     }
     optimizer = options.make_optimizer(args, len(loader))
     distributes = args.strategy is not None or args.collectives != "auto"
@@ -191,7 +193,7 @@ def train(
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
     trainer.checkpoint_lock = lock
-    if args.resume:  # other settings than those of the run have been asked for
+    if args.resume:  # options of this command line replace settings of the run
         trainer.resume(checkpoint, strict=False)
     quiet = args.quiet or not first
     settings = {k: v for k, v in vars(args).items() if k not in ("run", "entry")}
@@ -201,10 +203,10 @@ def train(
             log = JsonLines(folder / "log.jsonl")
             log.write("options", **settings)
             if isinstance(trainer, DistributedTrainer):
-                on_event = distributed.telling(trainer, log, shows=not quiet)
+                on_event = distributed.log_strategy(trainer, log, shows=not quiet)
         if not quiet:
             size = sum(p.value.size for p in trainer.parameters.values())
-            graphs = f"{len(loader.graphs)} training graphs, {len(dev_graphs or ())} to judge by"
+            graphs = f"{len(loader.graphs)} training and {len(dev_graphs or ())} dev graphs"
             print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
         result = trainer.fit(
             loader,
@@ -220,7 +222,7 @@ def train(
             progress=not quiet,
             on_event=on_event,
         )
-    if isinstance(trainer, DistributedTrainer):  # the rank that was the first may be gone
+    if isinstance(trainer, DistributedTrainer):  # the first rank may have died
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = streams.report if first else lambda text: None
     return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
@@ -228,21 +230,21 @@ def train(
 
 def _check_balance(args: argparse.Namespace) -> None:
     if args.predictor is not None and args.balance != "lb-bsp":
-        if args.resume:  # it is that of the run, whose --balance was another
+        if args.resume:  # the predictor is that of the run, which had another --balance
             args.predictor = None
             return
         raise ConfigError(
             f"--predictor {args.predictor} with --balance {args.balance}",
-            hint="pass --balance lb-bsp: nothing else predicts speeds",
+            hint="pass --balance lb-bsp, the only one that predicts speeds",
         )
 
 
 def _check_patience(args: argparse.Namespace) -> None:
     if args.resume and _kept(args).get("patience") == args.patience:
-        args.patience = None  # of a run that an earlier version let pass
+        args.patience = None  # an earlier version accepted it
         return
     raise ConfigError(
-        f"--patience {args.patience}, but there are no dev graphs to judge by",
+        f"--patience {args.patience}, but there are no dev graphs",
         hint="leave --patience out, or pass data with a dev split",
     )
 
@@ -287,6 +289,6 @@ def _report(
         if test:
             values = trainer.evaluate(DataLoader(test, args.batch_size), task.metrics)
             say("  ".join(["test", *(f"{name} {value:.4f}" for name, value in values.items())]))
-    finally:  # also where the test part cannot be read
+    finally:  # also if the test split cannot be read
         say(f"saved {kept}")
     return kept

@@ -1,3 +1,5 @@
+"""Commands from training to prediction."""
+
 import argparse
 import io
 import json
@@ -25,14 +27,14 @@ TOY = str(Path(__file__).with_name("toy.py"))
 
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
-    """Every test has a working folder of its own, and leaves `sys.path` as it was."""
+    """Run every test in a working folder of its own; restore `sys.path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture(autouse=True)
 def numpy_engine(monkeypatch, request):
-    """The commands run on the engine in NumPy, but where a test is about the real one."""
+    """Run the commands on the engine in NumPy unless a test uses `real_engine`."""
     if "real_engine" in request.fixturenames:
         return
     monkeypatch.setattr(
@@ -42,7 +44,7 @@ def numpy_engine(monkeypatch, request):
 
 @pytest.fixture
 def real_engine():
-    """Asks for `cavs.runtime.Session`."""
+    """Run the commands on `cavs.runtime.Session`."""
 
 
 def cavs(*words):
@@ -54,7 +56,7 @@ def train(*words):
 
 
 def given(monkeypatch, raw):
-    """The standard input holds `raw`, and its text would pass what is not UTF-8."""
+    """Let the standard input hold `raw`; as text it would accept bytes that are not UTF-8."""
     text = io.TextIOWrapper(io.BytesIO(raw), "utf-8", "surrogateescape")
     monkeypatch.setattr("sys.stdin", text)
 
@@ -104,7 +106,7 @@ def test_train_evaluate_predict_info(monkeypatch, capsys):
     assert "float32[6, 3]" in out
 
 
-def test_the_standard_input_is_read_as_a_file_is(monkeypatch, capsys):
+def test_the_standard_input_is_read_like_a_file(monkeypatch, capsys):
     assert train("--epochs", "1") == 0
     text = b"1 0 0 0 0 0\r\n0 9 0 0 0 0\r\n"
     for raw in (b"\xef\xbb\xbf" + text, text + b"\n0 \xff", b"\xef\xbb\xbf\xff"):
@@ -152,7 +154,7 @@ def test_ctrl_c_then_resume_equals_an_uninterrupted_run(monkeypatch, capsys):
     assert train() == 1
     assert "pass --resume, --overwrite" in capsys.readouterr().err
     assert train("--data", "nowhere") == 1
-    assert "nowhere is no folder" in capsys.readouterr().err
+    assert "nowhere is neither a folder" in capsys.readouterr().err
     assert train("--resume") == 0
     for name in (LAST.name, BEST.name):
         ours, theirs = read_checkpoint(RUN / name), read_checkpoint(Path("whole") / name)
@@ -230,15 +232,15 @@ def test_a_model_file_that_moved(capsys):
     assert told in capsys.readouterr().err
 
 
-def test_a_model_file_imports_modules_beside_it(capsys):
+def test_a_model_file_imports_modules_of_its_folder(capsys):
     folder = Path("elsewhere")
     folder.mkdir()
-    (folder / "sizes_beside.py").write_text("EPOCHS = 1\n")
-    (folder / "late_beside.py").write_text("from tests.cli.toy import build\n")
+    (folder / "sibling_sizes.py").write_text("EPOCHS = 1\n")
+    (folder / "sibling_late.py").write_text("from tests.cli.toy import build\n")
     (folder / "mine.py").write_text(
-        "from sizes_beside import EPOCHS\n"
+        "from sibling_sizes import EPOCHS\n"
         "from tests.cli.toy import add_arguments\nDEFAULTS = {'epochs': EPOCHS}\n"
-        "def build(*words):\n    import late_beside\n    return late_beside.build(*words)\n"
+        "def build(*words):\n    import sibling_late\n    return sibling_late.build(*words)\n"
     )
     assert cavs("train", folder / "mine.py", "--quiet", "--out", "run") == 0
     assert cavs("evaluate", "run/checkpoint.best.safetensors") == 0
@@ -272,7 +274,7 @@ def test_python_dash_m():
     assert done.stdout.startswith("cavs ")
 
 
-def test_a_python_file_that_is_no_model_is_not_run():
+def test_a_python_file_that_is_not_the_model_is_not_run():
     Path("other.py").write_text("raise SystemExit('was run')\n")
     assert train("--epochs", "1", "--data", ".", "--out", "other.py/run") == 1
     assert cavs("bench", TOY, "--seconds", "0.05", "--data", "other.py") == 1
@@ -313,11 +315,11 @@ def test_weight_decay_is_that_of_the_optimiser_unless_given(words, decay):
     ("words", "text"),
     [
         (("train", "none.py"), "no file none.py"),
-        (("train", TOY, "--quiet", "--data", "nowhere"), "DataError: nowhere is no folder"),
+        (("train", TOY, "--quiet", "--data", "nowhere"), "DataError: nowhere is neither a folder"),
         (("train", TOY, "--strategy", "PS", "--resources", "nofile"), "cannot read nofile"),
         (("train", TOY, "--resume"), "nothing to resume"),
         (("train", TOY, "--resume", "--overwrite"), "exclude each other"),
-        (("train", TOY, "--momentum", "0.9"), "only sgd takes it"),
+        (("train", TOY, "--momentum", "0.9"), "only sgd has momentum"),
         (("train", TOY, "--lr", "-1"), "lr is -1"),
         (("train", TOY, "--out", "/proc/none"), "cannot write the checkpoint /proc/none"),
         (("evaluate", "nothing"), "No such file"),
@@ -352,8 +354,8 @@ def test_a_failed_training_leaves_no_folder():
         (("fly",), "invalid choice: 'fly'"),
         (("train",), "MODEL"),
         (("train", "no-such-model"), "invalid choice: 'no-such-model'"),
-        (("train", TOY, "--epochs", "0"), "'0' is no whole number of at least 1"),
-        (("train", TOY, "--epochs", "many"), "'many' is no whole number"),
+        (("train", TOY, "--epochs", "0"), "'0' is not a whole number of at least 1"),
+        (("train", TOY, "--epochs", "many"), "'many' is not a whole number"),
         (("train", TOY, "--optimizer", "lion"), "invalid choice: 'lion'"),
     ],
 )
@@ -367,13 +369,13 @@ def test_bad_usage(words, text, capsys):
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("'--lr'", "--lr which is taken"),
-        ("'--help'", "--help which is taken"),
-        ("'--rate', dest='lr'", "--rate, args.lr, which is taken"),
-        ("'--run'", "--run, args.run, which is taken"),
+        ("'--lr'", "--lr which exists already"),
+        ("'--help'", "--help which exists already"),
+        ("'--rate', dest='lr'", "--rate, args.lr, which exists already"),
+        ("'--run'", "--run, args.run, which exists already"),
     ],
 )
-def test_an_option_of_a_model_that_cavs_has_is_refused(option, text, capsys):
+def test_a_model_may_not_add_an_option_of_cavs(option, text, capsys):
     Path("mine.py").write_text(
         f"def add_arguments(parser):\n    parser.add_argument({option})\nbuild = print\n"
     )
@@ -439,7 +441,7 @@ def test_a_checkpoint_from_python_is_refused_by_name(capsys):
     assert "cavs_format" in capsys.readouterr().err
 
 
-def test_the_registry_refuses_what_is_no_model(tmp_path):
+def test_the_registry_refuses_files_that_are_no_model(tmp_path):
     with pytest.raises(ConfigError, match="no model is called 'lion'"):
         registry.find("lion")
     (tmp_path / "empty.py").write_text('"""Nothing."""\n')
@@ -454,7 +456,7 @@ def test_the_registry_refuses_what_is_no_model(tmp_path):
 
 
 @pytest.mark.usefixtures("real_engine")
-def test_a_device_that_is_none_is_refused(capsys):
+def test_an_unknown_device_is_refused(capsys):
     tree = Path(__file__).with_name("tree_toy.py")
     for command in ("train", "bench"):
         assert cavs(command, tree, "--device", "gpu") == 1

@@ -15,4 +15,4 @@ def test_numbers_of_threads_on_the_command_line(command, threads, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--threads", threads])
     assert stop.value.code == 2
-    assert f"--threads: {threads!r} is no whole number from 1 to 256" in capsys.readouterr().err
+    assert f"--threads: {threads!r} is not a whole number from 1 to 256" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`cavs train --resume` where the run is not what it takes it for."""
+"""``cavs train --resume`` of a run of another model, of a moved file, or without its best."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``cavs strategy``, and what it learns of a model."""
+"""``cavs strategy``, and the sizes of gradients that it measures."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def test_show_on_a_cluster(capsys):
     assert "server a:CPU:0, two_level, local_replication" in out
 
 
-def test_a_strategy_goes_to_a_file_and_back(capsys):
+def test_a_strategy_is_written_to_a_file_and_read_back(capsys):
     assert strategy("show", "--strategy", "PartitionedPS", "--out", "s.json") == 0
     shown = capsys.readouterr().out
     assert load("s.json").digest[:16] in shown
@@ -68,7 +68,7 @@ def test_a_strategy_goes_to_a_file_and_back(capsys):
     assert strategy("check", "--strategy", "s.json", "--workers", 2) == 0
     assert "2 of 2 devices" in capsys.readouterr().out
     assert strategy("check", "--strategy", "s.json", "--workers", 3) == 1
-    assert "the strategy is one of 2 ranks, --workers says 3" in capsys.readouterr().out
+    assert "the strategy is for 2 ranks, but --workers is 3" in capsys.readouterr().out
 
 
 def test_check_shows_every_problem(capsys):
@@ -98,7 +98,7 @@ def test_compare(capsys):
     assert len(capsys.readouterr().out.splitlines()) > 6
 
 
-def test_saved_strategies_and_auto_are_compared_too(capsys):
+def test_saved_strategies_and_auto_are_compared(capsys):
     def compared(*names):
         assert strategy("compare", *(word for name in names for word in ("--strategy", name))) == 0
         head, *lines = capsys.readouterr().out.splitlines()
@@ -115,7 +115,7 @@ def test_saved_strategies_and_auto_are_compared_too(capsys):
     assert list(compared("s.json", "PartitionedPS", "s.json")) == ["s.json, PartitionedPS"]
 
 
-def test_a_measured_cluster_is_one_to_plan_for(capsys):
+def test_a_measured_cluster_is_a_resource_specification(capsys):
     texts = run_threads(2, lambda c: measured(c, "cluster.yaml"))
     assert texts[0] == texts[1] == Path("cluster.yaml").read_text()
     spec = load_resources("cluster.yaml")
@@ -145,7 +145,7 @@ def test_a_cluster_that_cannot_be_written_is_an_error_on_all_ranks():
     assert all(agreed for _, _, agreed in found)
 
 
-def test_one_rank_has_nothing_to_measure(capsys):
+def test_one_rank_cannot_measure(capsys):
     assert main(["strategy", "measure"]) == 1
     assert "cavs launch -n 4 strategy measure" in capsys.readouterr().err
 
@@ -159,7 +159,7 @@ def test_one_rank_has_nothing_to_measure(capsys):
         (("show", "--out", "absent/s.json"), "cannot write absent/s.json"),
         (
             ("show", "--out", "x.txt"),
-            "--out x.txt: a strategy is read from files that end in .json",
+            "--out x.txt: strategies are read only from files that end in .json",
         ),
         (("compare", "--strategy", "AllReduce(chunk=0)"), "chunk is 0"),
         (("compare", "--strategy", "absent.json"), "cannot read absent.json"),
@@ -171,7 +171,7 @@ def test_bad_input(words, text, capsys):
     assert text in capsys.readouterr().err
 
 
-def test_a_folder_is_no_file_to_write(capsys):
+def test_a_folder_cannot_be_written_as_a_file(capsys):
     Path("folder.json").mkdir()
     assert strategy("show", "--out", "folder.json") == 1
     assert "cannot write folder.json" in capsys.readouterr().err
@@ -180,9 +180,9 @@ def test_a_folder_is_no_file_to_write(capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("show", "--workers", "4097"), "'4097' is no whole number from 1 to 4096"),
-        (("show", "--workers", "0"), "'0' is no whole number"),
-        (("show", "--compute", "-1"), "'-1' is no time in milliseconds"),
+        (("show", "--workers", "4097"), "'4097' is not a whole number from 1 to 4096"),
+        (("show", "--workers", "0"), "'0' is not a whole number"),
+        (("show", "--compute", "-1"), "'-1' is not a time in milliseconds"),
         (("show", "--workers", "2", "--resources", "r"), "not allowed with"),
         (("gossip",), "invalid choice: 'gossip'"),
     ],
@@ -197,7 +197,7 @@ TREES = str(Path(__file__).with_name("tree_toy.py"))
 
 
 @pytest.mark.parametrize("name", ["auto", "PSLoadBalancing", None])
-def test_a_training_says_which_strategy_it_takes(name, capsys):
+def test_a_training_logs_its_strategy(name, capsys):
     words = () if name is None else ("--strategy", name)
     assert main(["train", TREES, "--out", "run", "--epochs", "1", *words]) == 0
     events = map(json.loads, Path("run/log.jsonl").read_text().splitlines())
@@ -211,7 +211,7 @@ def test_a_training_says_which_strategy_it_takes(name, capsys):
         assert told[0]["builder"] == name and len(told[0]["digest"]) == 64
 
 
-def test_what_no_strategy_asks_for_is_refused(capsys):
+def test_options_without_a_strategy_are_refused(capsys):
     assert main(["train", TREES, "--out", "run", "--resources", "r.yaml"]) == 1
     assert "--resources r.yaml without --strategy" in capsys.readouterr().err
     assert not Path("run").exists()
@@ -246,7 +246,7 @@ class Classifier(cavs.Model):
 
 
 def variables_as_run(model, batch):
-    """With the factors that the engine leaves after a run."""
+    """Return the variables with the factors that the engine leaves after a run."""
     session = cavs.Session(model, replicated=True)
     executor, names = session.ready(batch)[0], list(session.parameters)
     factored = {name for i, name in enumerate(names) if executor.set_factored(i)}
@@ -256,7 +256,7 @@ def variables_as_run(model, batch):
         yield dataclasses.replace(v, factors=pairs)
 
 
-def test_what_a_batch_tells_of_parameters():
+def test_a_batch_tells_the_sizes_of_gradients():
     tokens = np.array([7, 7, -1, 9], np.int32)
     features = {"token": tokens, "label": np.zeros(4, np.int32)}
     graph = cavs.Graph.from_children([[], [], [0, 1], [2]], features=features)
@@ -265,17 +265,17 @@ def test_what_a_batch_tells_of_parameters():
     assert found["embedding.weight"].rows == 2
     assert (
         found["embedding.weight"].once == 0 and found["embedding.weight"].twice == 1
-    )  # 7 is there four times
+    )  # token 7 occurs four times
     assert found["embedding.weight"].sparse
-    # Of the rows that the engine multiplies: equal vertices are one, those without a token none.
+    # The engine multiplies one row for equal vertices, and none for vertices without a token.
     assert found["cell.W"].factors == found["cell.other"].factors == 2
-    assert found["cell.twice"].factors == 3 + 3  # vertices, and what has parents at each of them
+    assert found["cell.twice"].factors == 3 + 3  # vertices, and those with parents
     assert found["output.weight"].factors == 3
     assert found["cell.b"].factors is None and found["cell.b"].rows is None
     assert "fixed" not in found
     few = graph.with_features({**features, "label": [-1, -1, 1, 0]})
     found = {v.name: v for v in measured_variables(model, cavs.batch([graph, few]))}
-    assert found["output.weight"].factors == 3 + 2  # where there is a label
+    assert found["output.weight"].factors == 3 + 2  # vertices with a label
     assert found["cell.W"].factors == 4
     assert found == {v.name: v for v in variables_as_run(model, cavs.batch([graph, few]))}
     unknown = measured_variables(model, None)

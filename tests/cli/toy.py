@@ -1,6 +1,6 @@
 """Softmax regression on made-up chains.
 
-What a model of the command line looks like; the second line is not in the summary.
+An example of a model of the command line; this line is not part of the summary.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def add_arguments(parser):
 
 def build(args, assets=None):
     if args.data is not None and not Path(args.data).is_dir():
-        raise DataError(f"{args.data} is no folder")
+        raise DataError(f"{args.data} is not a folder")
     model = FakeModel()
     model.parameters()["output.b"].value += args.offset
     classes = assets["classes"] if assets else ["low", "middle", "high"]

@@ -1,4 +1,4 @@
-"""``cavs explain --draw``: text without Graphviz, and what it takes to have a picture."""
+"""``cavs explain --draw``: text without Graphviz, pictures with it."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def own_folder(monkeypatch, tmp_path):
         ("schedule", ["digraph schedule", "rank=same", "vertices,"]),
     ],
 )
-def test_a_drawing_is_text_or_a_file_of_it(what, shown, capsys):
+def test_a_drawing_is_text_on_the_output_or_in_a_file(what, shown, capsys):
     assert main(["explain", TREE, "--draw", what]) == 0
     dot = capsys.readouterr().out
     for part in shown:
@@ -34,7 +34,7 @@ def test_a_drawing_is_text_or_a_file_of_it(what, shown, capsys):
     assert Path("a.dot").read_text() == dot
 
 
-def test_what_is_missing_for_a_drawing_is_said(capsys, monkeypatch):
+def test_errors_of_drawings(capsys, monkeypatch):
     assert main(["explain", TREE, "--out", "a.dot"]) == 1
     assert "hint: add --draw function|graph|schedule" in capsys.readouterr().err
     assert main(["explain", TREE, "--draw", "graph", "--out", "no/such/a.dot"]) == 1

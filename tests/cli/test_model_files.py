@@ -1,4 +1,4 @@
-"""What is wrong in files of the user's own, in checkpoints, and in what is asked for."""
+"""Mistakes in files of the user's own, in checkpoints, and in options."""
 
 import os
 from pathlib import Path
@@ -23,13 +23,13 @@ __all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
             ["No module named 'nosuch'", "from {}/mine.py:2", "install nosuch in this environment"],
         ),
         ("from os import nosuch\n", ["cannot import name 'nosuch'", "from {}/mine.py:1"]),
-        ("import beside_broken\n", ["mine.py is no Python", "from {}/beside_broken.py:1"]),
-        ("import beside_lacking\n", ["named 'nosuch'", "from {}/beside_lacking.py:2"]),
+        ("import sibling_broken\n", ["mine.py is no Python", "from {}/sibling_broken.py:1"]),
+        ("import sibling_lacking\n", ["named 'nosuch'", "from {}/sibling_lacking.py:2"]),
     ],
 )
 def test_a_model_file_that_cannot_be_imported(text, told, capsys):
-    Path("beside_broken.py").write_text("1 +\n")
-    Path("beside_lacking.py").write_text("\nimport nosuch\n")
+    Path("sibling_broken.py").write_text("1 +\n")
+    Path("sibling_lacking.py").write_text("\nimport nosuch\n")
     Path("mine.py").write_text(text)
     assert cavs("train", "mine.py") == 1
     err = capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_a_checkpoint_of_a_file_that_has_the_name_of_another_model(options, caps
     assert told in capsys.readouterr().err
 
 
-def test_patience_without_anything_to_judge_by(capsys):
+def test_patience_needs_a_dev_split(capsys):
     toy = Path(TOY).read_text().replace("dev=make_graphs(20, seed=1)", "dev=None")
     Path("nodev.py").write_text(toy)
     assert cavs("train", "nodev.py", "--quiet", "--patience", "0", "--out", "run") == 1
@@ -82,7 +82,7 @@ def test_a_resumed_run_takes_the_settings_that_are_given():
 @pytest.mark.parametrize(
     "words", [("demo", "--out", "runs/toy"), ("train", TOY, "--quiet", "--overwrite")]
 )
-def test_a_folder_that_a_training_writes_to_is_left_alone(words, capsys):
+def test_a_folder_locked_by_a_training_is_left_alone(words, capsys):
     assert train("--epochs", "1") == 0
     lock = CheckpointLock(LAST)
     lock.acquire()
@@ -95,18 +95,18 @@ def test_a_folder_that_a_training_writes_to_is_left_alone(words, capsys):
     lock.close()
 
 
-def test_errors_of_graphs_name_the_file_that_was_read(capsys, monkeypatch):
+def test_errors_of_graphs_name_the_input_file(capsys, monkeypatch):
     Path("bad.py").write_text(
         Path(TOY).read_text().replace("rows = [[", "raise_if_asked(text)\n        rows = [[")
         + "\nfrom cavs.errors import FeatureError, GraphError\n"
         "def raise_if_asked(text):\n"
-        "    if text.startswith('feature'):\n        raise FeatureError('too short', hint='mend')\n"
+        "    if text.startswith('feature'):\n        raise FeatureError('too short', hint='fix')\n"
         "    if text.startswith('graph'):\n        raise GraphError('graph \"<text>:1\": cycle')\n"
     )
     assert cavs("train", "bad.py", "--quiet", "--epochs", "1", "--out", "run") == 0
     best = Path("run") / BEST.name
     for text, told in (
-        ("feature", "FeatureError: in.txt: too short\n  from bad.py:55\n  hint: mend"),
+        ("feature", "FeatureError: in.txt: too short\n  from bad.py:55\n  hint: fix"),
         ("graph", 'GraphError: graph "in.txt:1": cycle'),
     ):
         Path("in.txt").write_text(text)
@@ -114,7 +114,7 @@ def test_errors_of_graphs_name_the_file_that_was_read(capsys, monkeypatch):
         assert cavs("predict", best, "in.txt") == 1
         assert told in capsys.readouterr().err
 
-    def late(self, batch):  # as where a cell reads fewer children
+    def late(self, batch):  # like a cell that reads fewer children
         raise GraphError('vertex 3 of graph 0 "<text>:1" has 3 children')
 
     monkeypatch.setattr("tests.train.fake.FakeSession.predict", late)
@@ -123,7 +123,7 @@ def test_errors_of_graphs_name_the_file_that_was_read(capsys, monkeypatch):
     assert 'graph 0 "in.txt:1" has 3 children' in capsys.readouterr().err
 
 
-def test_data_one_folder_too_high(capsys):
+def test_data_in_a_subfolder_are_found(capsys):
     folder = Path("all/trees")
     folder.mkdir(parents=True)
     (folder / "train.txt").write_text("(3 (2 It) (4 works))\n")

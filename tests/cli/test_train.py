@@ -1,0 +1,67 @@
+"""``cavs train``: data, defaults and checkpoints that it cannot use."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import cavs as package
+from cavs.train import optim
+from tests.cli.test_cli import LAST, RUN, TOY, cavs, numpy_engine, own_folder, train
+from tests.train.fake import FakeModel, FakeSession
+
+__all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
+
+
+def test_an_unreadable_folder_of_data_is_refused(monkeypatch, capsys):
+    """The folder is one that a user other than root cannot read."""
+    stat = os.stat
+
+    def closed(path, *arguments, **options):
+        if str(path).startswith("closed/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    Path("closed").mkdir()
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setattr(Path, "stat", closed)
+    assert train("--data", "closed/data") == 1
+    assert "closed/data is neither a folder nor a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("schedule", "linear", "constant, "), ("optimizer", "lion", "sgd"), ("balance", "x", "equal")],
+)
+def test_defaults_of_a_model_file_must_be_valid_choices(name, value, shown, capsys):
+    Path("mine.py").write_text(
+        f"from tests.cli.toy import add_arguments, build\nDEFAULTS = {{{name!r}: {value!r}}}\n"
+    )
+    assert cavs("train", "mine.py", "--quiet") == 1
+    told = capsys.readouterr().err
+    assert f"DEFAULTS of mine.py has {name} {value!r}" in told and shown in told
+
+
+def test_a_model_may_have_an_option_event(capsys):
+    toy = Path(TOY).read_text()
+    old = "def add_arguments(parser):\n"
+    assert old in toy
+    Path("mine.py").write_text(toy.replace(old, f'{old}    parser.add_argument("--event")\n'))
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--event", "x") == 0
+    log = Path("runs/mine/log.jsonl").read_text().splitlines()
+    assert json.loads(log[0])["event"] == "options"
+
+
+def test_a_checkpoint_of_a_program_is_not_resumed(capsys):
+    model = FakeModel()
+    trainer = package.Trainer(
+        model, optim.SGD(0.1), session=FakeSession(model), config={"options": ["a", "b"]}
+    )
+    RUN.mkdir(parents=True)
+    trainer.save(LAST)
+    assert cavs("info", LAST) == 0
+    assert "['a', 'b']" in capsys.readouterr().out
+    assert train("--resume") == 1
+    assert "has no options of cavs train" in capsys.readouterr().err
