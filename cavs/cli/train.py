@@ -97,7 +97,7 @@ def _checkpoint(args: argparse.Namespace) -> Path:
 
 
 @dataclass
-class Trained:
+class TrainResult:
     """Result of a run; `kept` is the file with the best parameters."""
 
     task: Task
@@ -143,7 +143,7 @@ def train(
     args: argparse.Namespace,
     communicator: Communicator | None = None,
     lock: CheckpointLock | None = None,
-) -> Trained:
+) -> TrainResult:
     """Do the work of `run`. args: All options of ``cavs train``. lock: The one on ``--out``."""
     first = communicator is None or communicator.rank == 0
     entry: Entry = args.entry
@@ -225,7 +225,7 @@ def train(
     if isinstance(trainer, DistributedTrainer):  # the first rank may have died
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = streams.report if first else lambda text: None
-    return Trained(task, trainer, _report(args, task, trainer, result, checkpoint, say))
+    return TrainResult(task, trainer, _report(args, task, trainer, result, checkpoint, say))
 
 
 def _check_balance(args: argparse.Namespace) -> None:
