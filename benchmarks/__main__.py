@@ -1,7 +1,7 @@
-"""All benchmarks one after another, then the report; what `make bench` runs.
+"""Run all benchmarks one after another, then the report: the command of `make bench`.
 
-Quickly, into benchmarks/results/latest, with tables and plots beside; --full measures the whole
-grids, which the documents show.
+By default small grids, with results, tables and plots in benchmarks/results/latest; --full measures
+the whole grids, which the documents show.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks import ablation, fixed_lstm, lstm, naive, preparation, report, sst, tree_fc
-from benchmarks.places import LATEST
+from benchmarks.result_paths import LATEST
 from benchmarks.workloads import missing_data
 
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {
@@ -25,7 +25,7 @@ PROGRAMS: dict[str, Callable[[list[str]], int]] = {
     "preparation": preparation.main,
 }
 
-# What they read, so that missing data are an error before the first is measured.
+# The workloads whose data they read: missing data are an error before the first measurement.
 WORKLOADS = {
     "sst": ("tree-lstm",),
     "naive": ("tree-lstm",),

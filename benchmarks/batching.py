@@ -1,4 +1,4 @@
-"""What batches and further threads are worth: the same samples in several batch sizes, in turns.
+"""Speed-up by batches and by threads: the same samples in several batch sizes, in turns.
 
 Vertices a second in training and inference, against the smallest batch size on as many threads, and
 against one thread at the same batch size. All cases run in one process, a pass of each in every
@@ -16,10 +16,10 @@ from itertools import product
 from typing import Any
 
 import cavs
-from benchmarks.apart import apart
 from benchmarks.harness import markdown, write_report
-from benchmarks.places import GridParser
+from benchmarks.new_process import in_new_process
 from benchmarks.ratios import ratio, summary
+from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
 from benchmarks.workloads import Case, load
 
@@ -29,7 +29,7 @@ MODES = {True: "training", False: "inference"}
 
 
 def base_case(workload: str, hidden: int, training: bool, data: str) -> Case:
-    """Of the programs of the workloads: inputs of a tree are 300 wide, LSTMs have eight classes."""
+    """Return the case of a workload's program: trees have inputs of 300, LSTMs eight classes."""
     if workload == "tree-lstm":
         return Case(workload, hidden, 1, training, data=data)
     return Case(workload, hidden, 1, training, embedding=hidden, classes=8, data=data)
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{workload} {mode}, h {hidden}", file=sys.stderr, flush=True)
         base = base_case(workload, hidden, mode == "training", given.data)
         work = (measured, base, sizes, threads, given.trees, given.rounds)
-        found += apart(*work, patience=PATIENCE)
+        found += in_new_process(*work, patience=PATIENCE)
     text = table(found)
     print(text)
     write_report(given.out, text, found)

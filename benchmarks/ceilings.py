@@ -1,4 +1,4 @@
-"""What a device reaches at best: bytes a second of a copy, operations a second of products."""
+"""Peak rates of a device: bytes per second of a copy, operations per second of products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.workloads import Case
 
 ROUNDS = 10
 COPY_BYTES = 2**30
-SIDE = 8192  # of the square factors
+SIDE = 8192  # rows and columns of the operands
 
 
 def _median_seconds(work: Callable[[], Any], device: torch.device) -> float:
@@ -30,7 +30,7 @@ def _median_seconds(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def device_name(device: str) -> str:
-    """What the device calls itself, with its memory; empty for the CPU."""
+    """Return the name of the device, with its memory; empty for the CPU."""
     if device == "cpu":
         return ""
     found = torch.cuda.get_device_properties(torch.device(device))

@@ -1,9 +1,9 @@
-"""Whether `auto` takes a fast builder: all that are registered and all it chooses from, in turns.
+"""The builder that `auto` takes, against all registered ones and all it chooses from, in turns.
 
 All ranks of one run train the SST Tree-LSTM with every builder, a step of each in a round, so that
-what else the machine does meets all of them. Beside the measured time stands what the simulation
-predicts from the same calibration as that of `auto`. `--megabits` puts slow links between the ranks
-(see `benchmarks.links`), where communication and not the free cores decides.
+other load of the machine affects all of them alike. Next to the measured time is the prediction of
+the simulation, from the same calibration as that of `auto`. `--megabits` puts slow links between
+the ranks (see `benchmarks.links`): then communication decides, not the number of free cores.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bounds import Row, judged, missed, verdict
+from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.distributed import Runner, make_runner, run_linked
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
-from benchmarks.places import GridParser
+from benchmarks.result_paths import GridParser
 from cavs.distributed import world
 from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
@@ -40,7 +40,7 @@ BUILDERS = tuple(dict.fromkeys((*CANDIDATES, *REGISTRY)))
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """What every rank runs; rank 0's return value counts."""
+    """Measure on every rank; the results are those of rank 0."""
     c = world()
     alone = make_runner("alone", SingleCommunicator(), given)
     alone.step(0)
@@ -147,9 +147,9 @@ def show(result: dict[str, Any]) -> str:
 
 
 def targets(result: dict[str, Any]) -> list[Row]:
-    """What must hold of what auto takes."""
+    """Return the bound on the builder that auto takes."""
     measure = "auto takes longer than the fastest builder"
-    return [judged(measure, place(result), SLOWER, False, "{:.1%}")]
+    return [checked(measure, place(result), SLOWER, False, "{:.1%}")]
 
 
 def main(arguments: list[str] | None = None) -> int:

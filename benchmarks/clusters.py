@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.bounds import Row, judged, missed, verdict
+from benchmarks.bounds import Row, checked, missed, verdict
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.planning.builders import REGISTRY, build
 from cavs.distributed.planning.cost import CANDIDATES, Compute, compare, make_strategy, simulate
@@ -162,14 +162,14 @@ RIVALS = (
 )
 
 
-def rivals(model: str, where: str, beside: bool) -> Row:
-    """How much slower auto is on a cluster than the fastest of `RIVALS`, and which that is.
+def rivals(model: str, where: str, overlapped: bool) -> Row:
+    """Return how much slower auto is on a cluster than the fastest of `RIVALS`.
 
-    beside: whether the GPUs compute while messages travel, or nothing hides these.
+    overlapped: the GPUs compute while messages travel; otherwise nothing hides the messages.
     """
     make, seconds = MODELS[model]
     variables, resources = make(), cluster(where)
-    compute = Compute(seconds / 3, seconds * 2 / 3) if beside else Compute()
+    compute = Compute(seconds / 3, seconds * 2 / 3) if overlapped else Compute()
 
     def took(strategy: Strategy) -> float:
         return simulate(strategy, variables, resources, compute).seconds
@@ -177,9 +177,9 @@ def rivals(model: str, where: str, beside: bool) -> Row:
     mine = took(make_strategy("auto", variables, resources, compute))
     times = {name: took(build(name, variables, resources)) for name in RIVALS}
     best = min(times, key=times.__getitem__)
-    hidden = "" if beside else ", nothing hides messages"
+    hidden = "" if overlapped else ", nothing hides messages"
     measure = f"{model} on {where}{hidden}: auto takes longer than {best}"
-    return judged(measure, mine / times[best] - 1, SLOWER, False, "{:.1%}")
+    return checked(measure, mine / times[best] - 1, SLOWER, False, "{:.1%}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="on nodes of four GPUs and 50 Gbit/s",
     )
     parser.add_argument(
-        "--judged",
+        "--check",
         nargs="*",
         choices=MODELS,
         default=list(MODELS),
@@ -211,10 +211,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             gpus = min(workers, 4)
             print(line(model, str(workers), nodes([(gpus, 50)] * (workers // gpus))), flush=True)
     rows = []
-    for model in given.judged:
-        for name, beside in itertools.product(TABLE, (True, False)):
-            rows.append(rivals(model, name, beside))
-            print(f"{len(rows)} of {2 * len(given.judged) * len(TABLE)}", file=sys.stderr)
+    for model in given.check:
+        for name, overlapped in itertools.product(TABLE, (True, False)):
+            rows.append(rivals(model, name, overlapped))
+            print(f"{len(rows)} of {2 * len(given.check) * len(TABLE)}", file=sys.stderr)
     print(verdict(rows))
     return 1 if missed(rows) else 0
 

@@ -1,6 +1,6 @@
-"""All that must hold of the speed and memory of cavs on the CPU, measured and judged in one go.
+"""All bounds on the speed and memory of cavs on the CPU, measured and checked in one run.
 
-Every line is measured by the program that measures it alone. The JSON file is complete after each
+Every line is measured by the code of the program for it. The JSON file is complete after each
 case, and the last thing printed is one table of what was found and of what must hold. The exit
 status is 1 if a part failed or a bound does not hold.
 """
@@ -18,15 +18,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import batching, cpu_cases, machine
-from benchmarks.collected import Collected
-from benchmarks.cpu_table import judged_rows, missed, summary_table
-from benchmarks.places import GridParser
-from benchmarks.preparation import between, grown
+from benchmarks.cpu_table import checked_rows, missed, summary_table
+from benchmarks.findings import Findings
+from benchmarks.preparation import between, growth
+from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import WORKLOADS, Case, load, missing_data
 
-APART = "cavs-without-merge_vertices"
+UNMERGED = "cavs-without-merge_vertices"
 PARTS = (
     "training",
     "inference",
@@ -43,9 +43,9 @@ Item = tuple[str, str, Callable[[], None]]  # part, what is measured, the work
 
 
 def prepared(case: Case, rounds: int) -> dict[str, Any]:
-    """Preparation of batches with and without merging, on and on and between training steps."""
-    merged, apart = between(case, "cavs", rounds), between(case, APART, rounds)
-    return {"case": case.record(), "title": case.title, "merged": merged, "apart": apart}
+    """Measure preparation with and without merging, alone and between training steps."""
+    merged, unmerged = between(case, "cavs", rounds), between(case, UNMERGED, rounds)
+    return {"case": case.record(), "title": case.title, "merged": merged, "unmerged": unmerged}
 
 
 def held(case: Case) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def held(case: Case) -> dict[str, Any]:
     from cavs import explain
 
     found: dict[str, Any] = {"case": case.record(), "title": case.title}
-    for name in ("cavs", APART):
+    for name in ("cavs", UNMERGED):
         workload = load(case)
         runner = make_runner(name, workload)
         assert isinstance(runner, CavsRunner)
@@ -64,7 +64,7 @@ def held(case: Case) -> dict[str, Any]:
     return found
 
 
-class Run(Collected):
+class Run(Findings):
     """One run of the program: what it has found so far."""
 
     def __init__(self, given: argparse.Namespace, started: float) -> None:
@@ -116,7 +116,7 @@ class Run(Collected):
         for case in cpu_cases.preparation(data, quick):
             add("preparation", case.title, prepared, case, self.rounds(10))
         for shape, vertices in cpu_cases.growth(quick):
-            add("growth", f"{shape} of {vertices:,} vertices", grown, shape, vertices)
+            add("growth", f"{shape} of {vertices:,} vertices", growth, shape, vertices)
         for case in cpu_cases.memory(data, quick):
             add("memory", case.title, held, case)
         return made
@@ -136,7 +136,7 @@ class Run(Collected):
                 self.save()
         finally:
             self.kill()
-        self.record["bounds"] = judged_rows(self.record)
+        self.record["bounds"] = checked_rows(self.record)
         self.save()  # with the time that the table shows
         self.record["text"] = summary_table(self.record)
         self.save()

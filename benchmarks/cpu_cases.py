@@ -1,4 +1,4 @@
-"""What the CPU program measures, and what must hold of it: a bound stands beside its case."""
+"""The cases of the CPU program, each with its bound."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TREE_FC = Case("tree-fc", 512, 64, embedding=512)
 MANUAL = ("manual", "manual-compile")
 A_TREE = 150e-6  # seconds for one tree, its preparation included
 SECOND_CORE = 1.7  # times one core, in batches of 64 at 512 hidden units
-NOISE = 0.03  # of a ratio of two numbers of threads that take the same time
+NOISE = 0.03  # a ratio of two equal times may be off by this
 BATCHES = 5.0  # times the vertices a second of one tree at a time, at 150 hidden units
-SHARE = 0.05  # of a training step: collation and schedule
+SHARE = 0.05  # collation and schedule, over a training step
 RATE = 10e6  # vertices a second, prepared on one thread
-LINEAR = 0.1  # that memory may be off from four times that of a quarter of the vertices
+LINEAR = 0.1  # deviation of memory from four times that of a quarter of the vertices
 PEAK = 1.5  # times what backward reads
 
 
@@ -58,7 +58,7 @@ def against(data: str, quick: bool) -> list[Against]:
         Against("inference", sst, replace(inference, hidden=512), ((("hand",), 1.8),)),
         Against("one-tree", one, replace(tree, threads=1), ((("hand",), 3.0),)),
         Against("one-tree", one, tree, ((("hand",), 3.0),)),
-        # Judged as the other rivals are, on two threads, of which it cannot make use.
+        # Checked on two threads, as other rivals, although it uses one.
         Against("naive", recursion, replace(SST, batches=1), ((("naive",), 40.0),), 5),
         Against("naive", recursion, replace(SST, batches=1, threads=1), ((("naive",), None),), 5),
         Against("floor", shares, replace(SST, threads=1), ((("floor",), 0.6),)),

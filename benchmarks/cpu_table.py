@@ -1,4 +1,4 @@
-"""The one table of a CPU run: every line that must hold, what was found, and whether it holds."""
+"""The table of a CPU run: every bound, the value found, and whether it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.batching import MODES
-from benchmarks.bounds import Row, judged, times_over
+from benchmarks.bounds import Row, checked, times_over
 from benchmarks.cpu_cases import A_TREE, LINEAR, NOISE, PEAK, RATE, SHARE
 from benchmarks.harness import QUIET, markdown
 
@@ -24,7 +24,7 @@ def _times(measure: str, found: float, needed: float | None) -> Row:
     """A ratio that must be at least so great, or has no bound."""
     if needed is None:
         return measure, f"{found:.2f}", "", ""
-    return judged(measure, found, needed, True, "{:.2f}")
+    return checked(measure, found, needed, True, "{:.2f}")
 
 
 def _star(entry: Any) -> str:
@@ -32,7 +32,7 @@ def _star(entry: Any) -> str:
 
 
 def _against(record: Any) -> Iterator[Line]:
-    """Of several rivals the fastest counts; where one is missing, nobody knows which that is."""
+    """Compare with the fastest of several rivals; if one is missing, none is known to be."""
     for entry in record["cases"]:
         case = entry["title"] + _star(entry)
         for names, needed in entry["needs"]:
@@ -57,7 +57,7 @@ def _a_tree(entries: list[Any]) -> Iterator[Line]:
     if found:
         case = min(found, key=lambda title: found[title])
         measure = "microseconds a tree, preparation included"
-        row = judged(measure, found[case] * 1e6, A_TREE * 1e6, False, "{:.0f}")
+        row = checked(measure, found[case] * 1e6, A_TREE * 1e6, False, "{:.0f}")
         yield _line(case, row)
 
 
@@ -87,15 +87,15 @@ def _batching(record: Any) -> Iterator[Line]:
 
 def _preparation(record: Any) -> Iterator[Line]:
     for entry in record["preparation"]:
-        case, merged, apart = entry["title"] + _star(entry), entry["merged"], entry["apart"]
+        case, merged, unmerged = entry["title"] + _star(entry), entry["merged"], entry["unmerged"]
         measure = "collation and schedule over a training step"
-        yield _line(case, judged(measure, apart["share"]["median"], SHARE, False, "{:.1%}"))
+        yield _line(case, checked(measure, unmerged["share"]["median"], SHARE, False, "{:.1%}"))
         share = f"{merged['share']['median']:.1%}"
         yield "the same and merging, over a step that is shorter by it", case, share, "", ""
         if entry["case"]["threads"] == 1:
             rate = merged["vertices"] / merged["alone"]["median"]
             measure = "vertices prepared a second on one thread, merging included"
-            yield _line(case, judged(measure, rate, RATE, True, "{:,.0f}"))
+            yield _line(case, checked(measure, rate, RATE, True, "{:,.0f}"))
 
 
 def _growth(record: Any) -> Iterator[Line]:
@@ -113,7 +113,7 @@ def _growth(record: Any) -> Iterator[Line]:
         more = large["bytes"] * large["vertices"] / max(small["bytes"] * small["vertices"], 1)
         case = f"{shape}, {small['vertices']:,} to {large['vertices']:,} vertices"
         measure = f"memory grows {more:.2f} times where vertices do {times:g} times: off by"
-        yield _line(case, judged(measure, abs(more / times - 1), LINEAR, False, "{:.1%}"))
+        yield _line(case, checked(measure, abs(more / times - 1), LINEAR, False, "{:.1%}"))
 
 
 def _memory(record: Any) -> Iterator[Line]:
@@ -122,7 +122,7 @@ def _memory(record: Any) -> Iterator[Line]:
         for runner, how in merging.items():
             peak, kept = entry[runner]["peak"], entry[runner]["kept"]
             measure = f"peak memory over what backward reads, equal vertices {how}"
-            row = judged(measure, peak / max(kept, 1), PEAK, False, "{:.2f}")
+            row = checked(measure, peak / max(kept, 1), PEAK, False, "{:.2f}")
             yield _line(entry["title"], row)
 
 
@@ -131,7 +131,7 @@ def _failed(record: Any) -> Iterator[Line]:
         yield failure["part"], "", f"failed: {failure['error'].splitlines()[0][:120]}", "", "NO"
 
 
-def judged_rows(record: Any) -> list[Line]:
+def checked_rows(record: Any) -> list[Line]:
     """All lines of the table: what failed, then what was measured."""
     parts: tuple[Callable[[Any], Iterator[Line]], ...]
     parts = (_failed, _against, _batching, _preparation, _growth, _memory)
@@ -140,7 +140,7 @@ def judged_rows(record: Any) -> list[Line]:
 
 def missed(record: Any) -> list[str]:
     """The measures, and their cases, that miss their bound."""
-    lines = judged_rows(record)
+    lines = checked_rows(record)
     return [f"{measure}: {case}" for measure, case, *_, holds in lines if holds == "NO"]
 
 
@@ -148,7 +148,7 @@ def summary_table(record: Any) -> str:
     """Markdown, below a line that says where and how it was found."""
     head = f"{record['machine']['cpu']}; load {record['machine']['load']} at the start; "
     head += f"{record['data']} data; {record['seconds']:.0f} s; {record['command']}"
-    lines = judged_rows(record)
+    lines = checked_rows(record)
     if any(case.endswith("*") for _, case, *_ in lines):
         head += f"\n\\* other work used more than {QUIET:.0%} of the cores just before"
     return f"{head}\n\n{markdown(HEADERS, lines)}"

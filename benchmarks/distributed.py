@@ -1,13 +1,13 @@
 """Data-parallel training of the SST Tree-LSTM: scaling, bytes on the wire, hidden communication.
 
 All ranks of one run measure every strategy in turns, and rank 0 also alone while the others wait,
-so that what else the machine does meets all of them. Times are wall clock: on a machine with fewer
-free cores than ranks they say nothing, bytes do. Communication is what the same strategy needs when
-it sends all gradients behind the backward pass, where no computation disturbs it; hidden is how
-much less of it the ranks wait for when gradients leave as they are done. Both are taken on the rank
-that computes longest in a step: what others wait for it is no communication. Where ranks do not
-know each other's times, they are the mean of all. `--megabits` puts slow links between the ranks
-(see `benchmarks.links`).
+so that other load of the machine affects all of them alike. Times are wall clock: on a machine with
+fewer free cores than ranks they mean little; bytes do not depend on it. Communication is the time
+that the same strategy takes to send all gradients after the backward pass, undisturbed by
+computation; hidden is the share of it that ranks do not wait for when gradients are sent as they
+are computed. Both are measured on the rank that computes longest in a step: waiting for that rank
+is no communication. Where ranks do not know each other's times, they are the mean of all ranks.
+`--megabits` puts slow links between the ranks (see `benchmarks.links`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks.bounds import Row, judged, missed, verdict
+from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
-from benchmarks.places import GridParser
+from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
 from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
@@ -48,8 +48,8 @@ from cavs.distributed.strategy.partition import shards_of
 
 ALONE = "alone"
 LATE = ", late"
-SPEEDUP, HIDDEN = 1.8, 0.7  # of two ranks, with what a trainer does unless told otherwise
-BYTES = 0.05  # off the formula, of any strategy
+SPEEDUP, HIDDEN = 1.8, 0.7  # on two ranks with the default options of a trainer
+BYTES = 0.05  # relative deviation from the formula, for any strategy
 BUILT_IN = ("buckets", "messages")
 STRATEGIES = (
     "buckets",
@@ -139,7 +139,7 @@ def refuse_uncovered(runners: Sequence[Runner]) -> None:
 def formula(runner: Runner) -> float:
     """Bytes that a rank sends in a step, averaged over ranks and batches, without agreements.
 
-    Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. Of a table, each rank sends
+    Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. For a table, each rank sends
     the rows that it touched to all others (all-gather), or to their owners and from there to all.
     """
     c, trainer = runner.trainer.communicator, runner.trainer
@@ -176,22 +176,22 @@ def rows_sent(runner: Runner, name: str, shape: tuple[int, ...]) -> int:
 
 
 def computes_longest(report: StepReport, rank: int) -> bool:
-    """Whether this rank kept the others waiting; of any where nobody knows."""
+    """True if the others waited for this rank, or if the times of the ranks are unknown."""
     times = report.rank_seconds
     return not times or (rank < len(times) and times[rank] == max(times))
 
 
 def summary(reports: list[StepReport], c: Communicator) -> dict[str, float]:
-    """Means over ranks: bytes, and seconds that nothing hides, of who computes longest."""
-    told = [r for r in reports if computes_longest(r, c.rank)]
+    """Return mean bytes sent, and exposed seconds of the rank that computes longest."""
+    longest = [r for r in reports if computes_longest(r, c.rank)]
     sent = statistics.mean(r.sent_bytes for r in reports) / c.size
-    sums = np.array([sum(r.exposed_seconds for r in told), len(told), sent])
+    sums = np.array([sum(r.exposed_seconds for r in longest), len(longest), sent])
     c.all_reduce(sums)
     return {"exposed": float(sums[0] / sums[1]), "bytes": float(sums[2])}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """What every rank runs; rank 0's return value counts."""
+    """Measure on every rank; the results are those of rank 0."""
     c = world()
     names = [n for n in options.strategies if c.size > 1 or n == "buckets"]
     names = [name for strategy in names for name in (strategy, strategy + LATE)]
@@ -200,7 +200,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in (*names, ALONE)}
     reports: dict[str, list[Any]] = {name: [] for name in names}
     for i in range(options.batches + options.rounds):
-        warm = i >= options.batches  # every batch was seen: compiled, memory in place
+        warm = i >= options.batches  # every batch has run: compiled, memory allocated
         for runner in runners:
             c.barrier()
             took, report = runner.step(i)
@@ -275,9 +275,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def targets(result: dict[str, Any]) -> list[Row]:
-    """What must hold: bytes always, times at hidden 512 and 64 graphs a rank on two ranks."""
+    """Return the bounds: on bytes always, on times at hidden 512 and 64 graphs on two ranks."""
     rows = [
-        judged(f"{name}: bytes off the formula", off(r), BYTES, False, "{:.1%}")
+        checked(f"{name}: bytes off the formula", off(r), BYTES, False, "{:.1%}")
         for name, r in result["strategies"].items()
         if result["ranks"] > 1
     ]
@@ -285,20 +285,20 @@ def targets(result: dict[str, Any]) -> list[Row]:
     size = result.get("hidden"), result.get("batch_size"), result["ranks"]
     if found is None or size != (512, 64, 2):
         return rows
-    hidden = judged("communication hidden", found["overlap"], HIDDEN, True, "{:.0%}")
+    hidden = checked("communication hidden", found["overlap"], HIDDEN, True, "{:.0%}")
     if result.get("megabits"):
         return [hidden, *rows]
     faster = "two ranks over one, trees a second"
-    return [judged(faster, found["speedup"], SPEEDUP, True, "{:.2f}"), hidden, *rows]
+    return [checked(faster, found["speedup"], SPEEDUP, True, "{:.2f}"), hidden, *rows]
 
 
 def off(record: dict[str, Any]) -> float:
-    """How far what was sent is from the formula."""
+    """Return the relative deviation of the bytes sent from the formula."""
     return abs(float(record["bytes"] / record["formula"] - 1))
 
 
 def run_linked(command: list[str], ranks: int, megabits: float) -> dict[str, Any]:
-    """As `run_ranks`, with links of so many Mbit/s between the ranks; 0: as the machine is."""
+    """`run_ranks` with links of so many Mbit/s between the ranks; 0: without such links."""
     if not megabits:
         return run_ranks(command)
     with slow_links(ranks, megabits) as inside:

@@ -1,11 +1,11 @@
-"""Ranks killed with SIGKILL at random moments of an elastic training: what it costs.
+"""Recovery of an elastic training whose ranks are killed with SIGKILL at random moments.
 
-Each run trains a small Tree-LSTM on MPI ranks, waits until a random victim has come to a random
-step, some random milliseconds more, and kills it. The survivors must end the training with every
-batch seen, with the losses and parameters of a run that nobody disturbed but for rounding. With
-stale parameters (``--strategies "PSLoadBalancing(staleness=2)"``) they must be within the noise of
-``--calm`` such runs with all ranks and as many with one less. How long the survivors stand still is
-counted from the kill to the end of their next step, and bounded.
+Each run trains a small Tree-LSTM on MPI ranks, waits until a random victim has reached a random
+step, then some random milliseconds, and kills it. The survivors must finish the training with every
+batch seen, and with the losses and parameters of an undisturbed run except for rounding. With stale
+parameters (``--strategies "PSLoadBalancing(staleness=2)"``) they must be within the noise of
+``--calm`` such runs with all ranks and as many with one less. The pause of the survivors, from the
+kill to the end of their next step, is bounded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks.disturbed import Ended, judge
 from benchmarks.harness import markdown, write_report
-from benchmarks.places import GridParser
+from benchmarks.killed_rank import FinishedRun, compare
+from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
 from cavs.distributed import Trainer
@@ -57,7 +57,7 @@ class Watched(Trainer):
 
 
 def train(given: argparse.Namespace) -> None:
-    """What every rank runs."""
+    """Train on every rank."""
     folder = Path(given.folder)
     c = MPICommunicator(timeout=given.timeout)
     graphs = trees(GRAPHS, table=True)
@@ -103,7 +103,7 @@ def run(
     strategy: str,
     ranks: int,
     kill: tuple[int, int, float] | None = None,
-) -> Ended:
+) -> FinishedRun:
     """One training; kill: the victim, the step it dies in, and seconds after its beginning."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -128,7 +128,7 @@ def run(
             said = errors.read().decode(errors="replace")
         done = [r for r in range(ranks) if (folder / f"result{r}.json").exists()]
         checkpoint = folder / "checkpoint.safetensors"
-        return Ended(
+        return FinishedRun(
             status,
             said,
             {r: json.loads((folder / f"result{r}.json").read_text()) for r in done},
@@ -175,15 +175,15 @@ def _kill(
     return time.monotonic() - begun
 
 
-def undisturbed(given: argparse.Namespace, strategy: str) -> list[Ended]:
-    """One run that nobody disturbs; if no two are equal several, half of them on a rank less."""
-    calm: list[Ended] = []
+def undisturbed(given: argparse.Namespace, strategy: str) -> list[FinishedRun]:
+    """Return one undisturbed run; several, half of them with a rank less, if no two are equal."""
+    calm: list[FinishedRun] = []
     sizes = [given.ranks]
     while len(calm) < len(sizes):
         ended = run(given, strategy, sizes[len(calm)])
         if len(ended.results) != sizes[len(calm)]:
             print(ended.errors, file=sys.stderr)
-            raise SystemExit(f"{strategy}: a run that nobody disturbs fails")
+            raise SystemExit(f"{strategy}: an undisturbed run fails")
         calm.append(ended)
         if ended.is_stale:
             sizes = [given.ranks] * given.calm + [given.ranks - 1] * given.calm
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.ranks < 2 or given.calm < 1:
-        parser.error("of at least 2 ranks one is killed, beside at least 1 calm run")
+        parser.error("give at least 2 ranks, of which one is killed, and at least 1 calm run")
     if given.rank:
         train(given)
         return 0
@@ -228,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "step": step,
                 "status": ended.status,
                 "still": ended.still,
-                **judge(ended, calm, given.ranks),
+                **compare(ended, calm, given.ranks),
             }
             records.append(record)
             said = "; ".join(record["faults"]) or "as if nothing had happened"

@@ -1,4 +1,4 @@
-"""Fixed-LSTM: an LSTM over stretches of WikiText-2 of one length."""
+"""Fixed-LSTM: an LSTM over chunks of WikiText-2 of one length."""
 
 from __future__ import annotations
 

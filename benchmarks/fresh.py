@@ -1,7 +1,7 @@
-"""Training on batches made as they are needed against the same samples batched beforehand.
+"""Training on batches that are built during training, against the same samples batched before.
 
-Both launch a step before the loss of the one before is read. What the fresh ones take longer is
-what collation, scheduling and copies are not hidden behind the device.
+Both launch a step before they read the loss of the previous one. The difference of their times is
+the part of collation, scheduling and copies that the device does not hide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import Case, load
 from cavs.train.loader import DataLoader
 
-EPOCHS = 2  # of a pass: the first batch of each has nothing to hide behind
+EPOCHS = 2  # per pass: nothing hides the preparation of the first batch
 
 
 def fresh(case: Case, rounds: int) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def fresh(case: Case, rounds: int) -> dict[str, Any]:
         runner.synchronize()
         return (time.perf_counter() - start) / steps
 
-    def anew(seed: int) -> float:
+    def new_batches(seed: int) -> float:
         loader = DataLoader(graphs, case.batch_size, shuffle=True, seed=seed)
         start = time.perf_counter()
         runner.trainer.fit(loader, epochs=EPOCHS, progress=False)
@@ -51,8 +51,8 @@ def fresh(case: Case, rounds: int) -> dict[str, Any]:
             runner.prepare(batch)
         return (time.perf_counter() - start) / len(plans)
 
-    ready(), anew(0)  # memory grows, programs compile
-    rows = [(ready(), anew(1 + i), alone()) for i in range(rounds)]
+    ready(), new_batches(0)  # memory grows, programs compile
+    rows = [(ready(), new_batches(1 + i), alone()) for i in range(rounds)]
     names = ("ready", "fresh", "prepare")
     found: dict[str, Any] = {
         name: summary(list(times))

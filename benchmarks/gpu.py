@@ -1,8 +1,8 @@
 """The whole of one GPU in one command: correctness, ceilings, rivals, ablations, a timeline.
 
-What has a bound comes first, then the rest in order of importance until the time is up; the JSON
-file is complete after each, and one table of everything stands last. What fails, is left out or
-misses a bound is listed and makes the exit status 1. At ``--deadline`` whatever still runs is
+Parts with a bound come first, then the others in order of importance until the time is up; the JSON
+file is complete after each, and one table of all parts is printed last. Parts that fail, are left
+out or miss a bound are listed and make the exit status 1. At ``--deadline``, running processes are
 killed.
 """
 
@@ -22,19 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.collected import Collected
+from benchmarks.findings import Findings
 from benchmarks.gpu_cases import Group, groups
 from benchmarks.gpu_parts import BOUNDED, OTHERS, PIECES, Failures, Piece
 from benchmarks.gpu_table import missed, summary_table
-from benchmarks.places import RESULTS
 from benchmarks.products import products_of
+from benchmarks.result_paths import RESULTS
 from benchmarks.samples import RANDOM, ROOT
 from benchmarks.workloads import Case, load, missing_data
 
 PARTS = BOUNDED | OTHERS
-MOST_HANGS = 2  # of first attempts, after which only the others are made
-SILENT = "no answer within"  # what a process that hangs is told by
-Item = tuple[str, bool, Callable[[], None]]  # what to do, whether it may be left out
+MOST_HANGS = 2  # first attempts that may hang; then only parts of other runners are run
+SILENT = "no answer within"  # the message of a process that hangs
+Item = tuple[str, bool, Callable[[], None]]  # name, True if it may be left out, work
 
 
 class OutOfTimeError(BaseException):
@@ -57,14 +57,14 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class Run(Collected):
+class Run(Findings):
     """One run of the program: what it has found so far, and how much time is left."""
 
     def __init__(self, given: argparse.Namespace, started: float) -> None:
         super().__init__(given, started, "gpu")
         self.record |= {"tiny": given.tiny, "skipped": [], "optional_skipped": []}
         self.hung: set[str] = set()  # runners
-        self.hangs = 0  # of first attempts
+        self.hangs = 0  # first attempts that hung
 
     def part(self, name: str, work: Callable[..., tuple[Any, Failures]]) -> None:
         """Puts what ``work`` finds in the record."""
@@ -231,9 +231,14 @@ def main(arguments: list[str] | None = None) -> int:
     add("--limit", type=float, default=0, help="seconds after which nothing is begun; 0: 500")
     add("--deadline", type=float, default=0, help="seconds after which all is killed; 0: 580")
     add("--patience", type=float, default=120, help="seconds that a process may take to answer")
-    add("--no-bounds", action="store_true", help="what misses a bound is no failure")
+    add("--no-bounds", action="store_true", help="a missed bound is no failure")
     add("--in-process", action="store_true", help="everything in this process")
-    add("--out", type=Path, default=RESULTS / "gpu.json", help="result file; the trace is beside")
+    add(
+        "--out",
+        type=Path,
+        default=RESULTS / "gpu.json",
+        help="result file; the trace is next to it",
+    )
     given = parser.parse_args(arguments)
     given.limit = given.limit or (float("inf") if given.full else 500.0)
     given.deadline = given.deadline or (1e9 if given.full else 580.0)

@@ -1,4 +1,4 @@
-"""What the GPU program measures: groups of cases, and who runs on each."""
+"""The cases of the GPU program, in groups, with the runners of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU program finds beside the timed cases; each part may run in a process of its own."""
+"""The parts of the GPU program other than timed cases; each may run in a new process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.refcheck import check
 from benchmarks.runner import RUNNERS
 from benchmarks.workloads import WORKLOADS, Case
 
-Failures = list[tuple[str, str]]  # what failed, and why
+Failures = list[tuple[str, str]]  # name and reason of each
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _main(given: argparse.Namespace) -> Case:
 
 
 def ceilings(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Of the device: bytes a second, and operations a second by precision; and its name."""
+    """Return the peak rates of the device, bytes and operations per second, and its name."""
     from benchmarks.ceilings import ceilings as found
     from benchmarks.ceilings import device_name
 
@@ -118,7 +118,7 @@ def curve(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def first_step(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Of two new processes, one after the other; the first finds nothing compiled."""
+    """Time the first step of two new processes in turn; the first finds nothing compiled."""
     from benchmarks.first_step import in_new_process
 
     case = replace(_main(given), batch_size=min(_main(given).batch_size, 64), batches=1)
@@ -136,7 +136,7 @@ def fresh(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def timeline(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """The report of a profiled step, without its long lists; the trace goes beside the JSON."""
+    """Return the report of a profiled step, without long lists; the trace is a file of its own."""
     from benchmarks.timeline import busy, chrome_trace, profiled, trace_of_spans, traced
 
     case = _main(given)
@@ -153,7 +153,7 @@ def timeline(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def launches(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """What a launch costs, one by one and in graphs; none on the CPU."""
+    """Return the cost of a launch, alone and in graphs; nothing on the CPU."""
     from benchmarks.launches import launches as found
     from cavs.cuda.device import open_device
 
@@ -197,9 +197,9 @@ def latency_pieces(given: argparse.Namespace) -> list[Piece]:
     return pieces
 
 
-# What has a bound and is measured piece by piece.
+# Parts with a bound that are measured piece by piece.
 PIECES = {"levels": level_pieces, "latency": latency_pieces}
-# What has a bound, and what its figures are compared with; then the rest.
+# Parts with a bound, and those that their figures are compared with; then the others.
 BOUNDED = {
     "ceilings": ceilings,
     "accuracy": accuracy,

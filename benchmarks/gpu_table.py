@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import bounds
-from benchmarks.bounds import Row, judged, times_over
+from benchmarks.bounds import Row, checked, times_over
 from benchmarks.harness import markdown
 
 # Relative norms of the difference to float64 that a precision may have.
 ALLOWED = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}
-TREES_A_SECOND = 60_000  # of the Tree-LSTM on the treebank, hidden and batch size 256
-PREPARED = 0.05  # of a step: collation, schedule and upload
-EXPOSED = 0.05  # of a step: preparation that the device does not hide
-# How far a mean of losses may lie from the CPU's, after any of 1,000 steps: rounding errors grow.
+TREES_A_SECOND = 60_000  # Tree-LSTM on the treebank, hidden and batch size 256
+PREPARED = 0.05  # collation, schedule and upload, over a step
+EXPOSED = 0.05  # preparation that the device does not hide, over a step
+# Relative difference of the mean loss to the CPU's after each of 1,000 steps: errors accumulate.
 CURVE = 0.001
 
 # Microseconds a level by the kernel that walks, in tf32, up to these sizes.
@@ -33,7 +33,7 @@ def _targets(record: Any) -> Iterator[Row]:
     for precision, workloads in record.get("accuracy", {}).items():
         worst = max(max(found.values()) for found in workloads.values())
         measure = f"difference to float64, {precision}"
-        yield judged(measure, worst, ALLOWED[precision], False, "{:.1e}")
+        yield checked(measure, worst, ALLOWED[precision], False, "{:.1e}")
     for entry in _entries(record, "sst"):
         yield from _sst(entry)
     shares: list[tuple[str, str, float, str]] = [
@@ -44,11 +44,11 @@ def _targets(record: Any) -> Iterator[Row]:
         for entry in _entries(record, group):
             times = times_over(entry, runner)
             if times is not None:
-                yield judged(f"{entry['title']}: {what}", times, needed, True, "{:.2f}")
+                yield checked(f"{entry['title']}: {what}", times, needed, True, "{:.2f}")
     for name, found in record.get("first_step", {}).items():
         measure = f"import and first step of the {name.replace('_', ' ')}, seconds"
         if name == "second_process":
-            yield judged(measure, found["total"], 1.5, False, "{:.2f}")
+            yield checked(measure, found["total"], 1.5, False, "{:.2f}")
         else:
             yield measure, f"{found['total']:.2f}", "", ""
     if "fresh" in record:
@@ -58,11 +58,11 @@ def _targets(record: Any) -> Iterator[Row]:
         if "persistent" in found["ways"]:
             median = found["ways"]["persistent"]["median"]
             measure = f"one tree, h {found['hidden']}, {found['precision']}: persistent, us"
-            yield judged(measure, median, LATENCY, False, "{:.0f}")
+            yield checked(measure, median, LATENCY, False, "{:.0f}")
     if "curve" in record:
         c = record["curve"]
         steps = f"{c['steps']} steps, loss from {c['first']:.3f} to {c['last']:.3f}"
-        yield judged(f"{steps}: difference to the CPU's", c["worst"], CURVE, False, "{:.1e}")
+        yield checked(f"{steps}: difference to the CPU's", c["worst"], CURVE, False, "{:.1e}")
 
 
 def _level_targets(record: Any) -> Iterator[Row]:
@@ -70,16 +70,16 @@ def _level_targets(record: Any) -> Iterator[Row]:
     for found in record.get("levels", ()):
         if found["precision"] != "tf32" or found["hidden"] > LEVEL_HIDDEN:
             continue
-        judges = [
+        checked_widths = [
             entry
             for entry in found["widths"]
             if entry["width"] <= LEVEL_WIDTH and "persistent" in entry["ways"]
         ]
-        for mode, needed in LEVEL.items() if judges else ():
-            worst = max(judges, key=lambda entry: entry["ways"]["persistent"][mode])
+        for mode, needed in LEVEL.items() if checked_widths else ():
+            worst = max(checked_widths, key=lambda entry: entry["ways"]["persistent"][mode])
             measure = f"levels: {found['title']}, worst at {worst['width']} vertices: "
             measure += f"persistent, {MODES[mode]}, us a level"
-            yield judged(measure, worst["ways"]["persistent"][mode], needed, False, "{:.2f}")
+            yield checked(measure, worst["ways"]["persistent"][mode], needed, False, "{:.2f}")
 
 
 def _sst(entry: Any) -> Iterator[Row]:
@@ -88,28 +88,28 @@ def _sst(entry: Any) -> Iterator[Row]:
         return
     step, title = ours["step"]["median"], entry["title"]
     rate = entry["samples_per_batch"] / step
-    yield judged(f"{title}: trees a second", rate, TREES_A_SECOND, True, "{:,.0f}")
+    yield checked(f"{title}: trees a second", rate, TREES_A_SECOND, True, "{:,.0f}")
     hand = times_over(entry, "hand")
     if hand is not None:
-        yield judged(f"{title}: batched by hand over ours", hand, 3.0, True, "{:.2f}")
+        yield checked(f"{title}: batched by hand over ours", hand, 3.0, True, "{:.2f}")
     graphs = [
         t for t in (times_over(entry, f"{n}-graph") for n in ("hand", "manual")) if t is not None
     ]
     if graphs:
         measure = f"{title}: the best under CUDA graphs over ours"
-        yield judged(measure, min(graphs), 1.5, True, "{:.2f}")
+        yield checked(measure, min(graphs), 1.5, True, "{:.2f}")
     share = ours["prepare"]["median"] / step
-    yield judged(f"{title}: preparation alone, over a step", share, PREPARED, False, "{:.1%}")
+    yield checked(f"{title}: preparation alone, over a step", share, PREPARED, False, "{:.1%}")
 
 
 def _fresh(found: Any) -> Iterator[Row]:
     title, step = found["title"], found["fresh"]["median"]
     rate = found["batch_size"] / step
     measure = f"{title}: trees a second, on batches made meanwhile"
-    yield judged(measure, rate, TREES_A_SECOND, True, "{:,.0f}")
+    yield checked(measure, rate, TREES_A_SECOND, True, "{:,.0f}")
     hidden = f"preparation takes {found['prepare']['median'] / step:.1%} of it"
     measure = f"{title}: a step is longer than on ready batches ({hidden})"
-    yield judged(measure, found["exposed"]["median"], EXPOSED, False, "{:.1%}")
+    yield checked(measure, found["exposed"]["median"], EXPOSED, False, "{:.1%}")
 
 
 def _ceilings(record: Any) -> Iterator[Row]:
@@ -144,7 +144,7 @@ def _ceilings(record: Any) -> Iterator[Row]:
 
 
 def _launches(record: Any) -> Iterator[Row]:
-    """What a launch costs the host, and in a row of them until all are done."""
+    """Return the cost of a launch for the host, and in a series until all are done."""
     for found in record.get("launches", ()):
         ways = {"one by one": "one_by_one", "between streams": "forked", "in a graph": "replay"}
         costs = [

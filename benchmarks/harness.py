@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.places import GridParser
 from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
+from benchmarks.result_paths import GridParser
 from benchmarks.runner import RUNNERS, base_of, python_of
 from benchmarks.sessions import LocalSession, RemoteSession, Session, SessionError
 from benchmarks.workloads import Case, missing_data
 
-QUIET = 0.05  # of all cores; above it a measurement is marked
-REST = 0.005  # seconds between passes: the threads of the one before fall asleep
+QUIET = 0.05  # share of all cores used by others above which a measurement is marked
+REST = 0.005  # seconds between passes, in which threads of the last one fall asleep
 
 
 def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
@@ -43,7 +43,7 @@ def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
 
 
 def write_report(path: Path, text: str, results: Any) -> None:
-    """What a program has found, and `text` as it shows it, for `benchmarks.report`."""
+    """Write results and the `text` that shows them, for `benchmarks.report`."""
     write_json(path, {**machine.surroundings(), "text": text, "results": results})
 
 
@@ -80,7 +80,7 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
             live.append(session)
         except SessionError as error:
             print(error, file=sys.stderr)
-            failed[session.name] = str(error).partition("\n")[0]  # what follows names folders
+            failed[session.name] = str(error).partition("\n")[0]  # later lines name folders
     wall: dict[str, list[float]] = {session.name: [] for session in live}
     cpu: dict[str, list[float]] = {session.name: [] for session in live}
     prepared: dict[str, list[float]] = {session.name: [] for session in live}
@@ -174,9 +174,9 @@ def table(measured: SequenceOf[Any]) -> str:
 
 
 def memory_table(measured: SequenceOf[Any]) -> str:
-    """What a step moves and holds: as the engine of cavs counts it, and the most of each process.
+    """Return the traffic of a step, as the engine counts it, and the peak memory of each process.
 
-    Empty where the results say nothing of what a step moves.
+    Empty if the results have no traffic.
     """
 
     def shown(runner: Any, name: str) -> str:
@@ -395,11 +395,11 @@ def run(
 
 
 def _succeeded(record: dict[str, Any]) -> bool:
-    """Whether any runner was measured in any case."""
+    """True if a runner was measured in some case."""
     return any(entry["runners"] for entry in record["cases"])
 
 
 def tables(record: Any) -> str:
-    """What a record of cases has to show: its summary, times, what was moved and held."""
+    """Return the tables of a record of cases: summary, times, traffic and memory."""
     parts = [record.get("summary", ""), table(record["cases"]), memory_table(record["cases"])]
     return "\n\n".join(filter(None, parts))

@@ -13,7 +13,7 @@ import numpy as np
 from cavs import _engine
 
 KERNELS = _engine.kernels
-UNITS = KERNELS.narrow_tables()  # of instructions for narrow numbers
+UNITS = KERNELS.narrow_tables()  # instruction sets for narrow numbers
 CODE = KERNELS.MapOpcode
 
 

@@ -71,7 +71,7 @@ def latency(case: Case, ways: SequenceOf[str]) -> tuple[dict[str, Any], Failures
         return found, perf_counter() - started, collated - started
 
     for way in ways:
-        for tree in (most, *trees[:warm]):  # memory has grown, every kind is compiled
+        for tree in (most, *trees[:warm]):  # allocate memory, compile every kind
             predicted(way, tree)
     timed: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     worst: dict[str, float] = dict.fromkeys(ways, 0.0)

@@ -1,4 +1,4 @@
-"""What a launch costs a host and a device: one by one, captured anew, and replayed as a CUDA graph.
+"""Cost of a launch for host and device: one by one, newly captured, and as a replayed CUDA graph.
 
 An empty kernel is launched over and over, with few bytes of arguments and with as many as a product
 takes. "enqueue" is what the host needs until all are under way, "done" until the device is through,
@@ -84,7 +84,7 @@ class Launcher:
     def captured(self) -> ctypes.c_void_p:
         """A graph of as many launches."""
         graph = ctypes.c_void_p()
-        self.call("cuStreamBeginCapture_v2", self.streams[0], 2)  # of this thread, unchecked
+        self.call("cuStreamBeginCapture_v2", self.streams[0], 2)  # mode: relaxed, this thread
         self.one_by_one()
         self.call("cuStreamEndCapture", self.streams[0], ctypes.byref(graph))
         return graph
@@ -126,7 +126,7 @@ def _seconds(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measured(device: Device, bytes_of_arguments: int, rounds: int) -> dict[str, Any]:
-    """What launches with so many bytes of arguments cost, in microseconds each."""
+    """Return the cost of a launch with so many bytes of arguments, in microseconds."""
     launcher = Launcher(device, bytes_of_arguments)
     launcher.one_by_one()
     found: dict[str, Any] = {

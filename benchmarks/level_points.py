@@ -29,7 +29,7 @@ CELLS = {"lstm": Cell, "tree": BinaryTreeLSTM}
 HIDDEN = (150, 256, 512)
 WIDTHS = (1, 16, 64)
 LEVELS = 64
-MODES = {"forward": False, "both": True}  # whether it is a training step
+MODES = {"forward": False, "both": True}  # True for a training step
 VOCABULARY, CLASSES = 100, 5
 Failures = list[tuple[str, str]]
 
@@ -49,7 +49,7 @@ class Point:
 
 
 def points(device: str, full: bool, tiny: bool) -> list[Point]:
-    """What has a bound first; none on the CPU."""
+    """Return the points, those with a bound first; none on the CPU."""
     if device == "cpu":
         return []
     hidden, one = ((8,), (8,)) if tiny else (HIDDEN, (256,))

@@ -92,7 +92,7 @@ def _settled(session: Session, batch: data.GraphBatch, way: str) -> tuple[dict[s
 
 
 def _timed(of: dict[str, dict[str, _Run]], rounds: int) -> dict[str, dict[str, float]]:
-    """Of every way medians of seconds: ``forward``, ``both``, ``backward``, and whole runs."""
+    """Return medians of seconds of every way: ``forward``, ``both``, ``backward``, whole runs."""
     seconds: dict[str, dict[str, list[float]]] = {way: {} for way in of}
     ways = list(of)
     for turn in range(rounds):
@@ -145,13 +145,13 @@ def measured(
 
 
 def _wrong(name: str, ways: dict[str, dict[str, Any]], levels: int) -> Failures:
-    """What makes the times of a way worth nothing."""
+    """Return the reasons for which the times of a way are void."""
     failed: Failures = []
     alone = ways.get("launched")
     for way, found in ways.items():
         if alone and way == "persistent":
             saved = {mode: n - found["launches"][mode] for mode, n in alone["launches"].items()}
-            # One launch is to take the place of one a level at least, in each loop.
+            # In each loop, one launch must replace at least one launch per level.
             if saved["forward"] < levels - 1 or saved["both"] < 2 * (levels - 1):
                 failed.append((name, f"no kernel walks the tasks: launches saved are {saved}"))
         if alone and not math.isclose(found["loss"], alone["loss"], rel_tol=AGREES):
@@ -167,7 +167,7 @@ def fitted(rows: SequenceOf[float], times: SequenceOf[float]) -> dict[str, float
 
 
 def _fits(widths: SequenceOf[Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of every way but graphs, microseconds of a task, forward and backward."""
+    """Return microseconds per task of every way but graphs, forward and backward."""
     ways = [way for way in widths[0]["ways"] if way != "graphs"] if widths else []
     rows = [found["width"] for found in widths]
     return {

@@ -83,7 +83,7 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
 
 
 def _network() -> str:
-    """Of this process, out of the addresses that are set aside for benchmarks (RFC 2544)."""
+    """Return a network for this process, from the addresses for benchmarks (RFC 2544)."""
     return f"198.{18 + os.getpid() // 250 % 2}.{os.getpid() % 250}"
 
 

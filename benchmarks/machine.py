@@ -1,4 +1,4 @@
-"""What a measurement must say of its surroundings: machine, versions, commit, command."""
+"""The surroundings of a measurement: machine, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter, as far as they are installed."""
+    """Return the versions of Python and of the packages that matter, if installed."""
     found = {"python": platform.python_version()}
     for package in ("cavs", "numpy", "torch", "dgl", "dyNET", "dyNET38"):
         try:
@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Of a measurement that begins or ends now: all of the above and what is below."""
+    """Return the surroundings of a measurement at this time."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),

@@ -27,7 +27,7 @@ import numpy as np
 import cavs
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
-from benchmarks.places import GridParser
+from benchmarks.result_paths import GridParser
 from benchmarks.sentiment import Sentiment, treebank, trees
 from cavs.distributed import Trainer
 from cavs.distributed.cluster.resources import ResourceSpec
@@ -61,8 +61,8 @@ COMPRESSORS = (
 )
 TABLES = ("dense", "sparse")
 GRAPHS, BATCHES = 16, 10  # a global batch; different ones
-BYTES = 0.05  # how far what is sent may be from the formula
-EQUAL = {"float32": 1e-6, "float64": 1e-12}  # of one process, relative, in the norm
+BYTES = 0.05  # relative deviation of bytes sent from the formula
+EQUAL = {"float32": 1e-6, "float64": 1e-12}  # relative norm of the difference to one process
 OPTIMIZERS = {
     "sgd": partial(cavs.optim.SGD, lr=0.1),
     "momentum": partial(cavs.optim.SGD, lr=0.02, momentum=0.9),
@@ -214,7 +214,7 @@ def nearest(
 
 
 def faults(case: Case, result: dict[str, Any], equal: float) -> list[str]:
-    """What does not hold. equal: how far from one process ranks may be."""
+    """Return the faults of a result. equal: allowed difference to one process."""
     found = []
     if max(abs(result["off"]), result["worst_rank"]) > BYTES:
         found.append(f"bytes {result['off']:+.1%}, at a rank {result['worst_rank']:.1%} off")
@@ -229,7 +229,7 @@ def faults(case: Case, result: dict[str, Any], equal: float) -> list[str]:
 
 
 def measure(c: Communicator, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """What every rank runs."""
+    """Measure on every rank."""
     if not given.common_memory:
         MPICommunicator._map_common = lambda self, nbytes: None  # type: ignore[method-assign]
     records = []

@@ -1,4 +1,4 @@
-"""What comes before a step: collation, merging of equal vertices and the schedule, on one thread.
+"""Preparation of a step: collation, merging of equal vertices and the schedule, on one thread.
 
 Vertices a second batch after batch, the share of a training step where steps come between, whose
 values sweep the caches, the same of collation and schedule alone (unmerged), and time and memory of
@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.apart import apart
 from benchmarks.fresh import fresh
 from benchmarks.harness import batches_for, markdown, write_report
-from benchmarks.places import GridParser
+from benchmarks.new_process import in_new_process
 from benchmarks.ratios import summary
+from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
 from benchmarks.workloads import Case, load, missing_data
 
 PATIENCE = 600  # seconds for one case
 ALONE = 10  # passes in a row
-GROWN = 8  # hidden units of the graphs that grow: what a vertex costs apart from its values
+GROWTH_HIDDEN = 8  # few, so that the cost of a vertex is not that of its values
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -69,7 +69,7 @@ def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:
-    """What `between` finds, and ``scheduled``: the same where equal vertices are not merged.
+    """Return the times of `between`, and as ``scheduled`` those without merging.
 
     loaded: how much longer steps take on batches that a DataLoader prepares in the background.
     """
@@ -81,16 +81,16 @@ def share(case: Case, rounds: int) -> dict[str, Any]:
     }
 
 
-def grown(shape: str, vertices: int) -> dict[str, Any]:
-    """One graph, in a process of its own: seconds to build it, to prepare it and for a step.
+def growth(shape: str, vertices: int) -> dict[str, Any]:
+    """Measure one graph in a new process: seconds to build it, to prepare it and for a step.
 
-    bytes: the most memory that the process took from then on, a vertex.
+    bytes: peak memory per vertex.
     """
     import cavs
     from cavs import nn
 
     random = np.random.default_rng(0)
-    machine.forget_peak()  # a process that was started by a larger one has that one's peak
+    machine.forget_peak()  # a process inherits the peak of the one that started it
     before = machine.peak_memory()
     features = {
         "token": random.integers(0, 1000, vertices).astype(np.int32),
@@ -98,7 +98,7 @@ def grown(shape: str, vertices: int) -> dict[str, Any]:
     }
     if shape == "chain":
         make = lambda: cavs.Graph.chain(vertices, features=features)  # noqa: E731
-    else:  # every vertex hangs below a random one of the ten before it: deep, of any arity
+    else:  # the parent of a vertex is a random one of the ten before it: deep, of any arity
         back = np.minimum(random.integers(1, 11, vertices), np.arange(vertices))
         parents = np.where(np.arange(vertices) > 0, np.arange(vertices) - back, -1)
         make = lambda: cavs.Graph.from_parents(parents, features=features)  # noqa: E731
@@ -109,9 +109,9 @@ def grown(shape: str, vertices: int) -> dict[str, Any]:
     class Classifier(cavs.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(1000, GROWN)
-            self.cell = nn.ChildSumTreeLSTM(GROWN, GROWN)
-            self.out = nn.Linear(GROWN, 5)
+            self.embed = nn.Embedding(1000, GROWTH_HIDDEN)
+            self.cell = nn.ChildSumTreeLSTM(GROWTH_HIDDEN, GROWTH_HIDDEN)
+            self.out = nn.Linear(GROWTH_HIDDEN, 5)
 
         def loss(self, batch: Any) -> Any:
             states = self.cell(batch.graph, x=self.embed(batch["token"]))
@@ -228,14 +228,14 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         print(missing, file=sys.stderr)
         return 2
-    shares = [apart(share, case, given.rounds, patience=PATIENCE) for case in cases]
+    shares = [in_new_process(share, case, given.rounds, patience=PATIENCE) for case in cases]
     text = shares_table(shares)
     print(text, end="\n\n", flush=True)
     shapes = [(shape, n) for shape in ("chain", "tree") for n in given.vertices]
-    growth = [apart(grown, shape, n, patience=PATIENCE) for shape, n in shapes]
-    print(growth_table(growth))
+    by_size = [in_new_process(growth, shape, n, patience=PATIENCE) for shape, n in shapes]
+    print(growth_table(by_size))
     write_report(
-        given.out, f"{text}\n\n{growth_table(growth)}", {"shares": shares, "growth": growth}
+        given.out, f"{text}\n\n{growth_table(by_size)}", {"shares": shares, "growth": by_size}
     )
     return 0
 

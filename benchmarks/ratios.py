@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Summary(TypedDict):
-    """Of some repetitions: quartiles, the least, and how many."""
+    """Quartiles, minimum and number of repetitions."""
 
     median: float
     q25: float
@@ -27,7 +27,7 @@ def summary(values: SequenceOf[float]) -> Summary:
 
 
 def ratio(numerators: SequenceOf[float], denominators: SequenceOf[float]) -> Summary:
-    """Of two runners' times, round by round: both ran within the same moment of the machine."""
+    """Return ratios of two runners' times, round by round: both ran at about the same time."""
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} and {len(denominators)} rounds cannot be paired")
     return summary([a / b for a, b in zip(numerators, denominators, strict=True)])

@@ -15,12 +15,12 @@ from benchmarks.sessions import LocalSession, RemoteSession, SessionError
 from benchmarks.workloads import WORKLOADS, Case
 
 TOLERANCE = 1e-4
-# DyNet adds Adagrad's epsilon inside the root. A gradient as small as the epsilon, 1e-10, steps
-# elsewhere there, whatever the runner does; such elements are few, so the norm judges.
+# DyNet adds Adagrad's epsilon inside the root, so elements with a gradient as small as the epsilon,
+# 1e-10, have other updates. They are few: the norm of the difference is compared.
 EPSILON_IN_ROOT = ("dynet",)
-# Products of bfloat16 or integers, by the norm. Their Adagrad updates are not judged, the losses
-# after one loosely: the first steps have the gradient's sign, which rounding decides where it is
-# nearly zero.
+# Products of bfloat16 or integers, by the norm. Their Adagrad updates are not compared, and
+# losses after one only loosely: the first steps have the sign of the gradient, which rounding
+# decides where it is nearly zero.
 _BFLOAT16 = ("hand-medium", "hand-autocast", "manual-medium", "manual-compile-medium")
 _AFTER_SIGNS = 3e-2
 ROUNDED = dict.fromkeys(_BFLOAT16, 3e-2) | {"cavs-in-int16": 1e-3}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import tables
-from benchmarks.places import RESULTS
+from benchmarks.result_paths import RESULTS
 from benchmarks.samples import ROOT
 
 DOCS = ROOT / "docs" / "benchmarks"

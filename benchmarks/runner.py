@@ -86,10 +86,10 @@ class MissingLibrary(ImportError):
 
 
 class Timed(ABC):
-    """What the harness times: one program for one model, with parameters in a layout of its own.
+    """A program for one model that the harness times, with its own layout of parameters.
 
     ``prepare`` does what depends on the structure of a batch alone (collation, index tensors, the
-    schedule) and is timed apart from ``train`` and ``infer``.
+    schedule) and is not part of the times of ``train`` and ``infer``.
     """
 
     def __init__(self, workload: Workload, parameters: Parameters) -> None:
@@ -121,7 +121,7 @@ class Timed(ABC):
         return 0
 
     def moved(self, plans: SequenceOf[Any]) -> dict[str, int]:
-        """Bytes that a step gathers and writes, and most at once; empty where nobody counts."""
+        """Return bytes that a step gathers and writes, and their peak; empty if not counted."""
         return {}
 
     def train_all(self, plans: SequenceOf[Any]) -> list[float]:
@@ -194,7 +194,7 @@ def make_runner(name: str, workload: Workload) -> Timed:
 
 
 def computed(name: str, case: Case) -> dict[str, npt.NDArray[np.float32]]:
-    """What runners are compared by: logits, loss, gradients, and two training steps of a case."""
+    """Return the values that are compared: logits, loss, gradients, two training steps."""
     workload = load(case)
     runner = make_runner(name, workload)
     if not isinstance(runner, Runner):

@@ -22,22 +22,22 @@ from cavs.runtime import Session
 from cavs.train.optim import SGD, Adagrad
 from cavs.train.trainer import Trainer
 
-# What a device can do without, beside the passes of the compiler.
+# Features of a device that can be switched off, in addition to compiler passes.
 SWITCHES: dict[str, dict[str, Any]] = {
     "second-stream": {"beside": False},
     "cublas": {"cublas_lt": None},
     "few-row-kernels": {"few_rows": 0},
     "launch-ahead": {},
-    "separate-vertices": {},  # equal ones are merged then, as on the CPU
+    "separate-vertices": {},  # merges equal vertices, as on the CPU
     "graphs": {"replay": "never"},
-    "single-launches": {"replay": "always"},  # of batches that come again
-    "launches-by-task": {"persistent": "always"},  # one kernel walks those that are narrow
+    "single-launches": {"replay": "always"},  # also for repeated batches
+    "launches-by-task": {"persistent": "always"},  # one kernel walks narrow tasks
 }
 _PRECISIONS = {"tf32": "tf32", "bf16": "bfloat16"}
 
 
 def device_options(case: Case) -> dict[str, Any]:
-    """Of a session: nothing but the defaults for the CPU."""
+    """Return the options of a session; only defaults for the CPU."""
     options: dict[str, Any] = {} if case.device == "cpu" else {"device": case.device}
     if case.precision != "fp32":
         options["precision"] = _PRECISIONS[case.precision]
@@ -146,7 +146,7 @@ class Classifier(Model):
 
 
 class RootClassifier(Classifier):
-    """The same, judged at the root of each graph."""
+    """The same classifier, at the root of each graph."""
 
     def forward(self, batch: Any) -> Any:
         h = self.cell(batch.graph, x=self.embedding(batch["token"]))
@@ -253,7 +253,7 @@ class CavsRunner(Runner):
         return [step.outcome.loss for step in (*ended, *self.trainer.land())]
 
     def device_memory(self) -> int:
-        """Of the engine's blocks, as the allocator rounds them; they only grow."""
+        """Return the bytes of the engine's blocks, as the allocator rounds them; they only grow."""
         device = self.session.device
         if device is None:
             return 0
@@ -297,7 +297,7 @@ class CavsRunner(Runner):
         return np.asarray(self.session.predict(plan)["output"])[plan["label"] >= 0]
 
     def report(self) -> dict[str, Any]:
-        """What the engine counted in the last run of the case's mode."""
+        """Return the engine's counts of the last run in the mode of the case."""
         return self.session.report(training=self.case.training)
 
 

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int32]
 
 ROOT = Path(__file__).resolve().parent.parent
 RANDOM = "random"  # in place of a data folder: samples are drawn
-FILES = {"sst": ("train.txt",), "wikitext2": ("valid.txt", "test.txt")}  # of each data set
+FILES = {"sst": ("train.txt",), "wikitext2": ("valid.txt", "test.txt")}
 
 
 @dataclass(frozen=True)

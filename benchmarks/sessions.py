@@ -66,7 +66,7 @@ class Session(ABC):
         return {}
 
     def own_versions(self) -> dict[str, str]:
-        """Of Python and packages, where the runner has another Python than this one."""
+        """Return the versions of Python and packages if the runner has another Python."""
         return {}
 
     @abstractmethod
@@ -132,11 +132,11 @@ class LocalSession(Session):
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
     def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
-        """What the check of the runners compares."""
+        """Return the values that the check of the runners compares."""
         return computed(self.name, case)
 
     def versions(self) -> dict[str, str]:
-        """Of Python and packages here."""
+        """Return the versions of Python and packages here."""
         return machine.versions()
 
     def peak_memory(self) -> int:
@@ -229,7 +229,7 @@ class RemoteSession(Session):
         return result
 
     def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
-        """What the check of the runners compares."""
+        """Return the values that the check of the runners compares."""
         result: dict[str, npt.NDArray[np.float32]] = self._ask("compute", case)
         return result
 
@@ -248,9 +248,9 @@ class RemoteSession(Session):
         return result
 
     def kill(self) -> None:
-        """Ends the process at once, with all that it has started.
+        """Kill the process with all processes that it has started.
 
-        One that a driver holds stays; nobody waits for it.
+        A process that hangs in a driver remains; do not wait for it.
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -7,11 +7,11 @@ and compute takes longer. ``slowed``: trees of one size; the last rank computes 
 nothing. Batches are split and collated before the clock starts, as a loader does. Optimum and ideal
 time follow from the time that a graph takes on each rank in the second half of the run.
 
-Equal counts are the more even, the more trees a batch has, so the batch at which balance by
-structure must be so much faster is `SKEWED`. Iterations must be short there and in larger batches;
-in smaller ones a tree is often more than a rank's share, which no split can mend ("one too large").
-LB-BSP is judged with the predictors of `JUDGED`, and has converged where nearly all later
-iterations stay by the optimum.
+Equal counts are more even the more trees a batch has, so the speed-up of balance by structure is
+checked at the batch size `SKEWED`. Iterations must be short there and in larger batches; in smaller
+ones a tree often exceeds a rank's share, which no split can correct ("one too large"). LB-BSP is
+checked with the predictors of `CHECKED`, and has converged when nearly all later iterations are
+close to the optimum.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import numpy as np
 
 import cavs
 from benchmarks.balance import Classifier, tree, trees
-from benchmarks.bounds import Row, judged, missed, verdict
+from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
-from benchmarks.places import GridParser
+from benchmarks.result_paths import GridParser
 from cavs.distributed import Trainer, world
 from cavs.distributed.balance import (
     NARX,
@@ -58,7 +58,7 @@ BALANCERS: dict[str, Callable[[], Any]] = {
     "narx from 40": partial(SpeedBalancer, predictor=partial(NARX, warm_up=40, period=20), lag=0),
     PAIRS: partial(PairBalancer, lag=0),
 }
-JUDGED = ("narx", "narx from 40", "ema")
+CHECKED = ("narx", "narx from 40", "ema")
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def skewed(c: Any, given: argparse.Namespace, size: int) -> dict[str, Any]:
     splits = {"equal": contiguous, "structure": StructureBalancer()}
     trainers = {name: trainer_of(c, given.hidden, split) for name, split in splits.items()}
     steps: dict[str, list[Any]] = {name: [] for name in trainers}
-    large = []  # whether one tree has more vertices than a rank's share
+    large = []  # True if one tree has more vertices than a rank's share
     for _ in range(given.warm_up + given.steps):
         # As a loader does: a graph that came twice would be computed once.
         graphs = [data[i] for i in rng.choice(len(data), size, replace=False)]
@@ -172,7 +172,7 @@ def slowed(c: Any, given: argparse.Namespace, size: int, predictor: str) -> dict
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """What every rank runs."""
+    """Measure on every rank."""
     c = world()
     result: dict[str, Any] = {"ranks": c.size, "skewed": {}, "slowed": {}}
     for size in given.batch_sizes:
@@ -215,28 +215,28 @@ def show(result: dict[str, Any]) -> str:
 
 
 def targets(result: dict[str, Any]) -> list[Row]:
-    """What must hold: of skewed trees by the batch, of a slow rank by the predictor, too."""
+    """Return the bounds: on skewed trees by batch size, on a slow rank also by predictor."""
     rows = []
     for size, r in result["skewed"].items():
         name, fast = f"skewed trees, batches of {size}", 1 / (1 - r["gain"])
         if int(size) == SKEWED:
             measure = f"{name}: times as fast as equal counts"
-            rows.append(judged(measure, fast, FASTER, True, "{:.2f}"))
+            rows.append(checked(measure, fast, FASTER, True, "{:.2f}"))
         if int(size) < SKEWED:
             continue
         measure = f"{name}: iteration over mean compute"
-        rows.append(judged(measure, r["iteration"], LONGER, False, "{:.3f}"))
+        rows.append(checked(measure, r["iteration"], LONGER, False, "{:.3f}"))
     for size, found in result["slowed"].items():
         for r in found:
-            if r["predictor"] not in JUDGED:
+            if r["predictor"] not in CHECKED:
                 continue
             name = f"a slow rank, batches of {size}, {r['predictor']}"
             reached = float("inf") if r["reached"] is None else r["reached"]
             measure = f"{name}: iterations to within one graph of the optimum"
-            rows.append(judged(measure, reached, CONVERGED, False, "{:.0f}"))
+            rows.append(checked(measure, reached, CONVERGED, False, "{:.0f}"))
             measure = f"{name}: later iterations that are so near"
-            rows.append(judged(measure, r["within_one"], LATER, True, "{:.0%}"))
-            rows.append(judged(f"{name}: iteration over ideal", r["time"], IDEAL, False, "{:.3f}"))
+            rows.append(checked(measure, r["within_one"], LATER, True, "{:.0%}"))
+            rows.append(checked(f"{name}: iteration over ideal", r["time"], IDEAL, False, "{:.3f}"))
     return rows
 
 

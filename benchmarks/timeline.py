@@ -48,7 +48,7 @@ def profiled(case: Case) -> dict[str, Any]:
 
 
 def traced(case: Case) -> list[Span]:
-    """What host and device did when in a few steps of training, one ahead of the other."""
+    """Return the spans of host and device in a few steps of training, launched ahead."""
     runner, _ = _warm(case)
     batches = runner.workload.batches
     made: list[Span] = []
@@ -59,7 +59,7 @@ def traced(case: Case) -> list[Span]:
         made.append(("prepare", PYTHON, begin, time.perf_counter()))
         runner.trainer.launch(plan)
 
-    for i in range(STEPS):  # memory of every batch has grown
+    for i in range(STEPS):  # allocate the memory of every batch
         step(i)
     runner.trainer.land()
     made.clear()

@@ -3,7 +3,7 @@
 tree-lstm   binary Tree-LSTM on the Stanford Sentiment Treebank, a label at every vertex
 tree-fc     h = tanh(x + [h_l, h_r] W + b) on complete binary trees, a label at the root
 var-lstm    LSTM over sentences of WikiText-2
-fixed-lstm  LSTM over stretches of WikiText-2 of one length
+fixed-lstm  LSTM over chunks of WikiText-2 of one length
 
 Every model ends in ``Linear(hidden, classes)`` and the mean cross entropy over labelled vertices.
 The parameters, as every runner gives and takes them (h: hidden, e: embedding):
@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float32]
 Parameters = dict[str, Floats]
 
 WORKLOADS = ("tree-lstm", "tree-fc", "var-lstm", "fixed-lstm")
-# Of cavs alone -> the workload whose samples it has; lattices are its own.
+# Workloads of cavs alone, and the workload whose samples they use; lattices have their own.
 OWN = {
     "child-sum": "tree-lstm",
     "lattice": "lattice",
@@ -77,7 +77,7 @@ class Case:
     seed: int = 1
     data: str = ""  # the folder, or "random": drawn trees and sentences of like sizes
     device: str = "cpu"  # or "cuda"
-    precision: str = "fp32"  # of products; "tf32" and "bf16" on a device only
+    precision: str = "fp32"  # precision of products; "tf32" and "bf16" on a device only
 
     @property
     def title(self) -> str:
@@ -104,7 +104,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a runner is given: batches of samples and the widths of the model."""
+    """The input of a runner: batches of samples and the widths of the model."""
 
     case: Case
     sizes: Sizes
@@ -127,7 +127,7 @@ _FOLDERS = {"tree-lstm": "sst", "var-lstm": "wikitext2", "fixed-lstm": "wikitext
 
 
 def missing_data(workloads: Iterable[str], data: str) -> str:
-    """What the folder `data` (empty: $CAVS_DATA) lacks of what the workloads read, or nothing."""
+    """Name the files that workloads read and the folder `data` (empty: $CAVS_DATA) lacks."""
     names = dict.fromkeys(_FOLDERS.get(OWN.get(name, name)) for name in workloads)
     for name in filter(None, names if data != RANDOM else ()):
         try:
@@ -164,8 +164,8 @@ def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
         if kind == "fixed-lstm":
             text = np.concatenate(sentences)
             whole = len(text) // (case.length + 1)
-            stretches = text[: whole * (case.length + 1)].reshape(whole, -1)
-            sentences = list(stretches)
+            chunks = text[: whole * (case.length + 1)].reshape(whole, -1)
+            sentences = list(chunks)
         order = random.permutation(len(sentences))[:count]
         samples = [_sequence(sentences[i], case.classes) for i in order]
     else:

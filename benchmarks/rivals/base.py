@@ -1,4 +1,4 @@
-"""What the PyTorch runners share: parameters as tensors, threads, the checks' read-out."""
+"""Base of the PyTorch runners: parameters as tensors, threads, outputs for the checks."""
 
 from __future__ import annotations
 

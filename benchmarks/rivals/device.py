@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.workloads import Case
 
-ON_HOST = {"batch_sizes"}  # of a PackedSequence, which wants them there
+ON_HOST = {"batch_sizes"}  # a PackedSequence needs them on the host
 
 
 def set_up(case: Case) -> torch.device:
@@ -68,7 +68,7 @@ def synchronize(device: torch.device) -> None:
 class Graphs:
     """Work on plans, captured once each and replayed; all captures share their memory.
 
-    ``work(plan)`` must have run on every plan before: memory that grows must have grown.
+    ``work(plan)`` must have run on every plan before, so that all memory is allocated.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Graphs:
         return id(plan) in self.captured
 
     def replay(self, plan: Any) -> Any:
-        """What ``work`` returned, with new contents; overwritten by the next replay."""
+        """Return the result of ``work`` with new contents; the next replay overwrites it."""
         graph, result, _ = self.captured[id(plan)]
         graph.replay()
         return result

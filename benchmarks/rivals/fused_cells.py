@@ -82,8 +82,8 @@ def lstm_backward(gates: Tensor, c_before: Tensor, t: Tensor, dh: Tensor, dc: Te
 
 
 class Compiled(TorchRunner):
-    """A runner with compiled parts: each begins anew, for PyTorch gives up on a function that has
-    been compiled for a few sizes, of cases before."""
+    """A runner with compiled parts, compiled again for each case: PyTorch gives up on a function
+    that it has compiled for a few sizes."""
 
     def load_parameters(self, parameters: Parameters) -> None:
         torch.compiler.reset()

@@ -27,7 +27,7 @@ class CompletePlan:
     token: Tensor  # leaf -> place in `unique`
     leaf_token: Tensor
     levels: list[int]  # rows of each level; 0: leaves
-    label: Tensor  # of each root
+    label: Tensor  # one per root
 
 
 def complete_plan(samples: SequenceOf[Sample]) -> CompletePlan:

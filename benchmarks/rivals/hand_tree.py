@@ -1,9 +1,9 @@
 """Binary Tree-LSTM batched by hand, level by level, with autograd.
 
-What a good engineer writes: leaves apart and once; one product a level for all gates; each state
-copied once, by a concatenation of exactly the rows the next level consumes, and permuted into
-(left, right) order by an embedding lookup, whose backward is the cheapest row scatter PyTorch has;
-output layer and loss once over all vertices; embedding rows unique, updated sparsely.
+The program of a good engineer: leaves separately, once; one product per level for all gates; each
+state copied once, by a concatenation of exactly the rows that the next level reads, and permuted
+into (left, right) order by an embedding lookup, whose backward is the cheapest row scatter of
+PyTorch; output layer and loss once over all vertices; embedding rows unique, updated sparsely.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from benchmarks.samples import Sample
 class HandPlan:
     rows: TreePlan
     unique: Tensor  # distinct tokens
-    token: Tensor  # leaf -> place in `unique`
-    splits: list[list[int]]  # of each level: sizes of the chunks later levels consume
-    pieces: list[list[tuple[int, int]]]  # of each inner level: (level, chunk) it consumes
-    lookup: list[Tensor]  # of each inner level: pool rows as left, right, left, ...
+    token: Tensor  # leaf -> index in `unique`
+    splits: list[list[int]]  # per level: sizes of the chunks that later levels read
+    pieces: list[list[tuple[int, int]]]  # per inner level: the (level, chunk) pairs that it reads
+    lookup: list[Tensor]  # per inner level: pool rows as left, right, left, ...
     label: Tensor
 
 

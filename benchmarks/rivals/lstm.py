@@ -117,7 +117,7 @@ class _Module(_LSTM):
 
     @torch.no_grad()
     def parameters_loaded(self) -> None:
-        """The module's parameters take the place of ours: cuDNN wants them in one stretch."""
+        """Use the parameters of the module, which cuDNN needs in one block of memory."""
         sizes = self.sizes
         self.module = torch.nn.LSTM(sizes.embedding, sizes.hidden, device=self.device)
         self.module.bias_hh_l0.requires_grad_(False).zero_()

@@ -21,7 +21,7 @@ from benchmarks.samples import Sample, Sequence, Tree
 @dataclass(frozen=True)
 class NaivePlan:
     samples: SequenceOf[Any]
-    tokens: list[Tensor]  # of each sample
+    tokens: list[Tensor]  # one per sample
     unique: Tensor
     label: Tensor
 

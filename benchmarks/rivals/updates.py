@@ -7,11 +7,11 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
-EPSILON = 1e-10  # of Adagrad
+EPSILON = 1e-10  # Adagrad's
 
 
 class Updates:
-    """SGD or Adagrad. Of the embedding only the rows a batch touched move.
+    """SGD or Adagrad. Only the rows of the embedding that a batch touched move.
 
     On the CPU dense parameters take PyTorch's fused step; on a GPU a few kernels over all of them,
     which, unlike its Adagrad, a CUDA graph can hold.
@@ -39,7 +39,7 @@ class Updates:
 
     @property
     def states(self) -> list[Tensor]:
-        """What a step on a GPU reads and writes beside the parameters."""
+        """States that a step on a GPU reads and writes in addition to the parameters."""
         return self.dense_squares + ([] if self.squares is None else [self.squares])
 
     @torch.no_grad()

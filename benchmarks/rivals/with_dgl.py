@@ -48,8 +48,8 @@ class GraphPlan:
     levels: list[Tensor]  # vertices, without the leaves
     leaf: Tensor  # vertices
     unique: Tensor  # distinct tokens
-    token: Tensor  # leaf -> place in `unique`
-    label: Tensor  # of every vertex
+    token: Tensor  # leaf -> index in `unique`
+    label: Tensor  # one per vertex
 
 
 def _send(edges: Any) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class DGLTreeLSTM(TorchRunner):
         super().load_parameters(parameters)
         if self.device.type != "cpu":
             raise ValueError("the rival dgl runs on the CPU only")
-        dgl.utils.set_num_threads(self.case.threads)  # its own, beside PyTorch's
+        dgl.utils.set_num_threads(self.case.threads)  # a thread pool of its own
 
     def prepare(self, samples: SequenceOf[Sample]) -> GraphPlan:
         sizes = np.array([len(sample) for sample in samples])
@@ -106,7 +106,7 @@ class DGLTreeLSTM(TorchRunner):
         u, io = torch.addmm(p["b"][: 3 * n], x, p["W"]).split([n, 2 * n], 1)
         i, o = torch.sigmoid(io).split(n, 1)
         c = i * torch.tanh(u)
-        with plan.graph.local_scope():  # what it holds must not outlive the step
+        with plan.graph.local_scope():  # its values must not outlive the step
             data = plan.graph.ndata
             vertices = x.new_zeros(len(plan.label), n)
             data["h"] = vertices.index_copy(0, plan.leaf, o * torch.tanh(c))

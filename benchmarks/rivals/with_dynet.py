@@ -1,12 +1,12 @@
 """Tree-LSTM and LSTM in DyNet: expressions for one vertex at a time, batched by DyNet itself.
 
-A program in DyNet makes the graph of every batch anew, one expression an operation, and DyNet
-groups equal operations as it evaluates them (its automatic batching). That graph holds values, so
-it cannot be made beforehand: unlike the schedules of others, making it is part of the step.
+A program in DyNet builds the graph of every batch, one expression per operation, and DyNet groups
+equal operations as it evaluates them (its automatic batching). That graph holds values, so it
+cannot be built before: unlike the schedules of others, it is part of the step.
 
-What DyNet's users can do to be fast is done: the gates are one product with the children side by
-side, sums have three terms at once, and the output layer and the loss run once over all vertices.
-Only where DyNet is built with MKL its products use more threads than one.
+The program does what DyNet's users can do to be fast: the gates are one product with the
+concatenated children, sums have three terms at once, and the output layer and the loss run once
+over all vertices. Only a DyNet that is built with MKL uses several threads for its products.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Plan:
 
     samples: list[Any]
     chosen: list[int]  # the labelled vertices
-    label: list[int]  # of those
+    label: list[int]  # their labels
 
 
 class _DyNet(Runner):
@@ -151,7 +151,7 @@ class DyNetTreeLSTM(_DyNet):
         n = self.sizes.hidden
         b_leaf = dy.pick_range(b_all, 0, 3 * n)
         affine, part, add = dy.affine_transform, dy.pick_range, dy.esum
-        logistic, tanh, times, beside = dy.logistic, dy.tanh, dy.cmult, dy.concatenate
+        logistic, tanh, times, concatenate = dy.logistic, dy.tanh, dy.cmult, dy.concatenate
         result = []
         for sample in samples:
             h: list[Any] = []
@@ -160,7 +160,7 @@ class DyNetTreeLSTM(_DyNet):
                 if left < 0:
                     gates = affine([b_leaf, w, embedding[token]])
                 else:
-                    gates = affine([b_all, u_all, beside([h[left], h[right]])])
+                    gates = affine([b_all, u_all, concatenate([h[left], h[right]])])
                 i = logistic(part(gates, 0, n))
                 o = logistic(part(gates, n, 2 * n))
                 u = tanh(part(gates, 2 * n, 3 * n))

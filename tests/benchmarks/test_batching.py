@@ -1,4 +1,4 @@
-"""What batches and threads are worth, measured on tiny trees."""
+"""Speed-up by batches and threads, measured on tiny trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cavs import config
 
 
 def is_one(ratio: dict[str, float]) -> bool:
-    """Of all rounds: a single one of two figures may be 1 by chance."""
+    """Check all rounds: a single one of two values may be 1 by chance."""
     return ratio["least"] == ratio["q75"] == 1
 
 
@@ -48,7 +48,7 @@ def test_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         asked.append((base, *rest))
         return []
 
-    monkeypatch.setattr(batching, "apart", measure)
+    monkeypatch.setattr(batching, "in_new_process", measure)
     monkeypatch.setattr(batching, "table", lambda found: "table")
     out = tmp_path / "batching.json"
     assert batching.main(["--data", "random", "--hidden", "8", "16", "--out", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Programs say what misses its bound, and end with a status that tells."""
+"""Programs list the bounds that they miss, and return them in their exit status."""
 
 from types import SimpleNamespace
 
@@ -12,10 +12,10 @@ def holds(rows):
 
 
 def test_a_bound_is_the_least_or_the_most():
-    assert bounds.judged("m", 2, 2, True, "{:.1f}") == ("m", "2.0", "at least 2.0", "yes")
-    assert bounds.judged("m", 2.1, 2, False, "{:.1f}")[2:] == ("at most 2.0", "NO")
-    assert bounds.judged("m", float("nan"), 2, False, "{:.1f}")[3] == "NO"
-    rows = [bounds.judged(name, 1, 1, name == "a", "{}") for name in "ab"]
+    assert bounds.checked("m", 2, 2, True, "{:.1f}") == ("m", "2.0", "at least 2.0", "yes")
+    assert bounds.checked("m", 2.1, 2, False, "{:.1f}")[2:] == ("at most 2.0", "NO")
+    assert bounds.checked("m", float("nan"), 2, False, "{:.1f}")[3] == "NO"
+    rows = [bounds.checked(name, 1, 1, name == "a", "{}") for name in "ab"]
     assert bounds.missed(rows) == [] and bounds.verdict([]) == ""
     assert "| a" in bounds.verdict(rows)
 
@@ -68,19 +68,19 @@ def test_skewed_trees_and_a_slow_rank():
     found = {"predictor": "ema", "within_one": 0.95, "time": 1.1}
     slow = [{**found, "reached": reached} for reached in (40, None)]
     slow += [{**found, "reached": 2, "within_one": 0.94}]
-    slow += [{**slow[1], "predictor": "memoryless"}]  # shown, not judged
+    slow += [{**slow[1], "predictor": "memoryless"}]  # shown, not checked
     rows = stragglers.targets({"skewed": skewed, "slowed": {"16": slow}})
     of_slow = ["yes", "yes", "yes", "NO", "yes", "yes", "yes", "NO", "yes"]
     assert holds(rows) == ["NO", "yes", "NO", *of_slow]
 
 
-def test_every_judged_balancer_is_measured():
-    assert set(stragglers.JUDGED) <= set(stragglers.BALANCERS)
+def test_every_checked_balancer_is_measured():
+    assert set(stragglers.CHECKED) <= set(stragglers.BALANCERS)
     assert stragglers.PAIRS in stragglers.BALANCERS
 
 
 def test_auto_is_held_against_more_than_it_chooses_from():
     assert set(choices.BUILDERS) >= {*CANDIDATES, *REGISTRY}
     assert set(clusters.RIVALS) > set(REGISTRY) and not set(clusters.RIVALS) <= set(CANDIDATES)
-    name, found, _, holds = clusters.rivals("tree_lstm", "B4", beside=False)
+    name, found, _, holds = clusters.rivals("tree_lstm", "B4", overlapped=False)
     assert name.startswith("tree_lstm on B4, nothing hides") and (found, holds) == ("0.0%", "yes")

@@ -12,8 +12,8 @@ import pytest
 import cavs
 from benchmarks import batching, cpu, cpu_cases, machine
 from benchmarks.bounds import times_over
-from benchmarks.cpu_table import judged_rows, missed, summary_table
-from benchmarks.places import LATEST, RESULTS
+from benchmarks.cpu_table import checked_rows, missed, summary_table
+from benchmarks.result_paths import LATEST, RESULTS
 from benchmarks.runner import RUNNERS
 from benchmarks.workloads import Case
 from cavs import config
@@ -58,7 +58,7 @@ def record(**parts: Any) -> dict[str, Any]:
 
 
 def found(of: dict[str, Any]) -> dict[tuple[str, str], tuple[str, str, str]]:
-    return {(measure, case): tuple(rest) for measure, case, *rest in judged_rows(of)}  # type: ignore[misc]
+    return {(measure, case): tuple(rest) for measure, case, *rest in checked_rows(of)}  # type: ignore[misc]
 
 
 def test_every_line_has_its_cases() -> None:
@@ -137,7 +137,7 @@ def test_one_tree_at_a_time_takes_the_better_number_of_threads() -> None:
 
 
 def pairs(ratios: dict[tuple[int, int], tuple[float, float]], hidden: int) -> list[Any]:
-    """What `batching.measured` finds: of size and threads, what batches and threads are worth."""
+    """Return results of `batching.measured`: speed-ups by size and number of threads."""
     return [
         {
             "case": Case("var-lstm", hidden, size, threads=threads).record(),
@@ -174,15 +174,15 @@ def test_preparation_and_memory() -> None:
 
     case = Case("tree-fc", 128, 32)
     prepared = {"case": case.record(), "title": case.title, "busy_before": 0.0}
-    prepared |= {"merged": between(0.07), "apart": between(0.04)}
-    grown = [
+    prepared |= {"merged": between(0.07), "unmerged": between(0.04)}
+    growth = [
         {"shape": "chain", "vertices": n, "bytes": size, "step": 0.01}
         for n, size in ((5, 900.0), (250, 600.0), (1000, 530.0))
     ]
     held = {"title": "t", "cavs": {"peak": 16, "kept": 10}}
     held["cavs-without-merge_vertices"] = {"peak": 30, "kept": 20}
-    of = record(preparation=[prepared], growth=grown, memory=[held])
-    assert [line[2:] for line in judged_rows(of)] == [
+    of = record(preparation=[prepared], growth=growth, memory=[held])
+    assert [line[2:] for line in checked_rows(of)] == [
         ("4.0%", "at most 5.0%", "yes"),
         ("7.0%", "", ""),
         ("20,000,000", "at least 10,000,000", "yes"),
@@ -196,7 +196,7 @@ def test_preparation_and_memory() -> None:
 
 def test_what_failed_is_in_the_table() -> None:
     of = record(failed=[{"part": "growth: chain", "error": "first\nsecond"}])
-    assert judged_rows(of) == [("growth: chain", "", "failed: first", "", "NO")]
+    assert checked_rows(of) == [("growth: chain", "", "failed: first", "", "NO")]
     assert "load 0.5 at the start; drawn data" in summary_table(of)
 
 

@@ -19,7 +19,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import gpu  # noqa: E402
-from benchmarks.apart import apart  # noqa: E402
 from benchmarks.gpu_cases import (  # noqa: E402
     BATCH_SIZES,
     HIDDEN,
@@ -28,6 +27,7 @@ from benchmarks.gpu_cases import (  # noqa: E402
 from benchmarks.gpu_cases import groups as groups_of  # noqa: E402
 from benchmarks.gpu_parts import first_step  # noqa: E402
 from benchmarks.gpu_table import missed, summary_table  # noqa: E402
+from benchmarks.new_process import in_new_process  # noqa: E402
 from benchmarks.rivals import base, floor, graphs  # noqa: E402
 from benchmarks.rivals.device import set_up  # noqa: E402
 from benchmarks.runner import RUNNERS, make_runner  # noqa: E402
@@ -215,7 +215,7 @@ def entry(group: str, times: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def test_bounds_are_judged() -> None:
+def test_bounds_are_checked() -> None:
     record: dict[str, Any] = {
         "machine": {"cpu": "a CPU"},
         "data": "drawn",
@@ -287,14 +287,14 @@ def test_a_trace_lays_stages_end_to_end() -> None:
 
 
 def test_processes_that_hang_or_end_are_given_up() -> None:
-    assert apart(abs, -3, patience=60) == 3
+    assert in_new_process(abs, -3, patience=60) == 3
     for work, argument, text in (
         (int, "x", "invalid literal"),
         (time.sleep, 60, "no answer within 0.5 s"),
         (os._exit, 7, "ended with code 7"),
     ):
         with pytest.raises(RuntimeError, match=text):
-            apart(work, argument, patience=0.5 if work is time.sleep else 60)
+            in_new_process(work, argument, patience=0.5 if work is time.sleep else 60)
     session = RemoteSession("hand", patience=1e-3)
     with pytest.raises(SessionError, match="no answer within"):
         session.configure(Case("tree-fc", 8, 2, leaves=4, vocabulary=9, batches=2))

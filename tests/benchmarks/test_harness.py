@@ -153,9 +153,9 @@ def test_grid_of_cases() -> None:
 
 
 def test_unknown_runner_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    given = _options("--runners", "nobody")
+    given = _options("--runners", "no_such_runner")
     assert harness.run(given, [CASE]) == 2
-    assert "nobody" in capsys.readouterr().err
+    assert "no_such_runner" in capsys.readouterr().err
 
 
 def test_cavs_in_a_process_of_its_own() -> None:
@@ -253,7 +253,9 @@ def test_missing_data_are_an_error_before_anything_is_measured(
 ) -> None:
     monkeypatch.delenv("CAVS_DATA", raising=False)
     monkeypatch.setattr(harness, "RemoteSession", pytest.fail)
-    monkeypatch.setattr(preparation, "apart", lambda work, *_, **__: pytest.fail(str(work)))
+    monkeypatch.setattr(
+        preparation, "in_new_process", lambda work, *_, **__: pytest.fail(str(work))
+    )
     out = tmp_path / "out.json"
     out.write_text("good")
     mains = {"sst": sst.main, "lstm": lstm.main, "preparation": preparation.main}

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu, latency, level_points, levels
-from benchmarks.apart import apart
 from benchmarks.gpu_cases import Group, groups
 from benchmarks.gpu_parts import PIECES, Piece
 from benchmarks.gpu_table import missed, summary_table
 from benchmarks.levels import fitted
+from benchmarks.new_process import in_new_process
 from benchmarks.workloads import Case
 from tests.patience import patience
 
@@ -96,7 +96,7 @@ def test_what_has_a_bound_is_measured_first() -> None:
 
 def test_kernels_that_cannot_be_compiled_are_told_from_processes_of_their_own() -> None:
     of = [level_points.Point("lstm", 4, "fp32", "cuda:99")]
-    found, failed = apart(level_points.compiled_ahead, of, (1,), 2, patience=patience(120))
+    found, failed = in_new_process(level_points.compiled_ahead, of, (1,), 2, patience=patience(120))
     assert found["points"] == 1 and found["seconds"] > 0
     ((what, why),) = failed
     assert what == "kernels: lstm, h 4, fp32" and "device='cuda'" in why
@@ -142,7 +142,7 @@ def record() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_bounds_of_levels_and_latency_are_judged() -> None:
+def test_bounds_of_levels_and_latency_are_checked() -> None:
     of = "persistent, forward"
     assert missed(record()) == [
         f"levels: tree, h 256, tf32, worst at 1 vertices: {of} and backward, us a level",

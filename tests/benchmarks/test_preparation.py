@@ -1,10 +1,10 @@
-"""What comes before a step, measured on tiny cases."""
+"""Preparation of a step, measured on tiny cases."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.preparation import grown, growth_table, share, shares_table
+from benchmarks.preparation import growth, growth_table, share, shares_table
 from benchmarks.workloads import Case
 
 
@@ -18,7 +18,7 @@ def test_shares_of_a_step() -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_graphs_that_grow(shape: str) -> None:
-    found = grown(shape, 1200)
+    found = growth(shape, 1200)
     assert found["vertices"] == 1200
     assert (found["levels"] == 1200) == (shape == "chain")
     assert min(found["build"], found["prepare"], found["step"]) > 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import benchmarks.__main__ as everything
-from benchmarks import ablation, harness, machine, naive, places, preparation, report
-from benchmarks.places import LATEST, RESULTS
+from benchmarks import ablation, harness, machine, naive, preparation, report, result_paths
+from benchmarks.result_paths import LATEST, RESULTS
 from benchmarks.runner import make_runner
 from benchmarks.samples import lattice
 from benchmarks.sessions import LocalSession
@@ -49,8 +49,8 @@ def test_what_make_bench_runs_leaves_whole_grids_alone(
     assert everything.main(["--data", "D"]) == 1
     assert "failed in part: b" in capsys.readouterr().out
     quick = ["--data", "D", "--quick"]
-    beside = ["--results", str(tmp_path), "--out", str(tmp_path)]
-    assert called == [("a", quick), ("b", quick), ("report", beside)]
+    paths = ["--results", str(tmp_path), "--out", str(tmp_path)]
+    assert called == [("a", quick), ("b", quick), ("report", paths)]
     called.clear()
     monkeypatch.delenv("CAVS_DATA", raising=False)
     assert everything.main(["a", "--full", "--resume", "--data", ""]) == 0
@@ -62,7 +62,9 @@ def test_every_program_of_make_bench_is_quick_somewhere_else(
 ) -> None:
     found: dict[str, Any] = {}
     monkeypatch.setattr(
-        places.GridParser, "error", lambda self, message: pytest.fail(f"{self.prog}: {message}")
+        result_paths.GridParser,
+        "error",
+        lambda self, message: pytest.fail(f"{self.prog}: {message}"),
     )
 
     def measured(given: Any, *_: Any, **__: Any) -> int:
@@ -209,11 +211,11 @@ def test_plots_are_written_a_mode_and_threads(tmp_path: Path) -> None:
 
 def test_preparation_is_quick_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(preparation, "apart", lambda *work, patience: asked.append(work))
+    monkeypatch.setattr(preparation, "in_new_process", lambda *work, patience: asked.append(work))
     monkeypatch.setattr(preparation, "shares_table", lambda found: "shares")
     monkeypatch.setattr(preparation, "growth_table", lambda found: "growth")
     monkeypatch.setattr(preparation, "write_report", lambda out, *_: asked.append((out,)))
     assert preparation.main(["--quick", "--data", "random"]) == 0
     assert asked.pop() == (LATEST / "preparation.json",)
     assert {work[1].threads for work in asked if work[0] is preparation.share} == {1}
-    assert max(work[2] for work in asked if work[0] is preparation.grown) == 100_000
+    assert max(work[2] for work in asked if work[0] is preparation.growth) == 100_000

@@ -1,4 +1,4 @@
-"""Where results go: those of a whole grid to the documents, all others to files of their own."""
+"""Paths of results: those of a whole grid are documented, all others go to `LATEST`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.samples import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-# Of grids that options have narrowed, --quick above all: they must not replace a whole one.
+# Results of grids narrowed by options such as --quick must not replace those of a whole grid.
 LATEST = RESULTS / "latest"
 
-# They change neither what is measured nor how often.
+# Options that change neither cases nor repetitions.
 _NEUTRAL = ("data", "out", "resume", "in_process", "refcheck")
 
 

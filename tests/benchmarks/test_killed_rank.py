@@ -1,11 +1,11 @@
-"""What the benchmark of killed ranks takes for a fault, and what not."""
+"""The faults that the benchmark of killed ranks reports."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from benchmarks.disturbed import Ended, judge
+from benchmarks.killed_rank import FinishedRun, compare
 
 RANKS, STEPS = 3, 4
 DEV, LOSSES = [0.9, 0.6], [1.2, 1.0, 0.8, 0.7]
@@ -16,7 +16,7 @@ def ended(stale, ranks=range(RANKS), dev=DEV, shift=0.0, **changes):
     result = {"dev": list(dev), "losses": LOSSES, "seen": [0, 1] * STEPS}
     result |= {"steps": STEPS, "ranks": len(ranks), "stale": stale}
     values = {"w": np.linspace(1, 2, 50) + shift, "b": np.ones(3) + shift}
-    return Ended(
+    return FinishedRun(
         **{
             "status": 0,
             "errors": "",
@@ -29,7 +29,7 @@ def ended(stale, ranks=range(RANKS), dev=DEV, shift=0.0, **changes):
 
 
 def calm(stale):
-    """One run, or four whose losses are 0.01 apart and whose parameters 0.02."""
+    """Return one run, or four whose losses differ by 0.01 and whose parameters differ by 0.02."""
     if not stale:
         return [ended(False)]
     noise = np.random.default_rng(0).normal(0, 0.01, (4, 2))
@@ -41,7 +41,7 @@ def calm(stale):
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_the_survivors_of_a_run_like_the_others(stale):
-    found = judge(ended(stale, ranks=[0, 2], still=2.5), calm(stale), RANKS)
+    found = compare(ended(stale, ranks=[0, 2], still=2.5), calm(stale), RANKS)
     assert found["faults"] == []
     assert found["losses"] < (0.05 if stale else 1e-15)
 
@@ -59,13 +59,16 @@ def one_rank(run, **changes):
         (lambda run: one_rank(run, steps=3), "rank 2 made 3 of 4 steps"),
         (lambda run: one_rank(run, seen=[0, 1] * 3), "rank 2 saw other graphs"),
         (lambda run: dataclasses.replace(run, status=1), "status 1"),
-        (lambda run: dataclasses.replace(run, still=10.5), "the others stood still for 10.5 s"),
+        (lambda run: dataclasses.replace(run, still=10.5), "the survivors paused for 10.5 s"),
         (lambda run: dataclasses.replace(run, checkpoint=3), "the last checkpoint is of step 3"),
-        (lambda run: dataclasses.replace(run, results={0: run.results[0]}), "1 of 3 ranks came"),
+        (
+            lambda run: dataclasses.replace(run, results={0: run.results[0]}),
+            "1 of 3 ranks finished",
+        ),
     ],
 )
-def test_a_run_that_is_not_whole(stale, change, said):
-    faults = judge(change(ended(stale, ranks=[0, 2])), calm(stale), RANKS)["faults"]
+def test_an_incomplete_run_is_a_fault(stale, change, said):
+    faults = compare(change(ended(stale, ranks=[0, 2])), calm(stale), RANKS)["faults"]
     assert len(faults) == 1 and said in faults[0]
 
 
@@ -78,7 +81,7 @@ def test_a_run_that_is_not_whole(stale, change, said):
     ],
 )
 def test_without_stale_parameters_rounding_alone_may_differ(changes, said):
-    (fault,) = judge(ended(False, ranks=[0, 1], **changes), calm(False), RANKS)["faults"]
+    (fault,) = compare(ended(False, ranks=[0, 1], **changes), calm(False), RANKS)["faults"]
     assert said in fault
 
 
@@ -92,16 +95,16 @@ def test_without_stale_parameters_rounding_alone_may_differ(changes, said):
     ],
 )
 def test_with_stale_parameters_more_than_noise(changes, said):
-    faults = judge(ended(True, ranks=[0, 1], **changes), calm(True), RANKS)["faults"]
+    faults = compare(ended(True, ranks=[0, 1], **changes), calm(True), RANKS)["faults"]
     assert any(said in fault for fault in faults)
 
 
 def test_survivors_of_stale_runs_are_equal():
     run = ended(True, ranks=[0, 2])
     run.values[2]["w"] = run.values[2]["w"] + 1e-15
-    (fault,) = judge(run, calm(True), RANKS)["faults"]
+    (fault,) = compare(run, calm(True), RANKS)["faults"]
     assert fault == "rank 2 ended with another w than rank 0"
-    (fault,) = judge(one_rank(ended(True, ranks=[0, 2]), dev=[0.9, 0.61]), calm(True), RANKS)[
+    (fault,) = compare(one_rank(ended(True, ranks=[0, 2]), dev=[0.9, 0.61]), calm(True), RANKS)[
         "faults"
     ]
     assert fault == "rank 2 found other losses in evaluations than rank 0"

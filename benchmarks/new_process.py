@@ -1,4 +1,4 @@
-"""Work in a process of its own, which may crash or hang without harm to the one that asks."""
+"""Work in a new process, which may crash or hang without harm to the caller."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 
 def kill(process: multiprocessing.process.BaseProcess) -> None:
-    """Ends a process that called ``lead`` with all that it has started.
+    """Kill a process that called ``lead``, with all processes that it has started.
 
-    One that a driver holds stays; nobody waits for it.
+    A process that hangs in a driver remains; do not wait for it.
     """
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -25,7 +25,7 @@ def kill(process: multiprocessing.process.BaseProcess) -> None:
 
 
 def lead() -> None:
-    """Makes this process the first of a group of its own."""
+    """Make this process the leader of a new process group."""
     os.setpgid(0, 0)
 
 
@@ -37,11 +37,11 @@ def _answer(connection: Connection, work: Callable[..., Any], arguments: tuple[A
         connection.send((False, f"{error}\n{traceback.format_exc()}"))
 
 
-def apart(work: Callable[..., Any], *arguments: Any, patience: float) -> Any:
-    """What ``work`` returns, run in a new process; it and its arguments must be picklable.
+def in_new_process(work: Callable[..., Any], *arguments: Any, patience: float) -> Any:
+    """Run ``work`` in a new process and return its result; function and arguments are pickled.
 
-    Raises RuntimeError with the text of what it raised, or where it ends without an answer or gives
-    none within ``patience`` seconds; then it is killed.
+    Raises RuntimeError with the text of an error of ``work``, or if the process ends without a
+    result or gives none within ``patience`` seconds; then it is killed.
     """
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()

@@ -1,4 +1,4 @@
-"""What a program of many parts has found so far: one failing part does not stop the others."""
+"""The results of a program of many parts so far: a failing part does not stop the others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.apart import apart
 from benchmarks.harness import measure, write_json
+from benchmarks.new_process import in_new_process
 from benchmarks.samples import RANDOM
 from benchmarks.sessions import LocalSession, RemoteSession, Session
 from benchmarks.workloads import Case
 
 
-class Collected:
-    """The record of one run, which is a JSON file after each part, and the runners' processes.
+class Findings:
+    """The record of one run, a JSON file that is written after each part, and its processes.
 
-    given: has ``data``, ``out``, ``in_process``, and ``patience``, the seconds that a process may
-    take to answer.
+    given: has ``data``, ``out``, ``in_process``, and ``patience``, the longest time in seconds to
+    wait for a process.
     """
 
     def __init__(self, given: argparse.Namespace, started: float, benchmark: str) -> None:
@@ -56,15 +56,15 @@ class Collected:
     def found(
         self, name: str, work: Callable[..., Any], *arguments: Any, patience: float = math.inf
     ) -> Any:
-        """What ``work`` returns, run in a process of its own; None where it failed.
+        """Return the result of ``work``, run in a new process; None if it failed.
 
-        patience: seconds that it may take, where that is less than others may.
+        patience: seconds to wait, if that is less than for other parts.
         """
         try:
             if self.given.in_process:
                 return work(*arguments)
-            return apart(work, *arguments, patience=min(patience, self.given.patience))
-        except Exception as error:  # whatever it is, the other parts still count
+            return in_new_process(work, *arguments, patience=min(patience, self.given.patience))
+        except Exception as error:  # the other parts still count
             self.fail(name, error)
             return None
 
@@ -77,13 +77,13 @@ class Collected:
         return self.sessions[runner]
 
     def drop(self, *runners: str) -> None:
-        """Ends sessions; one that is asked for again begins anew."""
+        """End sessions; `session` starts a new one."""
         for runner in runners:
             if runner in self.sessions:
                 self.sessions.pop(runner).close()
 
     def measured(self, name: str, case: Case, runners: SequenceOf[str], rounds: int) -> Any:
-        """What `measure` finds, ratios taken to the first of the runners; None where it failed."""
+        """Return the entry of `measure`, with ratios to the first runner; None if it failed."""
         try:
             sessions = [self.session(runner) for runner in runners]
             entry = measure(case, sessions, rounds, runners[0])
@@ -97,6 +97,6 @@ class Collected:
         return entry
 
     def kill(self) -> None:
-        """Ends all processes of runners at once, whatever they do."""
+        """Kill all processes of runners."""
         for session in self.sessions.values():
             session.kill()
