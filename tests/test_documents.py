@@ -19,6 +19,10 @@ from cavs.ir import REGISTRY
 ROOT = Path(__file__).resolve().parents[1]
 # A block of code, and the block of text directly after it, if there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+# Documents whose code continues that of another.
+CONTINUED = {
+    f"docs/passes/{page}.md": "docs/passes/README.md" for page in ("forward", "backward", "memory")
+}
 DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
@@ -27,7 +31,8 @@ DOCUMENTS = [
     "docs/distributed/communicators.md",
     "docs/distributed/stale.md",
     "docs/strategies.md",
-    "docs/passes.md",
+    "docs/passes/README.md",
+    *CONTINUED,
     "docs/operators.md",
 ]
 
@@ -93,6 +98,8 @@ def test_code_of_a_document_runs(document, tmp_path, monkeypatch):
     names = {"__name__": "document"}
     found = blocks(document)
     assert found
+    if document in CONTINUED:
+        found = blocks(CONTINUED[document]) + found
     for code, expected in found:
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(io.StringIO()):
