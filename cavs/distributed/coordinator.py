@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -15,12 +14,14 @@ from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.distributed.balance.shards import Collate, Division, collate_of
-from cavs.distributed.comm.agreement import Consensus, agreed, is_agreed, may_save
+from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
+from cavs.distributed.elastic.error_reports import ErrorReports
 from cavs.distributed.elastic.handshake import compare_fits, compared, handshake, same_training
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.split_feedback import SplitFeedback
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Write
@@ -30,8 +31,6 @@ from cavs.train.loader import DataLoader
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
-_SHORT_PATIENCE = 3.0  # the same if it has also sent them a message
 
 
 class RankCoordinator:
@@ -44,7 +43,8 @@ class RankCoordinator:
     def __init__(self, training: RankTraining) -> None:
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
-        self._printed = 0  # number of warnings of the split that were printed
+        self.feedback = SplitFeedback(self.session)
+        self.errors = ErrorReports(training)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -72,33 +72,13 @@ class RankCoordinator:
             try:
                 outcome = advance(batch)
             except Exception:
-                self._reset_split()  # this step's times will not come
+                self.feedback.reset()  # this step's times will not come
                 raise
             assert isinstance(outcome, StepReport)
-            self._update_split(outcome)
+            self.feedback.update(outcome)
             return outcome
 
         return self.survivors.run_resilient(step, step=True)
-
-    def _update_split(self, outcome: StepReport) -> None:
-        """Pass the times of a step to a split that learns from them; rank 0 prints its warnings."""
-        split = self.session.split
-        update = getattr(split, "update", None)
-        if update is None or not self.session.roles.computes:
-            return
-        # Asynchronous ranks do not know each other's times.
-        reports = (outcome.rank_reports,) if outcome.rank_reports else ()
-        update(outcome.rank_seconds or None, *reports)
-        warnings = getattr(split, "warnings", ())
-        for text in warnings[self._printed :] if self._is_first else ():
-            print(f"cavs: {text}", file=sys.stderr, flush=True)
-        self._printed = len(warnings)
-
-    def _reset_split(self) -> None:
-        """Let the split forget batches that were sharded ahead and will not run."""
-        reset = getattr(self.session.split, "reset", None)
-        if reset is not None:
-            reset()
 
     def share_step_error(self, error: NumericsError) -> None:
         """See `Coordinator`."""
@@ -157,11 +137,11 @@ class RankCoordinator:
         survivors = self.survivors
         survivors.saves, survivors.gone = options.checkpoint is not None, []
         try:
-            with self.reporting_errors("fit"):
+            with self.errors.guard("fit"):
                 self.training.fit_facts = compared(options)
                 yield
         except BaseException as error:
-            self._reset_split()  # each rank's loader was ahead by another number of batches
+            self.feedback.reset()  # each rank's loader was ahead by another number of batches
             if not (isinstance(error, KeyboardInterrupt) and survivors.ends_fit):
                 raise
             raise survivors.lost_peers(error) from None
@@ -206,7 +186,7 @@ class RankCoordinator:
         division = Division(session.place, split, ahead)
         train.collate = collate_of(train.undivided, division, training.collate)
         training.collate = train.collate
-        self._reset_split()
+        self.feedback.reset()
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """See `Coordinator`."""
@@ -214,8 +194,8 @@ class RankCoordinator:
             yield from batches
         except Exception as error:  # the other ranks are about to make the step
             if not isinstance(error, CommunicationError):
-                self.report_error("batch", error)
-            self._reset_split()  # the times of batches sharded ahead will not come either
+                self.errors.report("batch", error)
+            self.feedback.reset()  # the times of batches sharded ahead will not come either
             raise
 
     def sum_losses(self, loss_sum: float) -> float:
@@ -247,7 +227,7 @@ class RankCoordinator:
                 same_training(self.training)
             return evaluate(batches)
 
-        with self.reporting_errors("evaluation"):
+        with self.errors.guard("evaluation"):
             if isinstance(batches, Iterator) and self.survivors.repeats:
                 batches = list(batches)
             return self.survivors.run_resilient(work)
@@ -309,39 +289,11 @@ class RankCoordinator:
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
         """See `Coordinator`. Any number of ranks may have written the file."""
         self.settle()
-        with self.reporting_errors("fit"):
+        with self.errors.guard("fit"):
             stored = read()
             self._report_saved(path)
             self.session.take_memory(stored.extra)
             return stored
-
-    # ---- errors and the end --------------------------------------------------------------------
-
-    @contextmanager
-    def reporting_errors(self, phase: str) -> Iterator[None]:
-        """Report an error in the block to the other ranks, which are in `phase`."""
-        try:
-            yield
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) and self.session.stopping
-            if not (stopped or isinstance(error, CommunicationError)):
-                self.report_error(phase, error)
-            raise
-
-    def report_error(self, phase: str, error: BaseException) -> None:
-        """Report an error of this rank alone to the other ranks, which are in `phase`."""
-        if is_agreed(error) or getattr(error, "reported", False):
-            return
-        error.reported = True  # type: ignore[attr-defined]  # even if no rank listens
-        session, patience = self.session, _PATIENCE
-        if session.asynchronous and session.servers is not None:
-            session.servers.fail(error)  # ranks may be in any step, where none awaits a consensus
-            if not session.servers.settled:
-                return
-            patience = _SHORT_PATIENCE
-        # Ranks that have not begun are about to compare what they train.
-        begun = self.training.begun or phase == "evaluation"
-        session.agreement.announce(phase if begun else None, error, patience)
 
     def close(self) -> None:
         """Wait until all ranks close, then end the communication."""

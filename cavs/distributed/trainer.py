@@ -191,4 +191,4 @@ class Trainer(LocalTrainer):
         if error is None:
             self.close()
         elif not isinstance(error, CommunicationError):
-            self.coordinator.report_error("end", error)
+            self.coordinator.errors.report("end", error)

@@ -116,3 +116,10 @@ def test_optimizers_minimise_a_quadratic(optimizer):
     for step in range(300):
         update(value, value - np.array([1.0, 0.5]), states, optimizer.hyper(step))
     assert value == pytest.approx([1.0, 0.5], abs=0.02)
+
+
+@pytest.mark.parametrize(("old", "new"), [("kind", "rule"), ("factors", "scales")])
+def test_former_attributes_say_their_new_names(old, new):
+    for owner in (optim.SGD(0.1), optim.Adam):
+        with pytest.raises(AttributeError, match=f"Optimizer.{old} was renamed\n(.|\n)*use {new}"):
+            getattr(owner, old)
