@@ -98,12 +98,12 @@ RESERVED = {
     "stage": "cavs/compiler cavs/runtime cavs/cuda csrc/exec csrc/bindings cavs/_engine.pyi cuda",
     "factors": "cavs/ir cavs/distributed csrc/exec csrc/bindings cavs/_engine.pyi cavs/_cuda.pyi "
     "cuda",
-    "kind": "cavs/ir cavs/passes cavs/compiler cavs/runtime cavs/data cavs/distributed/step "
-    "csrc/schedule csrc/exec csrc/bindings cavs/_engine.pyi cuda",
+    "kind": "cavs/ir cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
+    "cavs/distributed/step csrc/schedule csrc/exec csrc/bindings cavs/_engine.pyi cuda",
     "bound": "cavs/runtime csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
     "csrc/bindings cuda",
-    "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime csrc/exec cuda",
+    "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec cuda",
 }
 # Words of Python and CUDA.
 LANGUAGE_WORDS = re.compile(r"\bbound=|__launch_bounds__|(?i:in_?place)")
@@ -150,7 +150,7 @@ PLAIN = set(
         insert inspect interned interrupt into item job kernel key label labelled launch
         layer layout library like line linear load loader local lock lookup loop loss
         lost lowering mailbox map match matmul max measure measured memory merge merged
-        merging metric model module moved network nn no norm number numerics
+        merging metric model module moved multiword network nn no norm number numerics
         of on one op operand operation optimizer option order origin outcome output
         owner pair parameter parameterized parsed part partition partitioned peer
         pending persistent pickling plan planning plateau point port prediction

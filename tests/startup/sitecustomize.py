@@ -3,5 +3,5 @@
 import sys
 
 for finder in sys.meta_path:
-    if getattr(finder, "rebuild_flag", False):  # of an editable scikit-build-core installation
+    if getattr(finder, "rebuild_flag", False):  # an editable installation by scikit-build-core
         finder.rebuild_flag = False
