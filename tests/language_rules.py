@@ -103,7 +103,8 @@ RESERVED = {
     "bound": "cavs/runtime csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
     "csrc/bindings cuda",
-    "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec cuda",
+    "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec "
+    "cuda",
 }
 # Words of Python and CUDA.
 LANGUAGE_WORDS = re.compile(r"\bbound=|__launch_bounds__|(?i:in_?place)")
