@@ -1,4 +1,4 @@
-"""Checks of options, and the one setting of the process: how many threads the engine has."""
+"""Checks of options, and the number of threads of the engine, which the process shares."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cavs import _engine
 from cavs.errors import ConfigError
 
 MAX_THREADS: int = _engine.MAX_THREADS
-_wished: list[int] = []  # the number of threads, once somebody has set it
+_requested: list[int] = []  # the number of threads, once it was set
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether ``value`` counts or indexes something; True and False do not, though Python's can."""
-    # Most are plain ints, and asking an abstract class is slow for each id of a batch.
+    """True if ``value`` is an integer; True and False do not count as integers."""
+    # Most are plain ints, and a check against an abstract class is slow for each id of a batch.
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
@@ -31,7 +31,7 @@ def require(holds: bool, name: str, value: object, need: str) -> None:
 
 
 def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:
-    """`require` for a finite number; anything that is no number fails too."""
+    """`require` for a finite number; anything else fails too."""
     number = not isinstance(value, bool) and isinstance(value, Real)
     require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def require_count(name: str, value: object, least: int = 1, most: int | None = N
 
 
 def require_seed(value: object) -> None:
-    """`require_count` for what the engine takes as a seed: 64 bits."""
+    """`require_count` for a seed of the engine: 64 bits."""
     require_count("seed", value, 0, 2**64 - 1)
 
 
@@ -59,9 +59,9 @@ def require_threads(value: object) -> None:
 
 
 def num_threads() -> int:
-    """Threads of the engine, process-wide.
+    """Return the number of threads of the engine, process-wide.
 
-    At first what the affinity mask and the cgroup's quota allow, or ``CAVS_NUM_THREADS``;
+    By default as many as the affinity mask and the cgroup's quota allow, or ``CAVS_NUM_THREADS``;
     ConfigError if that is no number from 1 to 256.
     """
     return _engine.num_threads()
@@ -74,13 +74,13 @@ def set_num_threads(threads: int) -> None:
     """
     require_threads(threads)
     _engine.set_num_threads(threads)
-    _wished[:] = [threads]
+    _requested[:] = [threads]
 
 
 def share_processors(processes: int) -> None:
-    """Takes this process's part of the default where `processes` may use the same processors.
+    """Divide the default number of threads by the `processes` that share the processors.
 
-    Nothing changes once somebody has set a number of threads, here or by ``CAVS_NUM_THREADS``.
+    Nothing changes if a number of threads was set, here or by ``CAVS_NUM_THREADS``.
     """
-    if not _wished and not os.environ.get("CAVS_NUM_THREADS"):
+    if not _requested and not os.environ.get("CAVS_NUM_THREADS"):
         set_num_threads(max(1, num_threads() // processes))

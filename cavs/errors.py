@@ -1,6 +1,6 @@
-"""Every exception cavs raises on purpose.
+"""The exceptions of cavs.
 
-A message names what was found, what was needed, the line of the user's own code and, where one is
+A message says what was found, what was expected, the line of the user's own code and, where one is
 known, the cure. An error that is given no line finds it by itself.
 """
 
@@ -16,16 +16,16 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 T = TypeVar("T")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# Who calls the command line wrote no line that is to blame: a console script, a test.
+# Callers of the command line, such as a console script, are not the cause of an error.
 _COMMAND_LINE = os.path.join(_PACKAGE, "cli", "__init__.py")
-_MODELS = os.path.join(os.path.dirname(_PACKAGE), "models")  # in a checkout, they are not inside
-_LIBRARY = os.path.dirname(os.path.abspath(os.__file__))  # of Python: threads, contexts, copies
+_MODELS = os.path.join(os.path.dirname(_PACKAGE), "models")  # outside of the package in a checkout
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__))  # the standard library
 
 
 @lru_cache(maxsize=4096)
 def _is_users(filename: str, module: str) -> bool:
-    """Whether code is the user's; what is typed at a prompt has a name such as ``<stdin>``."""
-    if filename.startswith("<"):  # the constructors of our dataclasses have such a name too
+    """True if code is the user's; code from a prompt has a name such as ``<stdin>``."""
+    if filename.startswith("<"):  # constructors of dataclasses of cavs have such names too
         return not filename.startswith("<frozen ") and module.partition(".")[0] != "cavs"
     path = os.path.abspath(filename)
     if path.startswith(_LIBRARY + os.sep):
@@ -34,10 +34,10 @@ def _is_users(filename: str, module: str) -> bool:
 
 
 def user_line(models: bool = True) -> str:
-    """The innermost calling line outside the package, as ``file.py:12``; empty if there is none.
+    """Return the innermost calling line outside the package, as ``file.py:12``, or "".
 
-    That is so in a background thread, and for what the command line does. models: whether a line
-    of the models that come with cavs is the user's: they are there to be changed.
+    There is none in a background thread, and in the command line. models: True if a line of the
+    models that come with cavs counts as the user's, who may change them.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -53,9 +53,9 @@ def user_line(models: bool = True) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line of the user's own that `error` came through, as ``file.py:12``.
+    """Return the innermost line of the user that `error` passed through, as ``file.py:12``.
 
-    Not that of a library which the user calls; empty where no line is the user's.
+    Lines of libraries do not count; "" if there is none.
     """
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -68,7 +68,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def line_of(function: object) -> str:
-    """Where a function of the user is defined, as ``file.py:12``; empty for our own."""
+    """Return where a function of the user is defined, as ``file.py:12``; "" for those of cavs."""
     code = getattr(function, "__code__", None)
     if code is None or not _is_users(code.co_filename, str(getattr(function, "__module__", ""))):
         return ""
@@ -80,7 +80,7 @@ FAULT = "this is a fault of cavs, not of the model: please report it with the li
 
 
 def _again(kind: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) -> CavsError:
-    """A copied or pickled error: its text is whole, and its line that of the first."""
+    """Rebuild a copied or pickled error with its text and line."""
     error = kind.__new__(kind, *args)
     vars(error).update(state)
     return error
@@ -89,8 +89,8 @@ def _again(kind: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) 
 class CavsError(Exception):
     """Base of all errors of cavs.
 
-    ``what`` says what was found and what was needed, ``where`` the user's line, ``hint`` the cure.
-    Without ``where`` it is the line whose call raises it, where there is one.
+    ``what`` says what was found and what was expected, ``where`` the user's line, ``hint`` the
+    cure. Without ``where``, it is the user's line that led to the error, if there is one.
     """
 
     _has_line = True
@@ -107,10 +107,10 @@ class CavsError(Exception):
         super().__init__(text)
 
     def reworded(self, what: str) -> Self:
-        """The same error saying `what`: line, cure and all else, such as a vertex, stay."""
-        told = type(self)(what, where=self.where, hint=self.hint)
-        vars(told).update({k: v for k, v in vars(self).items() if k not in vars(told)})
-        return told
+        """Return the same error with the text `what`; line, cure and other attributes stay."""
+        copy = type(self)(what, where=self.where, hint=self.hint)
+        vars(copy).update({k: v for k, v in vars(self).items() if k not in vars(copy)})
+        return copy
 
     def __reduce__(self) -> tuple[Callable[..., CavsError], tuple[Any, ...]]:
         return _again, (type(self), self.args, vars(self))
@@ -129,7 +129,7 @@ class DTypeError(TraceError):
 
 
 class NoAttributeError(TraceError, AttributeError):
-    """What symbols of a trace do not have, such as a method of tensors; says what to write."""
+    """An attribute that symbols of a trace lack, such as a method of tensors; names another."""
 
 
 class FeatureError(CavsError):
@@ -137,13 +137,13 @@ class FeatureError(CavsError):
 
 
 class GraphError(CavsError, ValueError):
-    """An input graph that is no DAG or has dangling indices; names graph and vertex."""
+    """An input graph that is not a DAG or has dangling indices; names graph and vertex."""
 
     vertex: int = -1
 
 
 class DataError(CavsError, ValueError):
-    """Input text that cannot be read; names file, line and what stands there."""
+    """Input text that cannot be read; names file, line and text."""
 
 
 class CheckpointError(CavsError):
@@ -159,20 +159,20 @@ class CompileError(CavsError):
 
 
 class ConfigError(CavsError, ValueError):
-    """An option with a value that makes no sense."""
+    """An option with an invalid value."""
 
 
 class DeviceError(CavsError):
-    """A device that is missing, too old, or failed; says which install line mends it."""
+    """A device that is missing, too old, or failed; says what to install."""
 
 
 class DeviceWarning(DeviceError, RuntimeWarning):
-    """What a device lacks, or has lost, without ending the work: a warning, work goes on.
+    """A warning that a device lacks something, or has lost it; work continues.
 
-    Where warnings are made errors, it is raised, as the `DeviceError` that it is.
+    Where warnings are errors, it is raised as the `DeviceError` that it is.
     """
 
-    _has_line = False  # Python shows that of a warning
+    _has_line = False  # Python shows the line of a warning
 
 
 class CacheWarning(DeviceWarning):

@@ -1,1 +1,1 @@
-"""From a traced model to an engine program."""
+"""Compile a traced model to a program of the engine."""

@@ -1,18 +1,18 @@
-"""A buffer in the place of another: rows of one are columns of the other's."""
+"""Store buffers in columns of other buffers."""
 
 from __future__ import annotations
 
 from cavs.compiler.program import Operand, Program, clone
 
-Alias = tuple[int, int]  # a buffer, and the column of it where another one begins
+Alias = tuple[int, int]  # a buffer, and the column where another one begins in it
 
 
-def alias_buffers(program: Program, place: dict[int, Alias]) -> None:
-    """Takes the buffers that have another's place out of the program."""
-    kept = [n for n in range(len(program.buffers)) if n not in place]
+def alias_buffers(program: Program, aliases: dict[int, Alias]) -> None:
+    """Replace the buffers in ``aliases`` by columns of the buffers that they name."""
+    kept = [n for n in range(len(program.buffers)) if n not in aliases]
     number = {n: (i, 0) for i, n in enumerate(kept)}
-    for n in place:
-        home, column = _home(n, place)
+    for n in aliases:
+        home, column = _home(n, aliases)
         number[n] = number[home][0], column
 
     def moved(o: Operand) -> Operand:
@@ -30,9 +30,10 @@ def alias_buffers(program: Program, place: dict[int, Alias]) -> None:
     program.outputs = {name: number[n][0] for name, n in program.outputs.items()}
 
 
-def _home(n: int, place: dict[int, Alias]) -> Alias:
+def _home(n: int, aliases: dict[int, Alias]) -> Alias:
+    """Return the buffer that stores ``n``, through chains of aliases."""
     column = 0
-    while n in place:
-        n, start = place[n]
+    while n in aliases:
+        n, start = aliases[n]
         column += start
     return n, column

@@ -1,7 +1,7 @@
-"""For devices: what products read side by side is stored side by side, and read as one operand.
+"""Store operands of a product next to each other, so that it reads them as one matrix; on devices.
 
-A product of cuBLASLt takes matrices: operands in buffers of their own are a product each. The gates
-of a cell are one value that is cut, so backward their cotangents meet again in every product.
+A product of cuBLASLt takes matrices: operands in separate buffers are a product each. The gates of
+a cell are slices of one value, so that backward every product reads all their cotangents.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import replace
 from cavs.compiler.alias_buffers import Alias, alias_buffers
 from cavs.compiler.program import Instruction, Operand, Program
 
-ALIGNED = 8  # values: 16 bytes of bfloat16, the most that a load takes
+ALIGNED = 8  # values: 16 bytes of bfloat16, the widest load
 
 
 def coalesce_operands(program: Program) -> None:
-    """Joins buffers of ``program`` to wider ones, and operands that are columns of one, in place.
+    """Join buffers of ``program`` to wider ones, and operands in adjacent columns to one, in place.
 
-    Of two ways to join a buffer the wider one is taken. Values that a run gives back stay alone.
+    A buffer joins the longest run that it is in. Outputs of the program stay alone.
     """
     fixed = {program.loss, *program.outputs.values()}
-    place: dict[int, Alias] = {}
+    aliases: dict[int, Alias] = {}
     joined: set[int] = set()
     for run in adjacent_buffers(program):
         if any(n in fixed or n in joined for n in run):
@@ -30,26 +30,26 @@ def coalesce_operands(program: Program) -> None:
         column = 0
         for n in run:
             if n != run[0]:
-                place[n] = run[0], column
+                aliases[n] = run[0], column
             column += program.buffers[n].width
         home = program.buffers[run[0]]
         home.first = min(program.buffers[n].first for n in run)
         home.last = max(program.buffers[n].last for n in run)
         home.name = ", ".join(program.buffers[n].name for n in run)
         home.width = column
-    if place:
-        alias_buffers(program, place)
+    if aliases:
+        alias_buffers(program, aliases)
         program.instructions[:] = [_joined(i) for i in program.instructions]
 
 
 def adjacent_buffers(program: Program) -> list[tuple[int, ...]]:
-    """Buffers that could be one, left to right, the longest runs first."""
+    """Return runs of buffers that could be one, left to right, the longest runs first."""
     runs = {run for i in program.instructions for side in _sides(i) for run in _runs(program, side)}
     return sorted(runs, key=lambda run: (-len(run), run))
 
 
 def _sides(i: Instruction) -> Iterator[list[Operand]]:
-    """The operands that a product reads as one matrix."""
+    """Iterate over the groups of operands that a product reads as one matrix."""
     if i.kind == "matmul":
         yield i.inputs
     elif i.kind == "matmul_tn":
@@ -58,7 +58,7 @@ def _sides(i: Instruction) -> Iterator[list[Operand]]:
 
 
 def _runs(program: Program, side: list[Operand]) -> Iterator[tuple[int, ...]]:
-    """Two and more whole buffers of the same rows that follow each other, all of them aligned."""
+    """Iterate over runs of two or more whole, aligned operands in a row, over the same rows."""
     run: list[int] = []
     like: object = None
     for buffer, column, width, *rows in side:
@@ -78,15 +78,15 @@ def _runs(program: Program, side: list[Operand]) -> Iterator[tuple[int, ...]]:
 
 
 def _joined(i: Instruction) -> Instruction:
-    """Operands that are neighbouring columns of the same rows, as one."""
-    sides = [_neighbours(side) for side in _sides(i)]
+    """Join operands that are adjacent columns of the same rows."""
+    sides = [_joined_columns(side) for side in _sides(i)]
     if not sides:
         return i
     split = len(sides[0]) if i.kind == "matmul_tn" else i.split
     return replace(i, inputs=[o for side in sides for o in side], split=split)
 
 
-def _neighbours(side: list[Operand]) -> list[Operand]:
+def _joined_columns(side: list[Operand]) -> list[Operand]:
     result: list[Operand] = []
     for o in side:
         last = result[-1] if result else None

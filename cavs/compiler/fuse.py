@@ -1,4 +1,4 @@
-"""A body becomes instructions. Elementwise nodes fuse into as few kernels as possible."""
+"""Lower a body to instructions; elementwise nodes fuse into as few kernels as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cavs.passes.access import LOCAL_ARRAYS, Piece, outward
 from cavs.passes.partition import Body, Partition, is_elementwise
 from cavs.passes.repeats import block, grid
 
-MOST_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
+MAX_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class _Group:
 
 
 class RowLowering(Storage):
-    """Lowers the nodes of one body; rows stay in a chunk from instruction to instruction.
+    """Lowers the nodes of one body; chunks of rows run through all of its instructions.
 
     reached: parameters whose gradients are dense, see `dense_gradients`.
     """
@@ -43,7 +43,7 @@ class RowLowering(Storage):
         self.weights: dict[Node, int] = {}
 
     def _rows(self, body: Body) -> None:
-        """Groups the elementwise nodes of ``body`` by step and emits everything in order."""
+        """Group the elementwise nodes of ``body`` by step and emit everything in order."""
         inside, self.repeated = set(body.nodes), body.repeated
         group_of: dict[Node, _Group] = {}
         groups: dict[object, _Group] = {}
@@ -87,22 +87,22 @@ class RowLowering(Storage):
                 self._single(item)
 
     def _parts(self, group: _Group) -> list[_Group]:
-        """The group, cut where one kernel would read more than MOST_OPERANDS."""
+        """Cut the group where one kernel would read more than MAX_OPERANDS."""
         parts: list[_Group] = []
         read: set[Node] = set()
-        made: set[Node] = set()
+        computed: set[Node] = set()
         for n in group.nodes:
             inputs = {x for x, _ in self.accesses.operands(n)}
-            if not parts or len(read | (inputs - made)) > MOST_OPERANDS:
+            if not parts or len(read | (inputs - computed)) > MAX_OPERANDS:
                 parts.append(replace(group, nodes=[]))
-                read, made = set(), set()
+                read, computed = set(), set()
             parts[-1].nodes.append(n)
-            read |= inputs - made
-            made.add(n)
+            read |= inputs - computed
+            computed.add(n)
         return parts
 
     def _as_late_as_useful(self, body: Body, step: dict[Node, int]) -> None:
-        """Elementwise nodes join the latest kernel that can hold them, next to their readers."""
+        """Move elementwise nodes to the latest kernel that can hold them, that of their readers."""
         if not self.fuse:
             return
         bound: dict[Node, int] = {}
@@ -118,11 +118,11 @@ class RowLowering(Storage):
                     bound[p.source] = min(bound.get(p.source, limit), limit)
 
     def _inside(self, p: Piece, inside: Container[Node]) -> list[Node]:
-        """The node of this body behind a piece; what other tasks made does not count."""
+        """Return the node of this body that computes a piece; None if another task does."""
         return [p.source] if p.source in inside and p.array in LOCAL_ARRAYS else []
 
     def _stored(self, body: Body, group_of: dict[Node, _Group]) -> set[Node]:
-        """Nodes of ``body`` that something outside their kernel reads."""
+        """Return the nodes of ``body`` that are read outside of their kernel."""
         stored = set()
         for n in body.nodes:
             if n in self.partition.kept and n not in self.repeated:
@@ -136,7 +136,7 @@ class RowLowering(Storage):
         return stored
 
     def _map(self, group: _Group, stored: set[Node]) -> None:
-        """One fused kernel."""
+        """Emit one fused kernel."""
         for n in list(group.nodes):
             if n.op.name == "broadcast" and self._is_joined_copy(n):
                 self._joined_copy(n)
@@ -165,11 +165,11 @@ class RowLowering(Storage):
                 registers[n] = program.apply(n, args)
                 if n in stored:
                     results[n] = ("write", registers[n])
-        ops, place, count = program.finish({r.number for _, r in results.values()})
+        ops, register_of, count = program.finish({r.number for _, r in results.values()})
         stores = []
         for n, (mode, register) in results.items():
             stride = (1 if mode != "write" else inner) if outer > 1 else 0
-            stores.append((self._write(n), 0, stride, mode, place[register.number]))
+            stores.append((self._write(n), 0, stride, mode, register_of[register.number]))
         self.program.instructions.append(
             Instruction(
                 "map",
@@ -185,7 +185,7 @@ class RowLowering(Storage):
         )
 
     def _outward(self, n: Node) -> None:
-        """One kernel: what it computes for each edge to a parent, and the sum over these."""
+        """Emit a kernel that computes a value for each edge to a parent, and their sum."""
         outer, inner = grid(n.shape)
         loads: dict[tuple[Operand, int, bool], int] = {}
         number = {}
@@ -194,23 +194,25 @@ class RowLowering(Storage):
             number[x] = loads.setdefault(load, len(loads))
         program = MapProgram(len(loads))
         registers = {x: Register(program, at) for x, at in number.items()}
-        made = [x for x in outward(n) if x not in registers]
-        for x in made:
+        computed = [x for x in outward(n) if x not in registers]
+        for x in computed:
             registers[x] = program.apply(x, _arguments(program, x, registers))
         value = registers[n.inputs[0]].number
-        ops, place, count = program.finish({value})
+        ops, register_of, count = program.finish({value})
         self.program.instructions.append(
             Instruction(
                 "map",
                 self._space(n.type.domain.base, n.type.domain.kind),
                 loads=list(loads),
                 ops=ops,
-                stores=[(self._write(n), 0, inner if outer > 1 else 0, "write", place[value])],
+                stores=[
+                    (self._write(n), 0, inner if outer > 1 else 0, "write", register_of[value])
+                ],
                 registers=max(count, 1),
                 outer=outer,
                 inner=inner,
                 outward=True,
-                label="map " + "+".join(dict.fromkeys(x.op.name for x in (*made, n))),
+                label="map " + "+".join(dict.fromkeys(x.op.name for x in (*computed, n))),
             )
         )
 
@@ -219,7 +221,7 @@ class RowLowering(Storage):
         return x.op.name != "constant" and len(self.accesses.at(x, n)) > 1
 
     def _joined_copy(self, n: Node) -> None:
-        """A copy out of several pieces: one kernel a piece, side by side."""
+        """Emit a copy of several pieces: one kernel per piece, into adjacent columns."""
         buffer = self._write(n)
         column = 0
         for p in self.accesses.at(n.inputs[0], n):
@@ -255,7 +257,7 @@ class RowLowering(Storage):
         )
 
     def _single(self, n: Node) -> None:
-        """An instruction of its own: a product, a loss, a maximum, a rearrangement."""
+        """Emit a node that is not fused: a product, a loss, a maximum, a rearrangement."""
         name, d = n.op.name, n.type.domain
         space = self._space(d.base, d.kind)
         pieces = [self.operand(p) for _, ps in self.accesses.operands(n) for p in ps]
@@ -283,12 +285,12 @@ class RowLowering(Storage):
             raise CompileError(
                 f"operator {name} cannot be lowered",
                 where=n.where,
-                hint="an operator of your own needs expr=, from which its kernel is made; or "
+                hint="an operator of your own needs expr=, from which its kernel is generated; or "
                 "compose it of those of cavs.ops",
             )
 
     def _rearrange(self, n: Node) -> None:
-        """Rank-2 slices and concatenations, pads and transposes: strided copies."""
+        """Emit rank-2 slices and concatenations, pads and transposes as strided copies."""
         buffer = self._write(n)
         outer, size = grid(n.shape)
         column = 0
@@ -333,7 +335,7 @@ def _kernel_shape(node: Node) -> tuple[int, ...]:
 
 
 def _joinable(source: Node, reader: Node) -> bool:
-    """Whether the elementwise ``source`` can be in one kernel with its ``reader``."""
+    """True if the elementwise ``source`` can be in one kernel with its ``reader``."""
     return (
         is_elementwise(source)
         and not _reduces_axis(source)
@@ -347,11 +349,11 @@ def _reduces_axis(node: Node) -> bool:
 
 
 def _block(x: Node, shape: tuple[int, ...]) -> tuple[int, bool]:
-    """How an operand of a fused kernel repeats: outer stride and whether one number a block."""
+    """Return how an operand of a fused kernel repeats: outer stride, and one number per block."""
     found = block(x.shape, shape)
     if found is None:
         raise CompileError(
-            f"a value of shape {list(x.shape)} is repeated to {list(shape)} without copies",
+            f"a value of shape {list(x.shape)} is broadcast to {list(shape)} without copies",
             where=x.where,
             hint=FAULT,
         )

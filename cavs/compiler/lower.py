@@ -1,4 +1,4 @@
-"""Fusion and storage put together: bodies to stages, gradients to where they are summed."""
+"""Lower a partition to a program: bodies to stages, gradient terms to sums."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from cavs.passes.partition import Body
 
 
 class Lowering(RowLowering):
-    """Builds a Program from a Partition."""
+    """Lowers a Partition to a Program."""
 
     def run(self) -> None:
-        """Lowers every body, in order of stages; gradients leave as soon as they are known."""
+        """Lower every body, in order of stages; gradients are summed as soon as they are known."""
         gradients = self._gradient_terms()
         self.needed: dict[str, set[Node]] = {}
         loops: dict[object, Stage] = {}
@@ -43,7 +43,7 @@ class Lowering(RowLowering):
             if body.loop is not None:
                 self._loop_body(stage, body, gradients)
             elif body.reduction:
-                stage.label = f"reduce {self._made_of(body.nodes[0], gradients)}"
+                stage.label = f"reduce {self._purpose(body.nodes[0], gradients)}"
                 self._attach_reductions(
                     stage, self._emitted(self._reduction, body.nodes[0], gradients)
                 )
@@ -53,7 +53,7 @@ class Lowering(RowLowering):
         self._finish_outputs()
 
     def _emitted(self, emit: Callable[..., None], *args: object) -> list[int]:
-        """The numbers of the instructions that ``emit`` adds."""
+        """Return the numbers of the instructions that ``emit`` adds."""
         self.local = {}
         first = len(self.program.instructions)
         emit(*args)
@@ -76,7 +76,7 @@ class Lowering(RowLowering):
         return Stage(kind, self._space_of(Domain(base, body.kind)), label=label)
 
     def _loop_body(self, stage: Stage, body: Body, gradients: dict[Node, str]) -> None:
-        """A body for its kind; without specialisation a copy for each, over that kind's rows."""
+        """Lower a body for its kind; without specialisation, for each kind, over its rows."""
         for k in range(len(self.program.kinds)):
             if body.kind is None or body.kind == k:
                 self.kind = k if body.kind is None else None
@@ -84,15 +84,15 @@ class Lowering(RowLowering):
         self.kind = None
 
     def _body(self, body: Body, gradients: dict[Node, str]) -> None:
-        """Instructions of the rows of a task, then its terms of gradients."""
+        """Lower the rows of a task, then its terms of gradients."""
         sums = [n for n in body.nodes if n.op.rule is BatchRule.REDUCE]
         rows = [n for n in body.nodes if n.op.rule is not BatchRule.REDUCE]
         self._rows(replace(body, nodes=rows))
         for n in sums:
             self._reduction(n, gradients)
 
-    def _made_of(self, n: Node, gradients: dict[Node, str]) -> str:
-        """What a sum over rows is for: gradients by their parameters, or outputs as the loss is."""
+    def _purpose(self, n: Node, gradients: dict[Node, str]) -> str:
+        """Return the gradients or outputs that a sum over rows is computed for."""
         owners = [gradients[n]] if n in gradients else []
         owners += [name for name, terms in self.other_terms.items() if n in terms]
         owners = self.tables.get(n, owners)
@@ -102,7 +102,7 @@ class Lowering(RowLowering):
         return ", ".join(x for x in outputs if n in self._needed_by(x)) or "for gradients"
 
     def _needed_by(self, output: str) -> set[Node]:
-        """The values that an output depends on, through slots too."""
+        """Return the values that an output depends on, through slots too."""
         if output not in self.needed:
             found: set[Node] = set()
             waiting = [self.graph.outputs[output]]
@@ -117,7 +117,7 @@ class Lowering(RowLowering):
         return self.needed[output]
 
     def _attach_reductions(self, stage: Stage, ids: list[int]) -> None:
-        """One instruction a global stage; rows of several tables are summed by one for each."""
+        """Give each instruction a global stage of its own, one for each table that it sums."""
         at = self.program.stages.index(stage)
         stage.body = ids[:1]
         for i, extra in enumerate(ids[1:], 1):
@@ -135,9 +135,9 @@ class Lowering(RowLowering):
     # ---- reductions and gradients --------------------------------------------------------------
 
     def _gradient_terms(self) -> dict[Node, str]:
-        """The reductions that are terms of exactly one gradient: they write it themselves.
+        """Return the reductions that are terms of exactly one gradient: they write it directly.
 
-        Rows of tables are never stored: each of their gradients makes its own sum of them.
+        Gradients of tables are never stored for others: each sums its rows itself.
         """
         owner: dict[Node, list[tuple[str, int]]] = defaultdict(list)
         self.other_terms: dict[str, list[Node]] = {}
@@ -146,8 +146,8 @@ class Lowering(RowLowering):
         for key, value in self.graph.outputs.items():
             if not key.startswith("grad:"):
                 continue
-            name, _, place = key.removeprefix("grad:").rpartition("#")
-            start = int(place.partition("@")[2].partition(".")[0] or 0)  # "1@300.0": a window
+            name, _, window = key.removeprefix("grad:").rpartition("#")
+            start = int(window.partition("@")[2].partition(".")[0] or 0)  # of "1@300.0"
             self.other_terms.setdefault(name, [])
             columns[name] = value.shape[-1] if value.shape else 1
             # A window of rows is narrower than the whole.
@@ -163,16 +163,16 @@ class Lowering(RowLowering):
         result = {}
         self.first_row: dict[Node, int] = {}
         self.tables: dict[Node, list[str]] = {}
-        # What something else computes with is kept, and added to the gradient at the end.
+        # Terms that other values are computed from are stored, and added at the end.
         read = {x for n in self.graph.nodes() for x in n.inputs} | set(self.graph.slots.values())
         read |= {x for key, x in self.graph.outputs.items() if not key.startswith("grad:")}
-        for t, places in owner.items():
+        for t, terms in owner.items():
             if t.op.name == "lookup_grad" and t not in read:
-                self.tables[t] = [name for name, _ in places]
-            if t in self.tables or (len(places) == 1 and t not in read):
-                result[t], self.first_row[t] = places[0]
+                self.tables[t] = [name for name, _ in terms]
+            if t in self.tables or (len(terms) == 1 and t not in read):
+                result[t], self.first_row[t] = terms[0]
             else:
-                for name, start in places:
+                for name, start in terms:
                     if start > 0:
                         raise CompileError(
                             f"rows {start}: of a gradient are read", where=t.where, hint=FAULT
@@ -193,7 +193,7 @@ class Lowering(RowLowering):
         return result
 
     def _reduction(self, n: Node, gradients: dict[Node, str]) -> None:
-        """A sum over rows, an instruction a piece: into a gradient, or into a buffer of one row."""
+        """Lower a sum over rows, an instruction per piece, to a gradient or a buffer of one row."""
         owner = gradients.get(n)
         name = n.op.name
         if name.startswith("lstm"):
@@ -249,7 +249,7 @@ class Lowering(RowLowering):
             raise CompileError(
                 f"operator {name} cannot be lowered",
                 where=n.where,
-                hint="an operator of your own that sums over rows is made of ops.sum_rows",
+                hint="an operator of your own that sums over rows is composed of ops.sum_rows",
             )
         (column,) = dict(n.attrs).get("at", (0,))
         for o in flat:
@@ -267,7 +267,7 @@ class Lowering(RowLowering):
             column += o[2]
 
     def _recurrence(self, n: Node, owner: str | None) -> None:
-        """One instruction: a whole LSTM, or its gradient by its input or by a parameter."""
+        """Lower a whole LSTM, or its gradient by its input or a parameter, to one instruction."""
         p, number = self.program, n.attr("number")
         inputs = [self.operand(x) for _, pieces in self.accesses.operands(n) for x in pieces]
         i = Instruction(n.op.name, VERTEX_SPACE, inputs=inputs, argument=number)
@@ -294,7 +294,7 @@ class Lowering(RowLowering):
         p.instructions.append(i)
 
     def _finish_gradients(self, gradients: dict[Node, str]) -> None:
-        """Terms that are no reductions of their own are added at the end; some have no others."""
+        """Add terms that are not reductions of their own to their gradients."""
         for name, terms in self.other_terms.items():
             if not terms and name not in self.zeros:
                 continue
@@ -310,8 +310,8 @@ class Lowering(RowLowering):
             total = Register(program, 0)
             for i in range(1, len(loads)):
                 total = total + Register(program, i)
-            ops, place, count = program.finish({total.number})
-            store = (self.grad_buffers[name], 0, 0, "write", place[total.number])
+            ops, register_of, count = program.finish({total.number})
+            store = (self.grad_buffers[name], 0, 0, "write", register_of[total.number])
             self.program.instructions.append(
                 Instruction(
                     "map",

@@ -1,6 +1,6 @@
-"""Which of what a program writes is scatter: rows that gather reads, or its gradient.
+"""Mark what instructions write for gather, or its gradient, to read: scatter.
 
-Found before values take the places of others, for then a buffer is of one value.
+This runs before buffers are reused, while each of them holds one value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GATHERS = TO_CHILDREN | TO_PARENTS  # as `is_gather` in csrc/exec/traffic.cc
 
 
 def mark_scatter_traffic(program: Program) -> None:
-    """Notes of every instruction how many columns of a row it scatters, for reports."""
+    """Set how many columns of a row each instruction scatters, for reports."""
     states: dict[int, set[int]] = defaultdict(set)
     for i in program.instructions:
         for buffer, column, width, _, array, _ in (*i.inputs, *(load[0] for load in i.loads)):
@@ -26,7 +26,7 @@ def mark_scatter_traffic(program: Program) -> None:
 
 
 def _written(i: Instruction) -> Iterator[tuple[int, list[int]]]:
-    """The buffers of which an instruction writes a row for each of its own, and the columns."""
+    """Iterate over the buffers with a row per row of the instruction, and the columns written."""
     for buffer, column, stride, mode, _ in i.stores:
         inner = i.inner if mode == "write" else 1
         yield buffer, [column + o * stride + j for o in range(i.outer) for j in range(inner)]

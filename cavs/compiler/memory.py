@@ -1,4 +1,4 @@
-"""What a step holds at once, and what of it backward reads, by the shape of the graphs alone."""
+"""Estimate the memory that a step holds, from the program and the shape of the graphs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from cavs.compiler.program import Buffer, Program, Stage, kind_of
 
 
 class Shape(NamedTuple):
-    """Of graphs: vertices without children and edges, for each vertex that has children."""
+    """Number of leaves and edges of graphs, relative to the vertices that have children."""
 
     leaves: float
     edges: float
 
 
 def peak(program: Program, shape: Shape | None = None) -> float:
-    """The most elements of values alive at once, if every kind with children had one row; without
-    a shape, if every kind had one."""
+    """Return the largest number of elements alive at once, with one row per kind with children.
+
+    Without a shape, every kind has one row.
+    """
     alive = [0.0] * len(program.stages)
     for b in program.buffers:
         elements = _elements(program, b, shape)
@@ -26,20 +28,22 @@ def peak(program: Program, shape: Shape | None = None) -> float:
 
 
 def kept(program: Program, shape: Shape) -> float:
-    """Elements of the values that backward reads."""
+    """Return the number of elements that backward reads of what was computed before it."""
     start = first_backward(program)
     return sum(_elements(program, b, shape) for b in program.buffers if b.first < start <= b.last)
 
 
 def first_backward(program: Program) -> int:
-    """The first stage that is a loop of cotangents or sums a gradient; 0 without one. What is made
-    before it and read there or later is kept for backward."""
+    """Return the first stage that is a loop of cotangents or sums a gradient; 0 without one.
+
+    Values computed before it and read there or later are kept for backward.
+    """
     starts = (n for n, s in enumerate(program.stages) if s.gradient or _sums_gradient(program, s))
     return next(starts, 0)
 
 
 def group_of(key: int) -> str:
-    """Where vertices of the kind ``key`` are held, see Buffer."""
+    """Return the group of vertices that the kind ``key`` belongs to, see ``Buffer.held``."""
     return "inner" if key % 2 else "leaves"
 
 

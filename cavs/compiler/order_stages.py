@@ -1,4 +1,4 @@
-"""In which order stages and instructions run: sums early and side by side, stores late."""
+"""Order stages and instructions: sums early and next to each other, stores late."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a
 
 
 def sums_first(program: Program, early: bool) -> None:
-    """Runs a sum over all rows as soon as its rows are known: what it alone still reads dies.
+    """Run a sum over all rows as soon as its rows are known: values that it reads last are dead.
 
-    Unless ``early``, products that end a gradient rather come last, behind the last loop: gradients
-    of tables and biases travel to other processes while they run, and side by side they share the
-    threads better.
+    Unless ``early``, products that complete a gradient come last, behind the last loop: gradients
+    of tables and biases are sent to other processes meanwhile, and products that run next to each
+    other share the threads better.
     """
     stages = program.stages
     last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
@@ -44,36 +44,36 @@ def sums_first(program: Program, early: bool) -> None:
     stages[:] = [stages[s] for s in order]
 
 
-def side_by_side(program: Program) -> None:
-    """Brings sums that do not wait for each other together: the engine shares those out at once."""
+def group_independent_sums(program: Program) -> None:
+    """Move sums that do not depend on each other together: the engine runs those concurrently."""
     order: list[Stage] = []
     for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
         run = list(group)
         turns: list[int] = []
-        places = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]
-        for late in places:
-            waits = (t + 1 for t, early in zip(turns, places, strict=False) if _wait(early, late))
+        uses = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]
+        for late in uses:
+            waits = (t + 1 for t, early in zip(turns, uses, strict=False) if _depend(early, late))
             turns.append(max(waits, default=0))
         order += [run[n] for n in sorted(range(len(run)), key=turns.__getitem__)] if sums else run
     program.stages[:] = order
 
 
-def _wait(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
-    """Whether one of two sums reads what the other writes, or both write one place."""
+def _depend(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
+    """True if a sum reads what the other writes, or both write the same elements."""
     (reads, writes), (others_reads, others_writes) = a[0], b[0]
     if reads & others_writes or writes & others_reads:
         return True
-    meet = all(x.start < y.stop and y.start < x.stop for x, y in zip(a[1], b[1], strict=True))
-    return meet and bool(writes & others_writes)
+    overlap = all(x.start < y.stop and y.start < x.stop for x, y in zip(a[1], b[1], strict=True))
+    return overlap and bool(writes & others_writes)
 
 
 def _window(program: Program, body: list[int]) -> Window:
-    """Rows and columns of a gradient that the sums of a stage write."""
+    """Return the rows and columns of a gradient that the sums of a stage write."""
     i = program.instructions[body[0]]
     if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
         return range(2**62), range(2**62)
-    places = [window(program, program.instructions[n]) for n in body]
-    rows, columns = ([p[side] for p in places] for side in (0, 1))
+    windows = [window(program, program.instructions[n]) for n in body]
+    rows, columns = ([w[side] for w in windows] for side in (0, 1))
     return _span(rows), _span(columns)
 
 
@@ -81,8 +81,8 @@ def _span(ranges: list[range]) -> range:
     return range(min(r.start for r in ranges), max(r.stop for r in ranges))
 
 
-def keepers_last(program: Program, body: list[int]) -> None:
-    """Stores values for other stages as late as it can: their places may be free by then.
+def stores_last(program: Program, body: list[int]) -> None:
+    """Store values for other stages as late as possible: buffers to reuse may be dead by then.
 
     Sums over the rows of a task stay behind everything else.
     """
@@ -98,7 +98,7 @@ def keepers_last(program: Program, body: list[int]) -> None:
 
 
 def _ordered(touched: list[Touches], rank: list[int]) -> list[int]:
-    """An order that keeps every dependence; of what may run next, the first of lowest rank."""
+    """Return an order that keeps every dependence, with low ranks as early as it allows."""
     writer: dict[object, int] = {}  # the last one
     readers: dict[object, list[int]] = defaultdict(list)  # since then
     needs: list[set[int]] = []

@@ -1,4 +1,4 @@
-"""The program the engine walks, as plain data; mirrors csrc/exec/program.h."""
+"""The program that the engine runs, as plain data; mirrors csrc/exec/program.h."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 Operand = tuple[int, int, int, str, str, int]
 
 ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
-PRESENT_SPACE = -2  # minus the number of an integer feature: the vertices that have it
+PRESENT_SPACE = -2  # minus the number of an integer feature: vertices where it is present
 
 
 def space_of(base: str, kind: int | None) -> int:
-    """The engine's number of a domain."""
+    """Return the engine's number of a domain."""
     if base == "one":
         return ONE_SPACE
     if base == "graph":
@@ -28,7 +28,7 @@ def space_of(base: str, kind: int | None) -> int:
 
 
 def kind_of(space: int) -> int | None:
-    """The kind whose vertices or edges a space has; None where it has those of all."""
+    """Return the kind that the rows of a space belong to; None for rows of all kinds."""
     return (space - 4) // 2 if space >= 4 else None
 
 
@@ -43,7 +43,7 @@ class Buffer:
     name: str
     first: int = 1 << 30
     last: int = -1
-    held: str = "all"  # of all vertices; or of those with children: "inner", without: "leaves"
+    held: str = "all"  # rows of all vertices, those with children ("inner") or without ("leaves")
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Instruction:
     outer: int = 1
     inner: int = 0
     outward: bool = False
-    scatters: int = 0  # columns of what it writes that gather reads; for reports alone
+    scatters: int = 0  # columns that it writes and gather reads; for reports alone
     label: str = ""
 
 
@@ -94,7 +94,7 @@ class Stage:
 
 @dataclass
 class Program:
-    """Everything the engine needs but the data."""
+    """Everything that the engine needs but the data."""
 
     kinds: list[int]
     parameters: list[str]
@@ -113,24 +113,23 @@ class Program:
 
 
 def clone(x: T) -> T:
-    """A shallow copy of a plain object: what dataclasses.replace and copy.copy take ten times as
-    long for."""
+    """Return a shallow copy of a plain object, ten times as fast as copy.copy."""
     new = object.__new__(type(x))
     new.__dict__.update(x.__dict__)
     return new
 
 
-Touches = tuple[set[object], set[object]]  # what is read and what is written
+Touches = tuple[set[object], set[object]]  # keys that are read, and written
 Window = tuple[range, range]  # rows and columns of a gradient
 
 
 def instructions_of(stage: Stage) -> list[int]:
-    """All instructions of a stage."""
+    """Return all instructions of a stage."""
     return [*stage.body, *(i for body in stage.bodies for i in body)]
 
 
 def touches(program: Program, numbers: Iterable[int]) -> Touches:
-    """What instructions read and write: buffers, and gradients by parameter."""
+    """Return the buffers, and gradients by parameter, that instructions read and write."""
 
     def key(buffer: int) -> object:
         b = program.buffers[buffer]
@@ -148,18 +147,18 @@ def touches(program: Program, numbers: Iterable[int]) -> Touches:
 
 
 def written(i: Instruction) -> list[int]:
-    """Buffers that an instruction writes."""
+    """Return the buffers that an instruction writes."""
     return [s[0] for s in i.stores] + ([] if i.out is None else [i.out[0]])
 
 
 def window(program: Program, i: Instruction) -> Window:
-    """Rows and columns of a gradient that a sum writes."""
+    """Return the rows and columns of a gradient that a sum writes."""
     assert i.out is not None, i.kind
     buffer, start, width = i.out[:3]
     columns = program.buffers[buffer].width
     row, column = divmod(start, columns)
     rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
     end = column + width
-    if end > columns:  # what is longer than a row goes on in the next: a sum of matrices is flat
+    if end > columns:  # a sum of matrices is flat and may cover several rows
         return range(row, row + rows + (end - 1) // columns), range(columns)
     return range(row, row + rows), range(column, end)

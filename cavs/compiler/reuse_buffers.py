@@ -1,7 +1,7 @@
-"""Pass 7, second half: of several orders the best, in which values take the places of dying ones.
+"""Pick the order of stages with the lowest peak memory, and write new values over dead ones.
 
-Works on a finished program. The engine lays buffers out by the stages they live in; here a buffer
-that is written where another is read for the last time becomes the same buffer, row by row.
+This works on a finished program. The engine lays buffers out by the stages they live in; here a
+buffer that is written where another one is read last becomes the same buffer, row by row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cavs.compiler.alias_buffers import Alias, alias_buffers
 from cavs.compiler.coalesce_operands import adjacent_buffers
 from cavs.compiler.memory import group_of, peak
-from cavs.compiler.order_stages import keepers_last, side_by_side, sums_first
+from cavs.compiler.order_stages import group_independent_sums, stores_last, sums_first
 from cavs.compiler.program import (
     Buffer,
     Instruction,
@@ -28,20 +28,19 @@ from cavs.compiler.program import (
 )
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
 
-EARLY = 1.05  # so much less memory is worth that gradients of products do not come last
+EARLY = 1.05  # reduction of the peak for which products of gradients need not come last
 
 
 def reuse_buffers(program: Program, concurrent: bool = False) -> None:
-    """Reorders stages and joins buffers of ``program``, in place; no value changes.
+    """Reorder stages and reuse buffers of ``program``, in place; no value changes.
 
-    Of the ways to do so that which needs least memory; early sums only where they save enough.
-    beside: values share no rows, so that sums over some need not wait for others to be read;
-    products come last, beside which there is room; and what `coalesce_operands` may join takes no
-    place of other rows, where it could not.
+    The way with the lowest peak is chosen; early sums only where they save enough. concurrent: sums
+    run concurrently with loops, so that no buffer is reused by columns, sums come late, and buffers
+    that `coalesce_operands` may join are not written over others.
     """
     for stage in program.stages:
         for body in (stage.body, *stage.bodies):
-            keepers_last(program, body)
+            stores_last(program, body)
     late = _ordered(program, early=False)
     if concurrent:
         best, _ = _shared(late, False, {n for run in adjacent_buffers(program) for n in run})
@@ -66,11 +65,11 @@ def keep_buffers(program: Program) -> None:
 
 
 def _ordered(program: Program, early: bool) -> Program:
-    """The program with its stages in order; instructions and buffers keep their numbers."""
+    """Return the program with ordered stages; instructions and buffers keep their numbers."""
     buffers, stages = [clone(b) for b in program.buffers], list(program.stages)
     result = replace(program, buffers=buffers, stages=stages)
     sums_first(result, early)
-    side_by_side(result)
+    group_independent_sums(result)
     _lifetimes(result)
     return result
 
@@ -80,8 +79,10 @@ def _order(stage: Stage) -> tuple[list[int], list[list[int]]]:
 
 
 def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> tuple[Program, bool]:
-    """A copy whose buffers take the places of dying ones, and whether any took columns of a wider
-    one, which they do with ``slices`` alone; `program` stays as it is."""
+    """Return a copy that reuses dead buffers, and whether any value reuses columns of a wider one.
+
+    Only with ``slices`` do values reuse columns.
+    """
     buffers, instructions = [clone(b) for b in program.buffers], list(program.instructions)
     result = replace(program, buffers=buffers, instructions=instructions)
     sliced = _share(result, slices, alike)
@@ -90,7 +91,7 @@ def _shared(program: Program, slices: bool, alike: Collection[int] = ()) -> tupl
 
 
 def _lifetimes(program: Program) -> None:
-    """First and last stage of every buffer; results live to the end."""
+    """Set the first and last stage of every buffer; results are alive to the end."""
     for b in program.buffers:
         b.first, b.last = 1 << 30, -1
     for at, stage in enumerate(program.stages):
@@ -110,12 +111,11 @@ def _results(program: Program) -> set[int]:
 
 
 class _Use(NamedTuple):
-    """An instruction reads or writes columns of a buffer, in rows of ``kind`` (None: of any).
+    """A read or write of columns of a buffer by an instruction, in rows of ``kind`` (None: any).
 
-    columns: of the buffer that has the place; ``shift`` behind those that the instruction names.
-    local: it reads within the rows it runs over, and the edges of those. ahead: it reads rows of
-    tasks that come later in its loop. parents: it reads rows of vertices with children alone. leaf:
-    ``kind`` has none.
+    columns: of the buffer that is reused; ``shift`` behind those that the instruction names. local:
+    it reads the rows it runs over, or their edges. ahead: it reads rows of tasks that come later in
+    its loop. parents: it reads rows of vertices with children alone. leaf: ``kind`` has none.
     """
 
     buffer: int
@@ -133,7 +133,7 @@ class _Use(NamedTuple):
     leaf: bool = False
 
     def moved(self, column: int) -> _Use:
-        """The same in a buffer where its own begins at ``column``."""
+        """Return the same use in a buffer where its own begins at ``column``."""
         there = range(self.columns.start + column, self.columns.stop + column)
         return self._replace(columns=there, shift=self.shift + column)
 
@@ -143,16 +143,16 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:
     uses = _uses(program)
     fixed = _results(program)
     sliced = False
-    place: dict[int, Alias] = {}
+    aliases: dict[int, Alias] = {}
     by_base: dict[int, list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
             by_base[b.space % 2].append(n)
     for group in by_base.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
-            candidates = [n for n in group if n != new and n not in place]
+            candidates = [n for n in group if n != new and n not in aliases]
             others = backward if new not in alike else len(program.stages)
-            taken = _best(program, new, candidates, uses, others, slices)
+            taken = _reusable(program, new, candidates, uses, others, slices)
             if not taken:
                 continue
             (at, column), b = taken[0], program.buffers[new]
@@ -161,29 +161,29 @@ def _share(program: Program, slices: bool, alike: Collection[int]) -> bool:
             if kind_of(b.space) is None and kind_of(home.space) is not None:
                 home.space, home.held = b.space, b.held
             for n, start in (*((n, 0) for n, _ in taken[1:]), (new, column)):
-                place[n] = at, start
+                aliases[n] = at, start
                 uses[at] = uses[at] + [u.moved(start) for u in uses[n]]
                 home.first = min(home.first, program.buffers[n].first)
                 home.last = max(home.last, program.buffers[n].last)
             home.name += f" > {b.name}"
-    alias_buffers(program, place)
+    alias_buffers(program, aliases)
     return sliced
 
 
 def _is_narrow(b: Buffer, home: Buffer) -> bool:
-    """Of so much wider a buffer too much would stay alive unused: columns of it are taken."""
+    """True if a buffer is so much wider that only columns of it are reused."""
     return 4 * b.width < 3 * home.width
 
 
 def _backward(program: Program) -> int:
-    """The stage from which on memory no longer grows: what is kept for backward is there."""
+    """Return the stage from which on memory no longer grows: all values for backward exist."""
     loops = [(n, s.gradient) for n, s in enumerate(program.stages) if s.kind == "loop"]
     if not any(gradient for _, gradient in loops):
         return len(program.stages)
     return max((n + 1 for n, gradient in loops if not gradient), default=loops[0][0])
 
 
-def _best(
+def _reusable(
     program: Program,
     new: int,
     candidates: Iterable[int],
@@ -191,11 +191,11 @@ def _best(
     backward: int,
     slices: bool,
 ) -> list[Alias]:
-    """What ``new`` takes over: a buffer of the very same rows, or else one a kind, or else one of
-    more rows, or else, with ``slices``, columns of a wider one.
+    """Return the buffers that ``new`` reuses.
 
-    What has other rows only in backward: there memory no longer grows, so that the rows and stages
-    that are taken without need cost nothing.
+    In this order: a buffer of the same rows, one per kind, one of more rows, and, with ``slices``,
+    columns of a wider one. Buffers of other rows are reused only in backward, where memory no
+    longer grows, so that unneeded rows and stages cost nothing.
     """
     b = program.buffers[new]
     writes = [u for u in uses[new] if u.write]
@@ -212,7 +212,7 @@ def _best(
         alike = a.space == b.space and a.held == b.held
         holds = kind is None and _holds(program, a, b)
         if not _is_narrow(b, a):
-            if not _dies(writes, uses[old], kind, 0, b.width):
+            if not _is_dead(writes, uses[old], kind, 0, b.width):
                 continue
             if alike:
                 same.append((a.width, old))
@@ -222,8 +222,8 @@ def _best(
                 of_kind[kind].append(old)
         elif slices and (alike or holds):
             starts = {u.columns.start for u in uses[old] if len(u.columns) == b.width}
-            dying = (c for c in sorted(starts) if _dies(writes, uses[old], kind, c, b.width))
-            parts += [(a.width, (old, c)) for c in dying][:1]
+            dead = (c for c in sorted(starts) if _is_dead(writes, uses[old], kind, c, b.width))
+            parts += [(a.width, (old, c)) for c in dead][:1]
     if same:
         return [(min(same)[1], 0)]
     if b.first >= backward:
@@ -241,35 +241,37 @@ def _best(
 
 
 def _holds(program: Program, a: Buffer, b: Buffer) -> bool:
-    """Whether ``a``, of all kinds, has the rows of ``b``."""
+    """True if ``a``, of all kinds, has the rows of ``b``."""
     kind = kind_of(b.space)
     rows = b.held if kind is None else group_of(program.kinds[kind])
     return a.held in ("all", rows)
 
 
-def _dies(
+def _is_dead(
     writes: Iterable[_Use], uses: Iterable[_Use], kind: int | None, column: int, width: int
 ) -> bool:
-    """Whether columns of a buffer of ``kind`` die where ``writes`` fill what is to take them."""
+    """True if columns of a buffer of ``kind`` are dead where ``writes`` would fill them."""
     there = range(column, column + width)
-    touched = [u for u in uses if _meet(u.columns, there)]
+    touched = [u for u in uses if _overlap(u.columns, there)]
     here = False
     for u in writes:
         if kind is None or u.kind is None or kind == u.kind:
-            found = _end(u, touched, column)
+            found = _last_read(u, touched, column)
             if found == "later":
                 return False
             here |= found == "here"
     return here
 
 
-def _meet(a: range, b: range) -> bool:
+def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
 
 
-def _end(write: _Use, uses: Iterable[_Use], column: int) -> str:
-    """When the rows of a buffer that ``write`` takes, from ``column`` on, die: in stages before it,
-    in its own stage ("here", before it or with it), or later."""
+def _last_read(write: _Use, uses: Iterable[_Use], column: int) -> str:
+    """Return when rows that ``write`` would overwrite, from ``column`` on, are read last.
+
+    In stages "before" it, in its own stage no later than it ("here"), or "later".
+    """
     end = "before"
     for u in uses:
         if u.kind is not None and write.kind is not None and u.kind != write.kind:
@@ -292,11 +294,13 @@ def _end(write: _Use, uses: Iterable[_Use], column: int) -> str:
 
 
 def _aligned(read: _Use, new: int, column: int) -> bool:
-    """Whether a kernel reads, element by element, what it then overwrites with ``new``, which is to
-    begin at ``column``."""
+    """True if a kernel reads, element by element, what it then overwrites.
+
+    It overwrites with ``new``, which would begin at ``column``.
+    """
     i = read.instruction
     if i.kind == "cross_entropy_grad" and i.out is not None and not read.write:
-        # Its kernels find the sum of a row before they write any of it.
+        # The kernel sums a row before it writes any of it.
         logits, *slope = i.inputs
         begins = logits[1] + read.shift == i.out[1] + column
         same = begins and logits[2:5] == (i.out[2], "self", "none")
@@ -305,14 +309,14 @@ def _aligned(read: _Use, new: int, column: int) -> bool:
         return False
     stores = [s for s in i.stores if s[0] == new]
     loads = [(n, *load) for n, load in enumerate(i.loads) if load[0][0] == read.buffer]
-    kept = {s[4] for s in i.stores}  # a loaded value stored as it is might be overwritten before
+    kept = {s[4] for s in i.stores}  # a loaded value that is stored may be overwritten before
 
-    def apart(o: Operand, s: tuple[int, int, int, str, int]) -> bool:
+    def disjoint(o: Operand, s: tuple[int, int, int, str, int]) -> bool:
         there = range(s[1] + column, s[1] + column + (i.outer - 1) * s[2] + i.inner)
-        return not _meet(range(o[1] + read.shift, o[1] + read.shift + o[2]), there)
+        return not _overlap(range(o[1] + read.shift, o[1] + read.shift + o[2]), there)
 
     return all(
-        apart(o, s)
+        disjoint(o, s)
         or (
             s[3] == "write"
             and n not in kept
@@ -351,7 +355,7 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
 
 
 def _stored(i: Instruction) -> Iterator[tuple[int, range]]:
-    """The buffers that an instruction writes, and in which columns."""
+    """Iterate over the buffers that an instruction writes, and the columns."""
     for buffer, column, stride, mode, _ in i.stores:
         inner = i.inner if mode == "write" else 1
         yield buffer, range(column, column + (i.outer - 1) * stride + inner)

@@ -1,4 +1,4 @@
-"""Where values live: parameters, features, arena buffers with lifetimes, scratch (plan memory)."""
+"""Assign values to buffers: parameters, features, the arena with lifetimes, scratch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Storage:
                 for x in n.inputs:
                     self.merge_of[x] = n
         self._share_rows()
-        self.repeated: set[Node] = set()  # of the body at hand
+        self.repeated: set[Node] = set()  # of the body that is lowered
         self.stage = -1
         self.kind: int | None = None  # stands for "all kinds" in a loop
 
     def _share_rows(self) -> None:
-        """What is held at first and at second children, say, shares a buffer: no row is both."""
+        """Share a buffer between values of, say, first and second children: no row is both."""
         self.shared: dict[Node, Node] = {}
         held: dict[object, list[tuple[Node, set[int]]]] = {}
         for slot, n in self.graph.slots.items():
@@ -64,7 +64,7 @@ class Storage:
         return buffer
 
     def _arena(self, node: Node) -> int:
-        """The buffer of a kept node; a merged one lives in the buffer of its merge."""
+        """Return the buffer of a kept node; a merged one is stored in the buffer of its merge."""
         home = self.merge_of.get(node, node)
         home = self.shared.get(home, home)
         if home not in self.arena:
@@ -102,13 +102,13 @@ class Storage:
         return self._buffer("ones", 0, ONE_SPACE, 1, "ones")
 
     def _read(self, node: Node) -> int:
-        """The buffer to read ``node`` from, in the body at hand."""
+        """Return the buffer to read ``node`` from, in the body that is lowered."""
         if node.op.program_input:
             return self._leaf(node)
         return self.local[node] if node in self.local else self._arena(node)
 
     def _write(self, node: Node) -> int:
-        """The buffer to store ``node`` of the body at hand in."""
+        """Return the buffer to store ``node`` in, in the body that is lowered."""
         again = node in self.local or node in self.repeated
         if node in self.partition.kept and not again:
             return self._arena(node)
@@ -120,7 +120,7 @@ class Storage:
         return self._touch(self.local[node])
 
     def operand(self, p: Piece) -> Operand:
-        """A piece as the engine names it."""
+        """Return a piece as an operand of the engine."""
         buffer = self._read(p.source)
         self._touch(buffer)
         argument = p.argument
@@ -129,7 +129,7 @@ class Storage:
         return (buffer, p.column, p.width, p.map, p.array, argument)
 
     def _space(self, base: str, kind: int | str | None) -> int:
-        """The rows of a domain that the body at hand runs over."""
+        """Return the space of a domain in the body that is lowered."""
         inside = kind is None and base in ("vertex", "edge")
         return self._space_of(Domain(base, self.kind if inside else kind))
 
@@ -140,5 +140,5 @@ class Storage:
 
 
 def name_of(node: Node) -> str:
-    """What reports call a value: its operator and the user's line."""
+    """Return the name of a value in reports: its operator and the user's line."""
     return f"{node.op.name}.{node.where}" if node.where else node.op.name

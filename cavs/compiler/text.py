@@ -19,7 +19,7 @@ _SUMMED = {
 
 
 def space_name(program: Program, space: int) -> str:
-    """A space as the passes write domains: one, graph, vertex, edge.0, present.label, ..."""
+    """Return a space as the passes write domains: one, graph, vertex, edge.0, present.label, ..."""
     if space <= PRESENT_SPACE:
         return f"present.{program.int_features[PRESENT_SPACE - space]}"
     if space < 4:
@@ -28,7 +28,7 @@ def space_name(program: Program, space: int) -> str:
 
 
 def buffer_name(program: Program, index: int) -> str:
-    """Parameters and features by their own name, what is computed by its number."""
+    """Return the name of a parameter or feature, and the number of any other buffer."""
     b = program.buffers[index]
     if b.role == "grad":
         return f"grad({b.name})"
@@ -36,7 +36,7 @@ def buffer_name(program: Program, index: int) -> str:
 
 
 def operand_text(program: Program, o: Operand) -> str:
-    """A buffer seen through its row map: ``b3[0:6] of child``."""
+    """Return a buffer seen through its row map: ``b3[0:6] of child``."""
     buffer, column, width, row_map, array, argument = o
     text = buffer_name(program, buffer)
     if (column, width) != (0, program.buffers[buffer].width):
@@ -81,7 +81,7 @@ def _expression(op: OpTuple, inputs: list[str]) -> str:
 
 
 def _bare(text: str) -> str:
-    """Without a pair of brackets around the whole."""
+    """Return the text without brackets around the whole."""
     depth = 0
     for i, c in enumerate(text):
         depth += (c == "(") - (c == ")")
@@ -91,8 +91,10 @@ def _bare(text: str) -> str:
 
 
 def map_text(program: Program, i: Instruction) -> list[str]:
-    """A fused kernel as assignments; what is read once stands where it is read."""
-    value: dict[int, int] = {r: -1 - r for r in range(len(i.loads))}  # register -> its maker
+    """Return a fused kernel as assignments; values that are read once are inlined."""
+    value: dict[int, int] = {
+        r: -1 - r for r in range(len(i.loads))
+    }  # register -> number of its operation
     sources: list[list[int]] = []
     for n, op in enumerate(i.ops):
         sources.append([value[r] for r in op[2:5][: arity(op[0])]])
@@ -110,17 +112,17 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     for (buffer, column, _, mode, _), x in stored:
         name, width = buffer_name(program, buffer), program.buffers[buffer].width
         written = i.outer * i.inner if mode == "write" else i.outer
-        place = f"{name}[{column}:{column + written}]" if written != width else name
-        made = _bare(text[x])
+        target = f"{name}[{column}:{column + written}]" if written != width else name
+        computed = _bare(text[x])
         how = "sum over parents" if i.outward else mode
-        lines.append(f"{place} = {made if how == 'write' else f'{how} of ({made})'}")
+        lines.append(f"{target} = {computed if how == 'write' else f'{how} of ({computed})'}")
     return lines
 
 
 def cuda_operands(
     program: Program, i: Instruction, half: Collection[int] = ()
 ) -> tuple[list[Load], list[Store]]:
-    """How the CUDA kernel of a map reads and writes the buffers it names.
+    """Return how the CUDA kernel of a map reads and writes its buffers.
 
     half: buffers that are stored in bfloat16.
     """
@@ -141,7 +143,7 @@ def cuda_operands(
 
 
 def cuda_text(program: Program, number: int) -> str:
-    """A fused kernel of the program as CUDA C; comments say what its parameters are."""
+    """Return a fused kernel as CUDA C, with a comment for each parameter."""
     i = program.instructions[number]
     loads, stores = cuda_operands(program, i)
     lines = [f"// x{n}: {operand_text(program, load[0])}" for n, load in enumerate(i.loads)]
@@ -151,7 +153,7 @@ def cuda_text(program: Program, number: int) -> str:
 
 
 def instruction_text(program: Program, i: Instruction) -> list[str]:
-    """One instruction as equations."""
+    """Return an instruction as equations."""
     if i.kind == "map":
         return map_text(program, i)
     inputs = [operand_text(program, o) for o in i.inputs]
@@ -190,7 +192,7 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
 
 
 def program_text(program: Program) -> str:
-    """Every stage with its instructions, in the order they run."""
+    """Return every stage with its instructions, in the order they run."""
     lines = []
     for number, stage in enumerate(program.stages):
         over = "" if stage.kind != "rows" else f" over {space_name(program, stage.space)}"

@@ -69,14 +69,14 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
             at += x.shape[0] if rowwise else x.shape[1]
         return result
     raise CompileError(
-        f"the right side of a product is made by {name}",
+        f"the right side of a product is computed by {name}",
         where=w.where,
         hint="use parameters, their transposes, slices and concatenations",
     )
 
 
 def weight_of(w: Node, parameters: Sequence[str]) -> Weight:
-    """The packed matrix for the one-row matrix ``w`` of shape (k, n)."""
+    """Return the packed matrix for the one-row matrix ``w`` of shape (k, n)."""
     k, n = w.shape
     pieces = [
         (p.param, p.offset, p.row_stride, p.col_stride, p.rows, p.cols, p.k0, p.n0)

@@ -1,4 +1,4 @@
-"""What a user writes: vertex functions, models, parameters."""
+"""Vertex functions, models and parameters, which users define."""
 
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.model import Model

@@ -1,4 +1,4 @@
-"""The symbolic batch that Model.loss sees."""
+"""The symbolic batch that Model.loss is called with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Schema = Mapping[str, Feature]
 
 
 def _lacks(what: str, name: str, hint: str) -> NoReturn:
-    """AttributeError, with the cure where a user may have written ``name``."""
+    """Raise AttributeError, with the cure where a user may have written ``name``."""
     if name.startswith("_"):
         raise AttributeError(name)
     raise NoAttributeError(
@@ -41,7 +41,7 @@ def _lacks(what: str, name: str, hint: str) -> NoReturn:
 
 
 class _Uncounted:
-    """Has no length in a trace, which holds for batches of any size; is true, as objects are."""
+    """Base of objects without a length: a trace holds for batches of any size."""
 
     _called = ""
 
@@ -70,8 +70,10 @@ class SymbolicGraph(_Uncounted):
     top_down: bool = False
 
     def reversed(self) -> SymbolicGraph:
-        """The graphs with every edge turned round: a cell that is called with them gathers from the
-        parents of a vertex, and runs from the roots down."""
+        """Return the graphs with every edge reversed.
+
+        A cell that is called with them gathers from the parents, and runs from the roots down.
+        """
         return self.batch.graph if self.top_down else self.batch.reversed_graph
 
     def __getattr__(self, name: str) -> Any:
@@ -79,14 +81,14 @@ class SymbolicGraph(_Uncounted):
             "batch.graph",
             name,
             "batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; give "
-            "what else the model must know of the graphs as features",
+            "everything else that the model must know of the graphs as features",
         )
 
 
 class SymbolicBatch(_Uncounted):
     """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure.
 
-    edges: whether the batch that it is traced for has any.
+    edges: True if the batch that it is traced for has any.
     """
 
     _called = "batch"
@@ -111,15 +113,15 @@ class SymbolicBatch(_Uncounted):
             raise FeatureError(
                 f"no feature {name!r} in the data; there are {known}",
                 where=user_line(),
-                hint="mend the name, or give it to cavs.Graph by features=, edge_features= or "
+                hint="correct the name, or give it to cavs.Graph by features=, edge_features= or "
                 "graph_features="
                 if self.edges
-                else "mend the name, or give it to cavs.Graph; this batch has no edge, so a "
+                else "correct the name, or give it to cavs.Graph; this batch has no edge, so a "
                 f"feature of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
             )
         if 0 in feature.shape:
             raise FeatureError(
-                f"feature {name!r} has rows of shape {list(feature.shape)}: they hold nothing",
+                f"feature {name!r} has rows of shape {list(feature.shape)}: they are empty",
                 where=user_line(),
                 hint="give it at least one number a row, or leave it out of the model",
             )

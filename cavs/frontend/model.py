@@ -1,4 +1,4 @@
-"""Models: vertex functions and layers around them, with a loss."""
+"""Models: vertex functions and layers, with a loss."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Model(Module):
     _edge_types: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
 
     def parameters(self) -> dict[str, Parameter]:
-        """All parameters by dotted name, which is theirs from now on."""
+        """Return all parameters by dotted name, which is their name from now on."""
         found = self._found()
         for name, parameter in found.items():
-            parameter.name = name  # another model that holds it may have called it else
+            parameter.name = name  # it may have another name in another model
         return found
 
     def __call__(self, *batches: object) -> NoReturn:
@@ -42,15 +42,15 @@ class Model(Module):
         )
 
     def forward(self, batch: SymbolicBatch) -> Any:
-        """What the model predicts: one value, or a dict of values by name."""
+        """Return the predictions: one value, or a dict of values by name."""
         raise NotImplementedError
 
     def loss(self, batch: SymbolicBatch) -> Any:
-        """What training lowers: one number."""
+        """Return the number that training minimises."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copied or pickled model has named its parameters: each is drawn from its own name."""
+        """Name the parameters of a copied or pickled model: each is drawn from its own name."""
         self.parameters()
         return vars(self)
 
@@ -63,14 +63,14 @@ class _Holder(Protocol):
 
 
 def require_same_parameters(model: _Holder, parameters: Mapping[str, object]) -> None:
-    """ConfigError unless ``parameters`` are those that the model holds now, and by their names."""
+    """ConfigError unless ``parameters`` are those that the model has now, by their names."""
     held = model.parameters()
     for name in dict.fromkeys([*held, *parameters]):
         if held.get(name) is not parameters.get(name):
             how = "lost" if name not in held else "got" if name not in parameters else "replaced"
             raise ConfigError(
                 f"{type(model).__name__} has {how} the parameter {name!r} since its session or "
-                "trainer was made, which trains those of then",
+                "trainer was created, which trains the earlier ones",
                 where=held[name].where if name in held else "",
                 hint="make a new Session or Trainer when layers of a model change",
             )
@@ -83,10 +83,10 @@ def _number(x: Node) -> Node:
 def trace_model(
     model: Model, schema: Schema, *, training: bool, with_loss: bool = True, edges: bool = True
 ) -> Graph:
-    """Traces ``model`` into a Graph with outputs "loss" and, outside training, the predictions.
+    """Trace ``model`` to a Graph with outputs "loss" and, outside training, the predictions.
 
-    "weight" is there too, outside training, if the loss is a mean: over how many terms.
-    edges: whether the data has any, for errors.
+    Outside training there is also "weight" if the loss is a mean: its number of terms. edges: True
+    if the data has any, for error messages.
 
     Raises the errors of the user's own code with its line, see cavs.errors.
     """
@@ -106,7 +106,7 @@ def trace_model(
                 raise TraceError(
                     f"{name}.loss returned {type(loss).__name__}, not a traced value",
                     where=where,
-                    hint="return what operators made of batch, such as ops.cross_entropy(...)",
+                    hint="return the result of operators on batch, such as ops.cross_entropy(...)",
                 )
             if loss.type.domain.base != "one" or loss.type.width != 1:
                 raise ShapeError(
@@ -157,7 +157,7 @@ def trace_model(
 
 
 def _check_held(model: Model, graph: Graph) -> None:
-    """TraceError for a parameter that computes, but that training and checkpoints would miss."""
+    """TraceError for a parameter that is used, but that training and checkpoints would miss."""
     held = set(map(id, model.parameters().values()))
     for node in graph.nodes():
         if node.op.name == "parameter" and id(node.attr("parameter")) not in held:
@@ -166,6 +166,6 @@ def _check_held(model: Model, graph: Graph) -> None:
             raise TraceError(
                 f"{name} uses a parameter of shape {list(parameter.shape)} that it does not hold",
                 where=parameter.where,
-                hint=f"make it once, in __init__, and set it as an attribute of {name} or of a "
+                hint=f"create it once, in __init__, and set it as an attribute of {name} or of a "
                 "layer or cell of it; lists and dicts of them are fine",
             )

@@ -40,10 +40,10 @@ def _draw(init: Initializer, rng: np.random.Generator, shape: tuple[int, ...]) -
 
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
-    """What a session computes in; ConfigError for any other type, in which values would be lost."""
+    """Return a dtype that sessions compute in; ConfigError for others, which would lose values."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:  # no type at all
+    except TypeError:  # not a type
         found = np.dtype(object)
     fits = found in (np.float32, np.float64)
     require(fits, "dtype", dtype, "np.float32 or np.float64")
@@ -51,14 +51,14 @@ def _float_type(dtype: Any) -> np.dtype[Any]:
 
 
 class Copy(Protocol):
-    """Who keeps parameters on a device."""
+    """A copy of parameters on a device."""
 
     def download(self) -> bool:
-        """Brings the host's arrays up to date; whether they were behind."""
+        """Bring the host's arrays up to date; return True if they were behind."""
         ...
 
     def used(self) -> bool:
-        """Whether it may still change them."""
+        """True if it may still change them."""
         ...
 
 
@@ -68,7 +68,7 @@ class Parameter(Operand):
     shape: sizes of its axes. init: "xavier" (default of matrices), "zeros" (default of vectors),
     "ones", "normal" (0.01), "uniform" (0.05), a number, an array of that shape, or a function
     (generator, shape) -> array. sparse: a table of which only rows that a batch looks up have a
-    gradient and move, where nothing but ops.lookup reads it; without it every row decays and has
+    gradient and are updated, if only ops.lookup reads it; without it every row decays and has
     momentum in every step.
     """
 
@@ -122,20 +122,20 @@ class Parameter(Operand):
             )
         self.trainable, self.sparse = bool(trainable), bool(sparse)
         self._name = ""
-        self._provisional = False  # drawn because it was read, and in no trace yet
+        self._provisional = False  # drawn because it was read, and not traced yet
         if not isinstance(self.init, str) and not callable(self.init):
             self._check(self.init, self.where)
         self._value: npt.NDArray[Any] | None = None
         self.copies: list[Copy] = []  # on devices; one of them may be newer than the value
-        self.version = 0  # one more whenever the value was written, or given to who may write it
+        self.version = 0  # number of writes to the value, and of reads that may write it
 
     def __getattr__(self, name: str) -> Any:
         if lacks(self, name):
             raise no_attribute(self, name, user_line())
-        return object.__getattribute__(self, name)  # which raises its AttributeError again
+        return object.__getattribute__(self, name)  # raises its AttributeError again
 
     def initialize(self, seed: int, dtype: npt.DTypeLike = np.float32) -> None:
-        """Draws the value from ``seed`` and the parameter's name, whatever the order of others.
+        """Draw the value from ``seed`` and the parameter's name, independent of other parameters.
 
         ConfigError unless the seed is a whole number of 64 bits, 0 or more, and the dtype float32
         or float64.
@@ -146,7 +146,7 @@ class Parameter(Operand):
         if self._value is None or self._value.dtype != dtype:
             self._value = np.array(drawn, dtype=dtype, order="C")  # a copy: the engine writes it
         else:
-            self.current()[...] = drawn  # the array that sessions have
+            self.current()[...] = drawn  # sessions hold this array
         self._provisional = False
         self.written()
 
@@ -158,8 +158,8 @@ class Parameter(Operand):
     def name(self) -> str:
         """Dotted name in the model; empty before there is one.
 
-        A value that was drawn because somebody read it under another name is drawn anew, into the
-        same array: what was looked at starts as what was not. Not so if it was written or traced.
+        A value that was drawn under another name because it was read is drawn again, into the same
+        array, so that reading a value does not change it; unless it was written or traced.
         """
         return self._name
 
@@ -172,13 +172,13 @@ class Parameter(Operand):
             self._provisional = True
 
     def _unwritten(self) -> bool:
-        """Whether the value is still what ``current`` drew; who got the array may have written."""
+        """True if the value is still the one that ``current`` drew."""
         value = self.current()
         return bool((value == self._drawn(0).astype(value.dtype)).all())
 
     def _check(self, given: Any, where: str) -> npt.NDArray[Any]:
-        """An array, or one number for all, that the parameter can hold: of its shape, finite."""
-        what = f"parameter {self.name!r}" if self.name else f"the parameter made at {self.where}"
+        """Return an array, or one number, that the parameter can hold: of its shape, finite."""
+        what = f"parameter {self.name!r}" if self.name else f"the parameter created at {self.where}"
         try:
             array = np.asarray(given)
         except ValueError as error:
@@ -205,16 +205,16 @@ class Parameter(Operand):
             raise NumericsError(
                 f"{what}, of shape {list(self.shape)}, is given {found}",
                 where=where,
-                hint="look where the value is made: np.isfinite(value) is False there",
+                hint="look where the value is computed: np.isfinite(value) is False there",
             )
         return array
 
     def written(self) -> None:
-        """Tells sessions that the value has changed: they read it anew before they next run."""
+        """Tell sessions that the value has changed: they read it again before they next run."""
         self.version += 1
 
     def current(self) -> npt.NDArray[Any]:
-        """`value` for who does not write into it; sessions need not read it anew."""
+        """Return `value` for reading only; sessions need not read it again."""
         for copy in self.copies:
             copy.download()
         if self._value is None:
@@ -224,7 +224,7 @@ class Parameter(Operand):
         return self._value
 
     def convert(self, dtype: npt.DTypeLike) -> None:
-        """Changes the dtype of the value, by an array in its place; sessions notice.
+        """Change the dtype of the value, which becomes another array; sessions follow.
 
         ConfigError unless it is float32 or float64.
         """
@@ -235,64 +235,64 @@ class Parameter(Operand):
     def value(self) -> npt.NDArray[Any]:
         """The array itself, C-contiguous; the engine writes it in place.
 
-        A model that trains on a device brings it up to date here, when it is asked for. Whoever
-        asks may write into it: sessions read it anew before they next run. Who keeps the array and
-        writes into it after that calls `written`.
+        Reading it waits for a device that trains the model. The array may be written: sessions read
+        it again before they next run. Code that keeps the array and writes it later calls
+        `written`.
         """
         self.written()
         return self.current()
 
     @value.setter
     def value(self, array: npt.ArrayLike) -> None:
-        """Copies into the array; ShapeError, DTypeError or NumericsError for what does not fit."""
+        """Copy into the array; ShapeError, DTypeError or NumericsError if values do not fit."""
         new = self._check(array, user_line())
         self.value[...] = new
         self._provisional = False
 
     def keep_copy(self, copy: Copy) -> None:
-        """Asks ``copy`` too from now on; those that nobody uses any more are asked a last time."""
+        """Follow ``copy`` from now on; copies that are no longer used are read a last time."""
         for old in self.copies:
             if not old.used():
                 old.download()
         self.copies = [*(old for old in self.copies if old.used()), copy]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled or copied parameter is on the host alone, and keeps the value that it has."""
+        """Return the state without copies on devices, with the current value."""
         value, self._provisional = self.current(), False
         return {**vars(self), "_value": value, "copies": []}
 
     def as_node(self) -> Node:
-        """The parameter as a value of the trace."""
-        self._provisional = False  # a model computes with it: other names no longer change it
+        """Return the parameter as a value of the trace."""
+        self._provisional = False  # in use: another name no longer changes it
         return apply("parameter", parameter=self)
 
     def __repr__(self) -> str:
         return f"Parameter({self.name or '?'}, {list(self.shape)})"
 
 
-def _held(entries: Iterable[tuple[Any, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
+def _members(entries: Iterable[tuple[Any, Any]], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in entries:
         name = f"{prefix}{key}"
         if isinstance(value, (Parameter, Module)):
             yield name, value
         elif isinstance(value, (list, tuple)):
-            yield from _held(enumerate(value), f"{name}.")
+            yield from _members(enumerate(value), f"{name}.")
         elif isinstance(value, dict):
-            yield from _held(value.items(), f"{name}.")
+            yield from _members(value.items(), f"{name}.")
 
 
 class Module:
     """Holds parameters and other modules in its attributes (also in lists and dicts)."""
 
     def children(self) -> Iterator[tuple[str, Parameter | Module]]:
-        """Named parameters and modules of this object, in the order they were set."""
-        return _held(vars(self).items(), "")
+        """Iterate over named parameters and modules of this object, in the order they were set."""
+        return _members(vars(self).items(), "")
 
     def parameters(self) -> dict[str, Parameter]:
-        """All parameters by dotted name; one shared by two modules keeps its first name."""
+        """Return all parameters by dotted name; one shared by two modules keeps its first name."""
         found = self._found()
         for name, parameter in found.items():
-            parameter.name = parameter.name or name  # until a model gives it its whole name
+            parameter.name = parameter.name or name  # until a model gives it its full name
         return found
 
     def _found(self) -> dict[str, Parameter]:
@@ -313,7 +313,7 @@ class Module:
         return found
 
     def initialize(self, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
-        """Draws every parameter anew from ``seed``; each depends on its own name only.
+        """Draw every parameter from ``seed``; each depends on its own name only.
 
         ConfigError unless the seed is a whole number of 64 bits, 0 or more, and the dtype float32
         or float64.
@@ -322,7 +322,7 @@ class Module:
             parameter.initialize(seed, dtype)
 
     def __repr__(self) -> str:
-        """The class, and how much is trained: ``LSTM(3 parameters, 1,234 numbers)``."""
+        """Return class and size: ``LSTM(3 parameters, 1,234 numbers)``."""
         shapes = [p.shape for p in self._found().values()]
         return (
             f"{type(self).__name__}({len(shapes)} parameters, "
@@ -331,7 +331,7 @@ class Module:
 
 
 def parameter_of(node: Node) -> Parameter:
-    """The Parameter behind a parameter node."""
+    """Return the Parameter of a parameter node."""
     assert node.op is REGISTRY["parameter"]
     parameter: Parameter = node.attr("parameter")
     return parameter

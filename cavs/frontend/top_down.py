@@ -1,8 +1,8 @@
-"""Vertex functions that run from the roots down: what they gather are states of parents.
+"""Vertex functions that run from the roots down, and gather states of parents.
 
-The schedule stays as it is. States travel down as cotangents do in backward: tasks run in reverse,
-a value of every edge is made at the parent and summed over the edges that leave the child. So a
-slot of such a structure is a backward one, and its gradient goes up through a forward one.
+The schedule does not change. States move down as cotangents do in backward: tasks run in reverse, a
+value of every edge is computed at the parent and summed over the edges that leave the child. So the
+slots of such a structure are backward slots, and their gradients use forward slots.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def turned(
     pushed: Iterable[Node],
     pulled: Iterable[Node],
 ) -> tuple[list[Node], dict[Slot, Node]]:
-    """What is pushed, and the slots, of a traced cell as it runs from the roots down.
+    """Return the pushed values and slots of a traced cell as it runs from the roots down.
 
-    scattered: by the slots that the trace gathers from. pulled: what comes from outside. TraceError
-    for what cannot be computed at the parent: a maximum over parents, and values of an edge that
-    need what its child gathers.
+    scattered: by the slots that the trace gathers from. pulled: values from outside. TraceError for
+    values that the parent cannot compute: a maximum over parents, and values of an edge that depend
+    on states that its child gathers.
     """
     turner = _Turner(structure, scattered, pulled)
     values = [turner.pushed(x) for x in pushed]
@@ -45,7 +45,7 @@ class _Turner:
         self.read: dict[Node, Slot] = {}  # value of a vertex that its edges to parents read
 
     def slots(self) -> dict[Slot, Node]:
-        """All slots; every value of a vertex that is asked for may add some."""
+        """Return all slots; every use of a value of a vertex may add some."""
         for value in self.scattered.values():
             self.at_vertex(value)
         found: dict[Slot, Node] = {}
@@ -56,17 +56,17 @@ class _Turner:
         return found | {slot: value for value, slot in self.read.items()}
 
     def pushed(self, value: Node) -> Node:
-        """A value for the outside: of the vertex, or of its edges."""
+        """Return a value of the vertex, or of its edges, for the outside."""
         of_edges = value.type.domain.base == "edge"
         return self._at_edge(value) if of_edges else self.at_vertex(value)
 
     def _inside(self, root: Node) -> Iterable[Node]:
-        """What of the cell makes ``root``, inputs first."""
+        """Return the nodes of the cell that compute ``root``, inputs first."""
         stops = self.pulled | {n for n in toposort([root]) if n.op.name == "push"}
         return toposort([root], stops)
 
     def at_vertex(self, value: Node) -> Node:
-        """A value of the vertex, with sums over its parents."""
+        """Return a value of the vertex, with sums over its parents."""
         for n in self._inside(value):
             if n in self.vertex or n.type.domain.base == "edge":
                 continue
@@ -82,7 +82,7 @@ class _Turner:
             return self._sum(n.inputs[0])
         if name == "nth_child":
             self.structure.parents = 1
-            parent = self._sum(n.inputs[0])  # a slot, too, where there is but this to be checked
+            parent = self._sum(n.inputs[0])  # creates the slot, also for the check of arity
             zero = apply("broadcast", constant(0.0), shape=n.shape, domain=VERTEX)
             return zero if n.attr("k") else parent
         if name == "num_children":
@@ -98,30 +98,33 @@ class _Turner:
     def _sum(self, x: Node) -> Node:
         if x not in self.summed:
             gathers = [n for n in self._inside(x) if n.op.name == "gather"]
-            # What needs no state is no part of the recurrence.
+            # A value that depends on no state is outside of the recurrence.
             of = self.structure if gathers else Structure(self.structure.name, top_down=True)
             name = gathers[0].attr("slot").name if x in gathers else f"sum {len(self.summed)}"
             self.summed[x] = Slot(name, of, x.shape, backward=True)
         return apply("gather_grad", slot=self.summed[x], domain=VERTEX)
 
     def _at_edge(self, value: Node) -> Node:
-        """A value of an edge: its state is that of the parent, all else is of the child."""
-        made: dict[Node, Node] = {}
+        """Return a value of an edge, from the state of the parent and values of the child."""
+        computed: dict[Node, Node] = {}
         for n in self._inside(value):
             base = n.type.domain.base
             with origin(n.where):
                 if base == "vertex":
                     continue
                 if base != "edge" or n in self.pulled:
-                    made[n] = n
+                    computed[n] = n
                 elif n.op.name == "gather":
                     state = self.at_vertex(self.scattered[n.attr("slot")])
-                    made[n] = apply("broadcast", state, shape=n.shape, domain=EDGE)
+                    computed[n] = apply("broadcast", state, shape=n.shape, domain=EDGE)
                 else:
-                    made[n] = rebuild(
-                        n, tuple(made[x] if x in made else self._of_child(x, n) for x in n.inputs)
+                    computed[n] = rebuild(
+                        n,
+                        tuple(
+                            computed[x] if x in computed else self._of_child(x, n) for x in n.inputs
+                        ),
                     )
-        return made[value]
+        return computed[value]
 
     def _of_child(self, x: Node, reader: Node) -> Node:
         value = self.at_vertex(x)
@@ -129,10 +132,10 @@ class _Turner:
         if any(n.attr("slot").structure is self.structure for n in gathers):
             raise TraceError(
                 f"{self.structure.name} runs on a reversed graph, and this value of an edge needs "
-                "what other parents give",
+                "values of other parents",
                 where=reader.where,
-                hint="what an edge gives is made at the parent, which knows no other of its "
-                "child: leave their sum out of it, or build graphs that are turned round, "
+                hint="a value of an edge is computed at the parent, which knows no other parent of "
+                "its child: leave their sum out of it, or build reversed graphs, "
                 "cavs.Graph.reversed(), for a model that runs top-down only",
             )
         if value not in self.read:

@@ -1,4 +1,4 @@
-"""Several values by name: what children scatter, and what a cell pushes."""
+"""Several values by name: states of children, and pushed values of a cell."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Values:
 
     @property
     def _first(self) -> str:
-        """How to write one of them."""
+        """The expression for one of the values."""
         return f"{self._example}.{next(iter(self._values))}"
 
     def _more(self, name: object) -> str:
-        """How else there could be one called ``name``."""
+        """Return another cure for a value that is missing."""
         return ""
 
     def as_node(self) -> NoReturn:
-        """TraceError: several values are no operand."""
+        """Raise TraceError: several values are no operand."""
         raise TraceError(
             f"{self._all} has the values {', '.join(self._values)}, and is none itself",
             where=user_line(),
@@ -62,14 +62,14 @@ class Values:
 
 
 def check_names(names: Iterable[str], kind: type[Values], what: str) -> None:
-    """TraceError for a name that ``kind`` has for itself: read as an attribute it is another."""
+    """TraceError for a name that ``kind`` has as an attribute of its own."""
     own = [name for name in dir(kind) if not name.startswith("__")]
     for name in names:
         if name in own or name.startswith("__"):
             raise TraceError(
-                f"{what} cannot be called {name!r}: {kind._all} has that for itself",
+                f"{what} cannot be called {name!r}: {kind._all} has an attribute of that name",
                 where=user_line(),
-                hint=f"choose another name; taken are {', '.join(own)}, and what begins with __",
+                hint=f"choose another name; taken are {', '.join(own)}, and names with __ in front",
             )
 
 
@@ -88,7 +88,7 @@ class Gathered(Values):
 
 
 class Pushed(Values):
-    """What a cell pushes by several names; ``vars`` gives the dict of them."""
+    """Values that a cell pushes by name; ``vars`` returns the dict of them."""
 
     _all, _one, _example = "what the cell pushes", "pushed value", "out"
 
@@ -101,5 +101,5 @@ class Pushed(Values):
 
 
 def listed(pushed: Pushed) -> str:
-    """A dict of all of them, as ``forward`` may return it."""
+    """Return the text of a dict of all values, as ``forward`` may return it."""
     return "{" + ", ".join(f"{name!r}: out.{name}" for name in pushed._values) + "}"

@@ -29,11 +29,11 @@ from cavs.ir import (
 )
 from cavs.ir.trace import current_trace
 
-_NUMBERED = 1 << 16  # children that the engine knows by number
+_NUMBERED = 1 << 16  # children that the engine can number
 
 
 class State:
-    """What a vertex scatters and its parents gather: names and shapes, ``State(c=150, h=150)``."""
+    """Names and shapes of the values that a vertex scatters: ``State(c=150, h=150)``."""
 
     def __init__(self, /, *sizes: object, **shapes: int | tuple[int, ...]) -> None:
         if sizes or not shapes:
@@ -52,24 +52,24 @@ class State:
 
 
 class Vertex:
-    """The vertex that a vertex function is written for."""
+    """The symbolic vertex that a vertex function is called with."""
 
     def __init__(
         self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._read: dict[str, None] = {}  # names of inputs, as they are asked for
-        self._arity = 0  # children that gather(k) has looked at
+        self._read: dict[str, None] = {}  # names of inputs that were read, in order
+        self._arity = 0  # number of children that gather(k) has read
         self._scattered: dict[str, Node] = {}
         self._pushed: dict[str, Node] | Node | None = None
 
     def gather(self, k: int | None = None) -> Gathered:
-        """States of the children: one row a child, or the ``k``-th child's (zeros if absent)."""
+        """Return states of the children: one row per child, or the ``k``-th (zeros if absent)."""
         edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
         if k is None:
             return Gathered(edge)
         if not is_whole(k) or not 0 <= k < _NUMBERED:
-            long = is_whole(k) and int(k).bit_length() > 64  # Python may refuse to write it
+            long = is_whole(k) and int(k).bit_length() > 64  # Python may refuse to print it
             raise TraceError(
                 f"gather({f'a number of {int(k).bit_length()} bits' if long else f'{k!r:.60}'}) is "
                 f"not the number of a child, 0 to {_NUMBERED - 1}",
@@ -83,11 +83,11 @@ class Vertex:
 
     @property
     def num_children(self) -> Node:
-        """How many children the vertex has, as a float."""
+        """Number of children of the vertex, as a float."""
         return apply("num_children")
 
     def scatter(self, /, *values: Any, **states: Any) -> None:
-        """Gives states to the parents; every value of the declared state by name, once."""
+        """Write the state, which parents gather: every declared value by name, once."""
         where = user_line()
         if values:
             raise TraceError(
@@ -131,7 +131,7 @@ class Vertex:
             self._scattered[name] = _at_vertex(node)
 
     def pull(self, name: str) -> Node:
-        """An input of this vertex, by its keyword in the call ``cell(batch.graph, x=...)``."""
+        """Return an input of this vertex, by its keyword in ``cell(batch.graph, x=...)``."""
         self._check_name("pull", name)
         if name not in self._pulled:
             raise FeatureError(
@@ -145,12 +145,12 @@ class Vertex:
             raise FeatureError(
                 f"pull({name!r}) is a value of every edge, not of the vertex: {value.type}",
                 where=user_line(),
-                hint=f"read it with v.edge({name!r}): one row a child",
+                hint=f"read it with v.edge({name!r}): one row per child",
             )
         return value
 
     def edge(self, name: str) -> Node:
-        """A feature of the edges to the children: one row a child."""
+        """Return a feature of the edges to the children: one row per child."""
         self._check_name("edge", name)
         if name not in self._pulled:
             raise FeatureError(
@@ -180,10 +180,10 @@ class Vertex:
             )
 
     def push(self, /, value: Any = None, *more: object, **values: Any) -> None:
-        """Gives a value (or several by name) to the world outside the structure.
+        """Write one output, or several by name, to the outside of the graph.
 
-        Values of the vertex have a row a vertex there, those of its edges a row an edge: by
-        parents, and those of one parent in the order of its children, as edge features of a batch.
+        Values of the vertex have one row per vertex there, values of its edges one row per edge:
+        sorted by parent, and for one parent in the order of its children, as edge features are.
         """
         if self._pushed is not None:
             raise TraceError("push is called twice", where=user_line(), hint="push(a=..., b=...)")
@@ -199,7 +199,7 @@ class Vertex:
                 raise TraceError(
                     f"push needs a value of the vertex or its edges, not {as_node(v).type}",
                     where=user_line(),
-                    hint="values of graphs are there outside of the cell already",
+                    hint="a value of a graph is outside of the cell already",
                 )
         self._pushed = (
             _pushed(value) if value is not None else {k: _pushed(v) for k, v in values.items()}
@@ -216,13 +216,15 @@ def _at_vertex(value: Any) -> Node:
 def _pushed(value: Any) -> Node:
     node = as_node(value)
     if node.type.dtype != FLOAT and node.type.domain.base != "one":
-        return node  # an index, which is out there already
+        return node  # an index, which is outside already
     return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
 
 
 def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
-    """TraceError for a sum over the rows of the batch that the cell makes, which is written for one
-    vertex. before: the serial from which on nodes are the cell's."""
+    """TraceError for a sum over rows of the batch in a cell, which is written for one vertex.
+
+    before: the serial from which on nodes are the cell's.
+    """
     for n in nodes:
         over = max((x.type.domain.rank for x in n.inputs), default=0)
         reduces = n.op.rule is BatchRule.REDUCE or (
@@ -233,8 +235,8 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
                 f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "
                 "the batch",
                 where=n.where,
-                hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); what "
-                "is of all vertices is computed outside, and pulled",
+                hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); compute "
+                "values of all vertices outside, and pull them",
             )
 
 
@@ -285,7 +287,7 @@ def _callable_texts(cell: VertexFunction) -> set[str]:
 
 
 def _check_inputs(cell: VertexFunction, given: Iterable[str], read: Iterable[str]) -> None:
-    """FeatureError for an input that the cell does not know: a mistyped name has no effect."""
+    """FeatureError for an input that the cell does not know, as a mistyped name has no effect."""
     unread = [name for name in given if name not in read]
     unknown = [name for name in unread if name not in _callable_texts(cell)]
     if unknown:
@@ -304,16 +306,15 @@ class VertexFunction(Module):
 
     Subclasses set ``self.state = State(...)`` and parameters in ``__init__`` and define
     ``vertex(self, v)``, which is traced once and never runs per vertex. A call
-    ``f(batch.graph, x=values)`` returns what the cell pushes, one row a vertex; on
-    ``batch.graph.reversed()`` it runs from the roots down, and what it takes for children are the
-    parents. Calls with the same inputs are computed once, but where something in it drops out at
-    random: that is drawn anew in each.
+    ``f(batch.graph, x=values)`` returns the pushed values, one row per vertex; on
+    ``batch.graph.reversed()`` it runs from the roots down, with parents in place of children. Calls
+    with the same inputs are computed once, unless they apply dropout, which each call draws.
     """
 
     state: State
 
     def vertex(self, v: Vertex) -> None:
-        """The function F of one vertex; see Vertex for what it can do."""
+        """Define the function F of one vertex, with the methods of `Vertex`."""
         raise TraceError(
             f"{type(self).__name__} has no vertex()",
             where=user_line(),
@@ -321,9 +322,9 @@ class VertexFunction(Module):
         )
 
     def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
-        """Traces the cell over ``batch.graph``; inputs are what ``pull`` and ``edge`` give."""
+        """Trace the cell over ``batch.graph``; ``pull`` and ``edge`` return the inputs."""
         if values:
-            current_trace()  # outside of one, that is what is wrong
+            current_trace()  # raises outside of a trace
             raise TraceError(
                 f"{type(self).__name__} takes its inputs by name",
                 where=user_line(),
@@ -334,7 +335,7 @@ class VertexFunction(Module):
     def _over(
         self, graph: SymbolicGraph, inputs: Mapping[str, Any], offered: Collection[str] = ()
     ) -> Any:
-        """What a call pushes; offered: inputs that the cell need not know."""
+        """Return the pushed values; offered: inputs that the cell need not read."""
         trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
@@ -354,8 +355,8 @@ class VertexFunction(Module):
             return trace.memo[key][1]
         drawn = trace.streams
         pushed = self._trace(pulled, graph.top_down, offered)
-        if trace.streams == drawn:  # what drops out at random does so anew in each call
-            trace.memo[key] = pulled, pushed  # keeps the inputs, and so the key, alive
+        if trace.streams == drawn:  # each call with dropout draws its own
+            trace.memo[key] = pulled, pushed  # keeps the inputs of the key alive
         return pushed
 
     def _trace(self, pulled: dict[str, Node], top_down: bool, offered: Collection[str]) -> Any:
@@ -384,13 +385,13 @@ class VertexFunction(Module):
         named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
         nodes = toposort([*v._scattered.values(), *named.values()])
         _check_rows(nodes, before, name)
-        # Asking for a state is not reading it: what comes of it may be thrown away.
+        # A gathered state counts as read only if an output depends on it.
         read = {n.attr("slot") for n in nodes if n.op.name == "gather"}
         unread = sorted(n for n, slot in slots.items() if slot not in read)
         if unread:
             raise TraceError(
                 f"{name} never reads its state {', '.join(unread)}: nothing that it scatters or "
-                "pushes comes from what is gathered of it",
+                "pushes depends on it",
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
@@ -401,8 +402,8 @@ class VertexFunction(Module):
             values, filled = turned(structure, filled, inner.values(), pulled.values())
             named |= {k: apply("push", x) for k, x in zip(inner, values, strict=True)}
         else:
-            # Every child is looked at by who reads what it scatters, or reduces values of edges:
-            # an unread v.gather() is no reason to take any number.
+            # Any number of children is read if a value of gather() or of all edges is used, not if
+            # v.gather() is merely called.
             every = any(
                 x.op.name == "gather" or (x.type.domain == EDGE and n.type.domain != EDGE)
                 for n in nodes

@@ -1,4 +1,4 @@
-"""Runs compiled models on the engine."""
+"""Compile and run models: `Session` and `explain`."""
 
 from cavs.runtime.explain import Explanation, explain
 from cavs.runtime.interface import EvalResult, PendingStep, StepResult

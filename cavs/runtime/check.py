@@ -1,4 +1,4 @@
-"""What a batch must keep for a compiled model: known features in range, arity the cell can take."""
+"""Check batches against a compiled model: known features in range, arity that the cell reads."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from cavs.errors import FeatureError, GraphError, NumericsError
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Node
 
-# Features and parameters are finite wherever they are set: what is not comes from computing.
+# Features and parameters are checked where they are set: other values come from computing.
 NOT_FINITE = (
     "lower lr, or set max_norm; look for an operator of the model that is not defined or overflows "
     "there, such as a log or a division of 0, or an exp"
 )
 
 
-def _at(batch: Any, kind: str, row: int) -> str:
-    """Graph and place of one row of a feature, in words; vertices count from 0 in their graph."""
-    if kind == "graph":
+def _at(batch: Any, domain: str, row: int) -> str:
+    """Return graph and position of a row of a feature; vertices count from 0 in their graph."""
+    if domain == "graph":
         return str(batch.graph_label(row))
-    if kind == "one":
+    if domain == "one":
         return "the batch as a whole"
     offsets = np.asarray(
-        batch.topology.vertex_offsets if kind == "vertex" else batch.topology.edge_offsets
+        batch.topology.vertex_offsets if domain == "vertex" else batch.topology.edge_offsets
     )
     graph = int(np.searchsorted(offsets, row, side="right")) - 1
-    return f"{kind} {row - int(offsets[graph])} of {batch.graph_label(graph)}"
+    return f"{domain} {row - int(offsets[graph])} of {batch.graph_label(graph)}"
 
 
 def check_batch(batch: object) -> None:
-    """FeatureError for what is no batch, such as one graph or a list of them."""
+    """FeatureError unless ``batch`` is a batch, and not a graph or a list of them."""
     if not hasattr(batch, "feature_schema"):
         raise FeatureError(
             f"a batch is needed, not {batch!r:.80}",
-            hint="cavs.batch([graph, ...]) makes one, a cavs.DataLoader many",
+            hint="cavs.batch([graph, ...]) returns one, a cavs.DataLoader many",
         )
 
 
 def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
-    """GraphError if a vertex has children that its vertex function never looks at.
+    """GraphError if a vertex has children that its vertex function never reads.
 
-    A function that calls ``gather()`` takes any number; one that only calls ``gather(k)`` as many
-    as the largest k reaches. max_arity: of the vertices of ``batch``.
+    A function that calls ``gather()`` reads any number; one that only calls ``gather(k)`` reads
+    the children up to the largest k. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
         of_parents = structure.parents is not None
@@ -94,7 +94,7 @@ def check_schema(
 
 
 def _limits(nodes: list[Node]) -> Iterator[tuple[str, int, str, str]]:
-    """Integer features and the numbers they must stay below: name, limit, of what, user's line."""
+    """Iterate over integer features with their limit: name, limit, its reason, user's line."""
     for n in nodes:
         if n.op.name == "lookup" and n.inputs[1].op.name == "feature":
             table, index = n.inputs
@@ -107,9 +107,9 @@ def _limits(nodes: list[Node]) -> Iterator[tuple[str, int, str, str]]:
 
 
 def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
-    """The error for the first integer that is too large for its table or classes; None if none is.
+    """Return an error for the first integer that is too large for its table or classes, or None.
 
-    Called when the engine has refused a batch, so that a good batch costs nothing here.
+    It is called when the engine has refused a batch, so that a good batch costs nothing.
     """
     schema = batch.feature_schema()
     for name, limit, what, where in _limits(traced.nodes()):
@@ -117,9 +117,9 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         wrong = np.flatnonzero(values >= limit)
         if wrong.size:
             row = int(wrong[0])
-            place = _at(batch, schema[name].domain, row)
+            position = _at(batch, schema[name].domain, row)
             return FeatureError(
-                f"feature {name!r} is {int(values[row])} at {place}, but {what}",
+                f"feature {name!r} is {int(values[row])} at {position}, but {what}",
                 where=where,
                 hint=f"values are 0 to {limit - 1}, or -1 for none",
             )
@@ -127,7 +127,7 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
 
 
 def named(batch: Any) -> str:
-    """The graphs of a batch as an error names them."""
+    """Return the graphs of a batch for an error message."""
     if batch.ids is None:
         return f"the {batch.num_graphs} graphs of a batch without ids"
     listed = ", ".join(str(int(i)) for i in batch.ids[:64])
@@ -135,30 +135,30 @@ def named(batch: Any) -> str:
 
 
 def _damaged(parameters: Mapping[str, Any]) -> str:
-    """What to do where parameters are what is not finite; empty where they are."""
+    """Return the cure where parameters are not finite; empty where they are."""
     bad = [n for n, p in parameters.items() if not np.isfinite(p.current()).all()]
     return f"{', '.join(bad)} holds values that are not finite; load a good checkpoint" * bool(bad)
 
 
 def check_loss(loss: float, batch: Any, parameters: Mapping[str, Any]) -> None:
-    """NumericsError if the loss of an evaluation is not finite; names the graphs of its batch."""
+    """NumericsError if the loss of an evaluation is not finite, with the graphs of its batch."""
     if not math.isfinite(loss):
         hint = _damaged(parameters) or NOT_FINITE
         raise NumericsError(f"the loss is {loss}, on {named(batch)}", hint=hint)
 
 
 def check_prediction(
-    name: str, rows: NDArray[Any], kind: str, batch: Any, parameters: Mapping[str, Any]
+    name: str, rows: NDArray[Any], domain: str, batch: Any, parameters: Mapping[str, Any]
 ) -> None:
-    """NumericsError if an output ``rows[n, width]``, one of every `kind`, holds NaN; says where.
+    """NumericsError if an output ``rows[n, width]`` of a ``domain`` holds NaN, with its position.
 
-    Infinite values pass: minus infinity is a score like others.
+    Infinite values pass: minus infinity is a valid score.
     """
-    if not rows.size or not math.isnan(rows.min()):  # the least of an array is NaN if anything is
+    if not rows.size or not math.isnan(rows.min()):  # the minimum is NaN if any value is
         return
     row = int(np.flatnonzero(np.isnan(rows).any(axis=1))[0])
     raise NumericsError(
-        f"prediction {name!r} is NaN at {_at(batch, kind, row)}",
+        f"prediction {name!r} is NaN at {_at(batch, domain, row)}",
         hint=_damaged(parameters)
         or "an operator of the model is not defined or overflows there, such as a log or a "
         "division of 0, or an exp",
@@ -167,7 +167,7 @@ def check_prediction(
 
 @contextmanager
 def readable_errors(traced: Graph | None, batch: Any) -> Iterator[None]:
-    """The engine knows features by number; a refused one is named with its graph and vertex."""
+    """Name a feature that the engine refuses, which knows it by number, with graph and vertex."""
     try:
         yield
     except (IndexError, ValueError) as error:

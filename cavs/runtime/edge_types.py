@@ -1,4 +1,4 @@
-"""Types of edge features for batches without an edge, whose empty arrays say nothing."""
+"""Types of edge features for batches without an edge, whose empty arrays have none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cavs.runtime.interface import Array, BatchLike
 
 
 class _EdgeFeature(NamedTuple):
-    """What ``feature_schema`` says of a feature of edges."""
+    """The entry of ``feature_schema`` for a feature of edges."""
 
     domain: str
     dtype: str
@@ -22,16 +22,16 @@ class _EdgeFeature(NamedTuple):
 
 
 class EdgeTypes:
-    """What features of edges are, as learnt from batches that have some.
+    """Types of edge features, learnt from batches that have edges.
 
-    The model remembers it, for other sessions and for checkpoints.
+    The model stores them, for other sessions and for checkpoints.
     """
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
-        """Type of every feature of ``batch``; without edges, of theirs as it was before."""
+        """Return the type of every feature of ``batch``; without edges, edge features as learnt."""
         schema, known = batch.feature_schema(), self._model._edge_types
         if batch.topology.num_edges == 0:
             others = {n: s for n, s in schema.items() if s.domain != "edge"}
@@ -41,7 +41,7 @@ class EdgeTypes:
         return schema
 
     def learn(self, features: Mapping[str, Array]) -> None:
-        """Others have such features of edges; what is known already was seen in a batch."""
+        """Learn types of edge features of other ranks, unless a batch has shown them."""
         new = {n: a for n, a in features.items() if n not in self._model._edge_types}
         kinds = {n: "int" if a.dtype.kind == "i" else "float" for n, a in new.items()}
         self._learn({n: (kinds[n], a.shape[1:]) for n, a in new.items()})
@@ -52,7 +52,7 @@ class EdgeTypes:
             self._model._edge_types = {**known, **found}
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        """A feature as the engine takes it; of no edges also where ``source`` lacks it."""
+        """Return a feature for the engine; without edges, also one that ``source`` lacks."""
         known = self._model._edge_types
         if name in known and source.topology.num_edges == 0:
             try:  # other data may have a feature of vertices by the same name

@@ -1,4 +1,4 @@
-"""From the compiler's program to the engine's."""
+"""Encode a program of the compiler for the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cavs.compiler.program import Program
 
 
 def encode(program: Program) -> _engine.Program:
-    """An ``_engine.Program`` equal to ``program``; the engine validates it."""
+    """Return an ``_engine.Program`` equal to ``program``; the engine validates it."""
     p = _engine.Program()
     p.kinds = program.kinds
     for b in program.buffers:
@@ -30,7 +30,7 @@ def encode(program: Program) -> _engine.Program:
 
 
 def _printable(fields: dict[str, Any]) -> dict[str, Any]:
-    """With texts that are UTF-8: the user's line may be in a file whose name is not."""
+    """Replace text that is not UTF-8, such as the name of the user's file."""
     return {
         k: v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v
         for k, v in fields.items()

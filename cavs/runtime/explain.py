@@ -1,4 +1,4 @@
-"""What the compiler made of a model, and what one run of it did: ``cavs.explain``."""
+"""Report how a model is compiled and how one batch runs: ``cavs.explain``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from cavs.runtime.traffic import traffic_of
 from cavs.runtime.unbatched import counted, not_batched
 
 
-class _How(TypedDict):
+class _Mode(TypedDict):
     training: bool
     with_loss: bool
 
 
 @dataclass(frozen=True)
 class BodyReport:
-    """Nodes that run together. when: eager, loop or lazy; why says what made it so."""
+    """Nodes that run together. when: eager, loop or lazy; why: the reason."""
 
     when: str
     where: str
@@ -44,9 +44,9 @@ class BodyReport:
 
 @dataclass(frozen=True)
 class BufferReport:
-    """A buffer of the program; it lives from stage ``first`` to stage ``last``, inclusive.
+    """A buffer of the program; it is alive from stage ``first`` to stage ``last``, inclusive.
 
-    bytes: its rows in the batch at hand; 0 where it has no storage of its own in the arena.
+    bytes: of its rows in this batch; 0 where it has no storage of its own in the arena.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Explanation:
 
     stages: name and text after every pass. kernels: number of the instruction and its lines.
     cuda: the same kernels as CUDA C, from which the engine for GPUs compiles its own.
-    not_batched: what ran in more or smaller pieces than it might, and why. persistent: on a device,
-    the loops whose narrow tasks one kernel can walk, and what each takes of the chip.
+    not_batched: work that ran in more or smaller pieces than it might, and why. persistent: on a
+    device, the loops whose narrow tasks one kernel can walk, and the resources of each.
     """
 
     stages: tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ class Explanation:
     persistent: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return str(self)  # what a prompt shows
+        return str(self)  # for a prompt
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -107,7 +107,7 @@ class Explanation:
 
 
 def _after_gather(compiled: Compiled) -> set[Node]:
-    """Nodes that depend on what another task made."""
+    """Return the nodes that depend on values of other tasks."""
     found: set[Node] = set()
     for n in compiled.graph.nodes():
         if n.op.reads_slot or any(x in found for x in n.inputs):
@@ -136,7 +136,7 @@ def _body(body: Body, after: set[Node]) -> BodyReport:
     return BodyReport("lazy" if waits else "eager", where, why, body.stage, names)
 
 
-def _held_rows(program: Program, schedule: Any, present: dict[str, int], buffer: Buffer) -> int:
+def _rows_held(program: Program, schedule: Any, present: dict[str, int], buffer: Buffer) -> int:
     if buffer.held == "all":
         return rows_of(program, schedule, present, buffer.space)
     wanted = buffer.held == "inner"
@@ -149,7 +149,7 @@ def _buffers(
     result = []
     for i, b in enumerate(program.buffers):
         stored = b.role == "arena" and b.last >= b.first
-        size = _held_rows(program, schedule, present, b) * b.width * itemsize if stored else 0
+        size = _rows_held(program, schedule, present, b) * b.width * itemsize if stored else 0
         result.append(
             BufferReport(
                 buffer_name(program, i),
@@ -178,10 +178,10 @@ def explain(
     deterministic: bool = False,
     optimizer: Rule | None = None,
 ) -> Explanation:
-    """Compiles ``model`` for batches like ``batch`` and says what became of it.
+    """Compile ``model`` for batches like ``batch`` and report the result.
 
     training: with backward, else the forward program of ``Session.evaluate``, or, for a model
-    without a loss, of ``Session.predict``. run: also run it on the clock, on ``device`` with
+    without a loss, of ``Session.predict``. run: also time a run on ``device`` with
     products in ``precision``, after runs to warm up or, on a device, as many as decide whether its
     commands are replayed; with LSTMs over chains by cuDNN where ``cudnn`` is "always". A run of
     training is a whole step of ``optimizer``, such as ``cavs.optim.Adam(0.001)``, else of SGD, at a
@@ -202,7 +202,7 @@ def explain(
         deterministic=deterministic,
     )
     with_loss = training or type(model).loss is not Model.loss
-    how: _How = {"training": training, "with_loss": with_loss}
+    how: _Mode = {"training": training, "with_loss": with_loss}
     found: Measured | None = None
     with unchanged(model):
         compiled = session.compiled(batch, **how)
@@ -234,7 +234,7 @@ def explain(
 
 
 def _persistent(session: Session, program: Program, precision: str) -> tuple[str, ...]:
-    """Of the device of a session, what a kernel can walk there; nothing of a CPU."""
+    """Return the loops that a kernel can walk on the device of a session; none on the CPU."""
     device = session.device
     if device is None:
         return ()

@@ -1,4 +1,4 @@
-"""What the engine reads: the features of a program, and what updates its parameters."""
+"""Inputs of the engine: features of a program, and the state that updates its parameters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def features(
     dtype: np.dtype[Any],
     rows_of: Callable[[Any, str, np.dtype[Any]], Array],
 ) -> tuple[list[Array], list[Array]]:
-    """The float features of ``program`` as matrices of ``dtype``, and its integer features.
+    """Return the float features of ``program`` as matrices of ``dtype``, and its integer features.
 
-    source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: gives a
-    feature of the source by its name, see `EdgeTypes.rows`.
+    source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: returns
+    a feature of the source by its name, see `EdgeTypes.rows`.
     """
 
     def feature(name: str, dtype: np.dtype[Any]) -> Array:
         if not merged:
             return rows_of(source, name, dtype)
-        # Rows of distinct vertices are gathered once a batch, not in every step.
+        # Rows of distinct vertices are gathered once per batch, not in every step.
         key = name, dtype.str
         if key not in source.rows:
             source.rows[key] = _of_distinct(source, name, dtype, rows_of)
@@ -54,7 +54,7 @@ def _of_distinct(
 ) -> Array:
     if not name.startswith((COPIES, PRESENT)):
         return rows_of(source, name, dtype)
-    copies: Array = source.copies  # merge_vertices asks for them
+    copies: Array = source.copies  # read by merge_vertices
     if name != COPIES:
         counted = name.removeprefix(PRESENT)
         present = rows_of(source, counted, np.dtype(np.int32)) >= 0
@@ -63,8 +63,11 @@ def _of_distinct(
 
 
 def schedule_of(optional: tuple[str, ...], source: Any, on_device: bool) -> Schedule:
-    """Of a batch, or of its distinct vertices. On devices siblings are neighbours: the children of
-    complete trees are then rows of a matrix, which nothing has to gather."""
+    """Return the schedule of a batch, or of its distinct vertices.
+
+    On devices siblings are neighbours: the children of complete trees are then rows of a matrix,
+    and are not gathered.
+    """
     found: Schedule = source.schedule(optional, by_number=not on_device)
     return found
 
@@ -72,16 +75,16 @@ def schedule_of(optional: tuple[str, ...], source: Any, on_device: bool) -> Sche
 def update_of(
     parameters: Collection[Parameter], states: Sequence[Sequence[Array]]
 ) -> tuple[list[list[Array]], list[bool]]:
-    """Arrays of the optimiser for each parameter, and which are trained, as the engine takes them.
+    """Return the optimiser's arrays for each parameter, and which are trained, for the engine.
 
-    Of a model without parameters it has one that nothing reads. ConfigError where others than all
-    parameters have states.
+    For a model without parameters the engine has one that nothing reads. ConfigError unless there
+    are states for each parameter.
     """
     if len(states) != len(parameters):
         raise ConfigError(
             f"states of {len(states)} parameters, the model has {len(parameters)}",
             hint="give a list of arrays for each of model.parameters(), an empty one for kind='sgd'"
-            "; optimizer.init_states(list(model.parameters().values())) makes them",
+            "; optimizer.init_states(list(model.parameters().values())) returns them",
         )
     if not parameters:
         return [[]], [False]

@@ -1,4 +1,4 @@
-"""The batch tasks of a program's loops over a schedule: how many, how wide, how few can do."""
+"""Report the batch tasks of a program's loops over a schedule: number, widths, lower bound."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cavs.runtime.task_bound import fewest_tasks
 class LoopReport:
     """The tasks of one loop that have work in it.
 
-    stage: its number. gradient: a loop of cotangents. levels and widths: of every task its level
-    and its vertices. bound: no policy of batching needs fewer tasks, see
-    `cavs.runtime.task_bound.fewest_tasks`. keys: of the kinds of vertices with work in it, see
+    stage: its number. gradient: a loop of cotangents. levels and widths: level and number of
+    vertices of every task. bound: no policy of batching needs fewer tasks, see
+    `cavs.runtime.task_bound.fewest_tasks`. keys: of the kinds with work in it, see
     `cavs.passes.specialise.Kind`.
     """
 
@@ -29,12 +29,12 @@ class LoopReport:
 
     @property
     def tasks(self) -> int:
-        """How many there are."""
+        """Number of tasks."""
         return len(self.widths)
 
 
 def loops_of(program: Program, schedule: Any) -> tuple[LoopReport, ...]:
-    """The loops of ``program`` over ``schedule``, in the order they run."""
+    """Return the loops of ``program`` over ``schedule``, in the order they run."""
     loops = ((n, s) for n, s in enumerate(program.stages) if s.kind == "loop")
     return tuple(_loop(program, schedule, n, s) for n, s in loops)
 
@@ -55,11 +55,13 @@ def _loop(program: Program, schedule: Any, number: int, stage: Stage) -> LoopRep
 
 
 def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int) -> int:
-    """How many rows a space has."""
+    """Return the number of rows of a space."""
     if space <= PRESENT_SPACE:
         return present[program.int_features[PRESENT_SPACE - space]]
     if space < 4:
-        graphs = len(schedule.graph_offsets) - 1  # the caller's, where vertices are merged, too
+        graphs = (
+            len(schedule.graph_offsets) - 1
+        )  # those of the caller, also where vertices are merged
         batch = schedule.batch
         return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
     key = program.kinds[(space - 4) // 2]

@@ -1,4 +1,4 @@
-"""One run of a batch on the clock, and what it came to: a training step that moves nothing."""
+"""Time one run of a batch: inference, or a training step that changes no parameter."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.session import Session
 from cavs.runtime.traffic import InstructionReport
 
-WARM, RUNS, SECONDS = 2, 9, 0.3  # runs before the clock, and on it: at most so many, or so long
+WARM = 2  # runs that are not timed
+RUNS, SECONDS = 9, 0.3  # limits of timed runs
 
 
 class Rule(Protocol):
-    """What a step needs of an optimiser; those of cavs.optim have it."""
+    """The part of an optimiser that a step needs; those of cavs.optim implement it."""
 
     def hyper(self, step: int) -> dict[str, Any]:
-        """The numbers of an update."""
+        """Return the numbers of an update."""
         ...
 
     def init_states(self, parameters: Sequence[Parameter]) -> list[list[Array]]:
-        """Fresh state arrays of all parameters."""
+        """Return fresh state arrays of all parameters."""
         ...
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one run, the median of ``runs``; 0 where the engine does not tell.
+    """Seconds of one run, the median of ``runs``; 0 where the engine does not time it.
 
-    wall: the whole call. packing: weights that the update before has changed. each: every stage of
-    forward and backward, `stages` all of them. update: gradient norm, clipping, optimiser. What is
-    left of wall (`rest`) puts features in the order of rows, plans, binds, and waits for threads to
-    come and go. Not in it, for a DataLoader does it meanwhile: collate, and prepare, which merges
-    copies and schedules; None where the batch cannot be made anew. products, maps and other are
-    those of all ``threads``, added up.
+    wall: the whole call. packing: weights that the last update has changed. each: every stage of
+    forward and backward, `stages` all of them. update: gradient norm, clipping, optimiser. The
+    `rest` of wall permutes features to rows, plans, binds, and starts and stops threads. Two times
+    are not part of it, as a DataLoader spends them in the background: collate, and prepare, which
+    merges equal vertices and schedules; None where the batch cannot be collated again. products,
+    maps and other are summed over all ``threads``.
     """
 
     runs: int
@@ -59,12 +60,12 @@ class Times:
 
     @property
     def stages(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward."""
         return sum(self.each)
 
     @property
     def rest(self) -> float:
-        """What of wall is none of its parts."""
+        """Seconds of wall that are in none of its parts."""
         return max(self.wall - self.packing - self.stages - self.update, 0.0)
 
 
@@ -74,15 +75,15 @@ class RunReport:
 
     loops: with their tasks; tasks counts those of forward, backward_tasks those of cotangents, and
     no policy of batching needs fewer than task_bound and backward_bound. widths: vertices of each
-    task of forward. distinct: vertices that ran, one for all copies.
+    task of forward. distinct: vertices that ran, one for all equal ones.
     gather, scatter and other bytes: see `cavs.runtime.traffic.InstructionReport`.
-    kept_bytes: values made before the first backward loop or gradient that it or what follows
-    reads. peak_bytes: of values in the arena, the most alive at once; features, parameters and all
-    else are not in it. scratch_bytes: of one thread. gradient_bytes: dense gradients.
-    sparse_bytes: gradients of rows of tables. state_bytes: of the optimiser, None if none is known.
-    A device times stages, not instructions. replay: what became of CUDA graphs of the batch, see
-    `cavs.Session.report`; empty on the CPU. updated: whether the step went on to its update; it
-    does not where loss or gradient is not finite, and inference has none.
+    kept_bytes: values computed before backward that it reads. peak_bytes: the largest size of
+    values in the arena that are alive at once; features, parameters and others are not in it.
+    scratch_bytes: of one thread. gradient_bytes: dense gradients. sparse_bytes: gradients of rows
+    of tables. state_bytes: of the optimiser, None if none is known. A device times stages, not
+    instructions. replay: CUDA graphs of the batch, see `cavs.Session.report`; empty on the CPU.
+    updated: True if the step updated parameters; it does not where loss or gradient is not finite,
+    and inference never does.
     """
 
     graphs: int
@@ -111,38 +112,38 @@ class RunReport:
 
     @property
     def write_bytes(self) -> int:
-        """All that is written."""
+        """Bytes of all writes."""
         return self.scatter_bytes + self.other_write_bytes
 
     @property
     def tasks(self) -> int:
-        """Tasks of all forward loops."""
+        """Number of tasks of all forward loops."""
         return sum(x.tasks for x in self.loops if not x.gradient)
 
     @property
     def task_bound(self) -> int:
-        """The fewest that any policy needs."""
+        """Lower bound on these tasks for any policy."""
         return sum(x.bound for x in self.loops if not x.gradient)
 
     @property
     def backward_tasks(self) -> int:
-        """Tasks of all loops of cotangents."""
+        """Number of tasks of all loops of cotangents."""
         return sum(x.tasks for x in self.loops if x.gradient)
 
     @property
     def backward_bound(self) -> int:
-        """The fewest that any policy needs."""
+        """Lower bound on these tasks for any policy."""
         return sum(x.bound for x in self.loops if x.gradient)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Vertices of every task of forward."""
+        """Number of vertices of every task of forward."""
         return tuple(w for x in self.loops if not x.gradient for w in x.widths)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Times, whether there was an update, bytes of the optimiser's states, the engine's report."""
+    """Times, True if there was an update, bytes of the optimiser's states, the engine's report."""
 
     times: Times
     updated: bool
@@ -153,10 +154,10 @@ class Measured:
 def measured(
     session: Session, batch: BatchLike, training: bool, with_loss: bool, rule: Rule | None
 ) -> Measured:
-    """Runs ``batch`` some times, on the CPU collated anew each time, as in training.
+    """Run ``batch`` several times, on the CPU collated again each time, as in training.
 
-    A training step is a whole one, at a learning rate of 0: then the weights of the next are
-    packed again. Parameters keep every bit.
+    A training step is a whole one, at a learning rate of 0, so that the next one packs weights
+    again. Parameters keep every bit.
     """
     step = _step(session, training, with_loss, rule)
     for _ in range(DECIDED if session.overlaps else WARM):
@@ -167,7 +168,7 @@ def measured(
         again, collate, prepare = _again(session, batch, training)
         session.set_profiling(True)
         started = time.perf_counter()
-        step.run(batch if session.overlaps else again)  # a device replays what it has seen
+        step.run(batch if session.overlaps else again)  # a device replays known batches
         wall = time.perf_counter() - started
         found.append(_times(session.report(training), wall, collate, prepare))
     found.sort(key=lambda t: t.wall)
@@ -194,7 +195,7 @@ def _times(r: dict[str, Any], wall: float, collate: float | None, prepare: float
 def _again(
     session: Session, batch: BatchLike, training: bool
 ) -> tuple[BatchLike, float | None, float | None]:
-    """The batch made anew of its graphs, if it can be, and the seconds of that."""
+    """Collate the graphs of the batch again, if possible; return the seconds that it took."""
     select: Callable[[Sequence[int]], BatchLike] | None = getattr(batch, "select", None)
     if select is None:
         return batch, None, None
@@ -234,8 +235,10 @@ def _step(session: Session, training: bool, with_loss: bool, rule: Rule | None) 
 
 @contextmanager
 def unchanged(model: Model) -> Iterator[None]:
-    """Puts the model back as it was: a step of 0 makes a positive zero of a negative one, and what
-    types features of edges have is remembered."""
+    """Restore the model afterwards.
+
+    A step of 0 turns negative zeros positive, and types of edge features are stored in the model.
+    """
     parameters, types = list(model.parameters().values()), vars(model).get("_edge_types")
     before = [p.current().copy() for p in parameters]
     try:
@@ -243,7 +246,7 @@ def unchanged(model: Model) -> Iterator[None]:
     finally:
         if types is not None:
             model._edge_types = types
-        else:  # that of the class, which cannot be copied
+        else:  # the class attribute, which cannot be copied
             vars(model).pop("_edge_types", None)
         for p, old in zip(parameters, before, strict=True):
             if not np.array_equal(_bytes(p.current()), _bytes(old)):

@@ -37,7 +37,7 @@ class ParameterSync:
         self._arrays: list[Array] = []  # of the parameters, that executors were made for
 
     def take_arrays(self) -> list[Array]:
-        """Return the arrays for a new executor, whose dtype is theirs: without any, an array."""
+        """Return the arrays for a new executor, or one of the dtype if there are no parameters."""
         self._arrays = [p.current() for p in self._parameters]
         return self._arrays or [np.zeros(1, self._dtype)]
 
@@ -52,7 +52,7 @@ class ParameterSync:
                 other.invalidate_parameters()
 
     def follow_others(self) -> None:
-        """Take over what other sessions have made of the parameters, here or on devices."""
+        """Take over values that other sessions have written, here or on devices."""
         for copy in {id(c): c for p in self._parameters for c in p.copies}.values():
             if copy is not self._cuda:
                 copy.download()

@@ -1,4 +1,4 @@
-"""Which precision of products there is where."""
+"""Precisions of products on the CPU and on devices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from cavs import _engine
 from cavs.config import require
 from cavs.cuda.engine import PRECISIONS as OF_DEVICES
 
-# Of the CPU: exact products, of integers that share steps, three of numbers split into two
-# bfloat16, one of numbers rounded to bfloat16.
+# Exact products; products of integers with shared scales; three products of numbers that are split
+# into two bfloat16; one product of numbers rounded to bfloat16.
 OF_THE_CPU = ("float32", "int16", "bfloat16x3", "bfloat16")
 PRECISIONS = tuple(dict.fromkeys(OF_THE_CPU + OF_DEVICES))
 
 
 def require_precision(precision: object, on_cpu: bool, dtype: np.dtype[np.generic]) -> None:
-    """ConfigError unless products of `dtype` can be asked for in `precision` there."""
+    """ConfigError unless ``precision`` exists there for products of ``dtype``."""
     known = ", ".join(PRECISIONS)
     require(
         isinstance(precision, str) and precision in PRECISIONS,
@@ -30,7 +30,7 @@ def require_precision(precision: object, on_cpu: bool, dtype: np.dtype[np.generi
 
 
 def products_of(precision: str) -> str:
-    """How this machine's CPU computes products of that precision: exactly where that is faster."""
+    """Return the CPU's way to compute products of ``precision``: exactly where that is faster."""
     if precision not in OF_THE_CPU or _engine.isa(precision) == _engine.isa():
         return "float32"
     return precision

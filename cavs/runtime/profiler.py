@@ -1,4 +1,4 @@
-"""Clocks and other ways to run that can be switched, and the report of what the engine counted."""
+"""Switch profiling, tracing and serial runs, and report what the engine counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Span = tuple[str, int, float, float]  # name, lane, begin, end
 
 
 class Profiler:
-    """Switches of all executors of a session, those that are yet to be made included."""
+    """Switches of all executors of a session, of later ones too."""
 
     def __init__(self, on_device: bool, variants: Variants) -> None:
         self._on_device, self._variants = on_device, variants

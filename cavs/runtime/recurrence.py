@@ -1,4 +1,4 @@
-"""Which batches run their LSTMs as a whole, by cuDNN, on a device."""
+"""Choose which batches run their LSTMs as a whole, by cuDNN, on a device."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cavs.runtime.interface import BatchLike, Executor
 from cavs.runtime.variant import Variant
 
 CUDNN = ("never", "auto", "always")
-TRIALS = 3  # runs of a class of batches on either kernels that count, after one that does not
+TRIALS = 3  # timed runs of a class of batches on each kind of kernels, after one to warm up
 
-# Training, with a loss, sequences and vertices of the batch to the next power of two.
+# Training, with a loss, log2 of the sequences and vertices of the batch, rounded up.
 _Class = tuple[bool, bool, int, int]
 
 
 class Lstms:
-    """Decides for each batch between cuDNN and the engine's own kernels.
+    """Chooses for each batch between cuDNN and the engine's own kernels.
 
-    choice: one of CUDNN. With "auto" batches of a class run on either in turns, until each was
-    clocked ``TRIALS`` times; then the faster stays, by the median. A batch that is not of chains,
-    and a model without an LSTM, run on the engine's own kernels in any case. So does everything
-    where ``engine`` lacks cuDNN: with "always" that is a DeviceError.
+    choice: one of CUDNN. With "auto" batches of a class run on both in turns, until each was timed
+    ``TRIALS`` times; then the faster one is chosen, by the median. A batch that is not of chains,
+    and a model without an LSTM, always run on the engine's own kernels. So does everything where
+    ``engine`` lacks cuDNN: with "always" that is a DeviceError.
     """
 
     def __init__(self, engine: CudaEngine | None, choice: str) -> None:
@@ -44,7 +44,7 @@ class Lstms:
         self._clocked: tuple[_Class, bool, Executor] | None = None  # the last one
 
     def _may(self, variant: Variant, batch: BatchLike) -> bool:
-        """Whether ``batch``, which ``variant`` was traced for, can run by cuDNN."""
+        """True if ``batch``, which ``variant`` was traced for, can run by cuDNN."""
         if self._engine is None or self._choice == "never" or self._lacks:
             return False
         if variant.trace is None or not batch.topology.chains:
@@ -55,7 +55,7 @@ class Lstms:
         return self._counted[1] > 0
 
     def take(self, variant: Variant, batch: BatchLike) -> bool:
-        """Whether it runs by cuDNN: what was decided, or the kernels whose turn it is."""
+        """True if the batch runs by cuDNN, as decided or for a trial."""
         self._read()
         found = self.settled(variant, batch)
         if found is None:
@@ -66,7 +66,7 @@ class Lstms:
         return found
 
     def settled(self, variant: Variant, batch: BatchLike) -> bool | None:
-        """What was decided for batches like ``batch``; None: nothing yet."""
+        """Return the decision for batches like ``batch``; None if there is none yet."""
         if not self._may(variant, batch):
             return False
         if self._choice == "always":
@@ -74,24 +74,24 @@ class Lstms:
         return self._decided.get(_class_of(variant, batch))
 
     def clock(self, executor: Executor) -> None:
-        """Before a run for which ``take`` has decided: clocks it if it is a trial."""
+        """Time the run that ``take`` has decided about, if it is a trial."""
         trial, self._trial = self._trial, None
         if trial is not None:
             executor.clock()  # type: ignore[union-attr]
             self._clocked = (*trial, executor)
 
     def give_up(self, error: DeviceError) -> bool:
-        """After cuDNN has refused the model: whether the engine's own kernels take over."""
+        """Note that cuDNN refused the model; True if the engine's own kernels run it instead."""
         if self._choice == "always":
             return False
         self._lacks, self._trial = error.what, None
         return True
 
     def _read(self) -> None:
-        """What the last trial has shown."""
+        """Read the time of the last trial, and decide if it was the last one needed."""
         clocked, self._clocked, self._trial = self._clocked, None, None
         seconds = clocked and clocked[2].clocked()  # type: ignore[union-attr]
-        if clocked is None or seconds is None:  # none, or it has failed
+        if clocked is None or seconds is None:  # no trial, or it has failed
             return
         key, by_library, _ = clocked
         found = self._seconds[key]
@@ -101,7 +101,7 @@ class Lstms:
             self._decided[key] = library < own
 
     def report(self) -> dict[str, Any]:
-        """What was decided and measured, for Session.report(); empty where nothing is to decide."""
+        """Return decisions and times, for Session.report(); empty where there is no choice."""
         if self._engine is None or self._choice == "never":
             return {}
         classes = [
@@ -118,11 +118,11 @@ class Lstms:
         return {"cudnn": {"choice": self._choice, "lacks": self._lacks, "classes": classes}}
 
     def to_json(self) -> list[list[Any]]:
-        """What was decided, so that who continues runs the same kernels."""
+        """Return the decisions, so that a resumed session runs the same kernels."""
         return [[*key, by_library] for key, by_library in self._decided.items()]
 
     def restore(self, decided: Iterable[Iterable[Any]]) -> None:
-        """Takes over `to_json`; TypeError or ValueError for anything else."""
+        """Restore `to_json`; TypeError or ValueError for anything else."""
         found = {}
         for training, with_loss, sequences, vertices, by_library in decided:
             key = bool(training), bool(with_loss), int(sequences), int(vertices)

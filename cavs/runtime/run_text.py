@@ -10,7 +10,7 @@ from cavs.runtime.measure import RunReport
 
 
 def run_lines(r: RunReport) -> list[str]:
-    """The report as text."""
+    """Return the report as text."""
     return [
         f"== one step: {r.graphs} graphs, {r.vertices} vertices ({r.distinct} distinct), "
         f"{r.edges} edges",
@@ -51,7 +51,7 @@ def _time_lines(r: RunReport) -> Iterator[str]:
             yield line(name, seconds, t.wall)
     if any(loop.gradient for loop in r.loops) and not r.updated:
         yield "no update: loss or gradient is not finite"
-    others = "" if t.update or not r.updated else "update, "  # a device does not tell it apart
+    others = "" if t.update or not r.updated else "update, "  # a device does not time it separately
     yield (
         line("rest", t.rest, t.wall)
         + f": {others}features to rows, plan, binding, threads, results"

@@ -1,4 +1,4 @@
-"""How few batch tasks a batch can do with."""
+"""A lower bound on the number of batch tasks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 def fewest_tasks(schedule: Any, working: Collection[int]) -> int:
-    """A lower bound on the tasks of any batching policy, for the kinds ``working`` of ``schedule``.
+    """Return a lower bound on the tasks of any batching policy, for the kinds ``working``.
 
-    A task holds vertices of one kind, none of which waits for another. So vertices of a kind that
-    stand on one path to a root need as many tasks, and no task serves two kinds: the bound is the
-    sum, over the kinds, of the most vertices of it on one path (ED-Batch, Chen et al. 2023). It is
-    at least the longest path, which counts all kinds of one path only. Time and memory are linear
-    in edges times kinds.
+    A task holds vertices of one kind, none of which depends on another. So vertices of a kind that
+    are on one path to a root need a task each, and no task holds two kinds: the bound is the sum,
+    over the kinds, of the largest number of vertices of it on one path (ED-Batch, Chen et al.
+    2023). It is at least the length of the longest path. Time and memory are linear in edges times
+    kinds.
     """
     offsets, child = np.asarray(schedule.edge_offsets), np.asarray(schedule.child)
     longest = np.zeros((len(schedule.order), max(working, default=0) + 1), np.int64)

@@ -1,4 +1,4 @@
-"""What instructions move: states through edges by gather and scatter, and all the rest."""
+"""Bytes that instructions move: states through edges by gather and scatter, and the rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class InstructionReport:
 
     gather: of states, or their cotangents, read through the edges of the graphs. scatter: written
     to the rows that gather reads. other_reads: through other indices, such as lookups; operands
-    that are read as they lie are not counted. other_writes: all else that is written, values that
-    stay in a cache among it.
+    that are read row by row are not counted. other_writes: everything else that is written, also
+    values that stay in a cache.
     """
 
     label: str
@@ -34,7 +34,7 @@ def traffic_of(
     counted: list[dict[str, Any]],
     size: int,
 ) -> tuple[InstructionReport, ...]:
-    """What the engine ``counted`` of each instruction, divided; ``size``: bytes of a number."""
+    """Return what the engine ``counted`` for each instruction; ``size``: bytes of a number."""
     found = []
     for i, line in zip(program.instructions, counted, strict=True):
         rows = rows_of(program, schedule, present, i.space) if i.scatters else 0

@@ -1,4 +1,4 @@
-"""What of a batch ran in more or smaller pieces than it might, and why."""
+"""Report which work of a batch ran in more or smaller pieces than it might, and why."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def not_batched(
     loops: Sequence[LoopReport],
     report: dict[str, Any],
 ) -> tuple[str, ...]:
-    """A line for each of them. report: that of a session; empty where nothing ran."""
+    """Return a line for each reason. report: of a session; empty where nothing ran."""
     return (
         *_narrow(compiled, loops),
-        *_apart(variant, batch, passes),
+        *_unmerged(variant, batch, passes),
         *_merged_features(variant),
         *_alone(report),
         *_repeated(compiled),
@@ -37,7 +37,7 @@ def not_batched(
 
 
 def _narrow(compiled: Compiled, loops: Sequence[LoopReport]) -> Iterator[str]:
-    """Tasks of one vertex, levels of several tasks; loops that fare alike share lines."""
+    """Report tasks of one vertex and levels of several tasks; loops with equal reports share it."""
     alike: dict[tuple[str, ...], list[str]] = {}
     forward = [loop for loop in loops if not loop.gradient]
     for loop in forward:
@@ -69,7 +69,7 @@ def _narrow_in(loop: LoopReport, optional: Sequence[str]) -> Iterator[str]:
 
 
 def _kind_text(key: int, optional: Sequence[str]) -> str:
-    """A kind in words: ``with children, without token``."""
+    """Return a kind in words: ``with children, without token``."""
     kind = Kind.of(key, optional)
     words = ["with children" if kind.inner else "without children"]
     for name in optional:
@@ -83,8 +83,8 @@ def _kind_text(key: int, optional: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _apart(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
-    """Vertices that look like another one and run all the same."""
+def _unmerged(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
+    """Report vertices that equal another one and are not merged with it."""
     traced = variant.traced
     graph = traced.graph
     if not graph.slots or traced.distinguishing is not None:
@@ -154,5 +154,5 @@ def _switched_off(passes: Passes) -> Iterator[str]:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Names, each with how often it comes: ``add, mul x2``."""
+    """Return names with their counts: ``add, mul x2``."""
     return ", ".join(f"{n} x{c}" if c > 1 else n for n, c in Counter(names).items())

@@ -13,7 +13,7 @@ from cavs import nn
 from cavs.cli import registry
 from cavs.codegen.cuda import OPERATIONS, Load, Store, kernel_text, shape_of
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
-from cavs.compiler.fuse import MOST_OPERANDS
+from cavs.compiler.fuse import MAX_OPERANDS
 from cavs.cuda import libraries
 from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
@@ -120,7 +120,7 @@ def wide(name, rng, half, real):
     maps = ["self", "self", "one", "index", "segment_sum"]
     loads = [
         Load(64, 8 * int(rng.integers(4)), str(rng.choice(maps)), half=half and n % 2 == 0)
-        for n in range(MOST_OPERANDS)
+        for n in range(MAX_OPERANDS)
     ]
     live, ops = list(range(len(loads))), []
     while len(live) > 2:

@@ -20,12 +20,12 @@ def test_wide_kernels_are_cut_and_give_the_same():
     _, expected = reference(model, batch)
     _, forward = reference(model, batch, training=False)
     most, kernels = [], []
-    for limit in (1000, fuse.MOST_OPERANDS, 3):
-        with mock.patch.object(fuse, "MOST_OPERANDS", limit):
+    for limit in (1000, fuse.MAX_OPERANDS, 3):
+        with mock.patch.object(fuse, "MAX_OPERANDS", limit):
             session = cavs.Session(model, dtype=np.float64)
             maps = [i for i in session.compiled(batch).program.instructions if i.kind == "map"]
             check(session, batch, expected, forward, FLOAT64)
         most.append(max(len(i.loads) for i in maps))
         kernels.append(len(maps))
-    assert most[0] > fuse.MOST_OPERANDS >= most[1] > most[2]
+    assert most[0] > fuse.MAX_OPERANDS >= most[1] > most[2]
     assert kernels[0] < kernels[1] < kernels[2]

@@ -133,7 +133,10 @@ def no_last_axis(f, v):
         (weight_on_the_left, r"right side(.|\n)*write x @ W"),
         (product_of_rows, r"right side(.|\n)*ops.dot\(x, y\)"),
         (mean_of_the_batch, r"one vertex, \[sum_rows\](.|\n)*fold the children"),
-        (sum_of_the_graph, r"one vertex, \[sum_vertices\](.|\n)*computed outside, and pulled"),
+        (
+            sum_of_the_graph,
+            r"one vertex, \[sum_vertices\](.|\n)*values of all vertices outside, and pull",
+        ),
         (loss_of_the_batch, r"one vertex, \[(sum_rows|count_present)\]"),
         (no_last_axis, r"keepdims with axis None(.|\n)*axis=-1"),
         (gathered_state_itself, r"has the values h(.|\n)*v.gather\(\).h"),
@@ -237,7 +240,7 @@ def test_the_structure_is_unknown_while_tracing():
     def call(model, batch):
         return model.cell(batch.graph, x=batch["dense"] * batch.graph.num_levels)
 
-    with pytest.raises(TraceError, match=r"no 'num_levels'(.|\n)*give what else") as caught:
+    with pytest.raises(TraceError, match=r"no 'num_levels'(.|\n)*give everything else") as caught:
         trace(Classifier(good, call))
     assert caught.value.where == line_in(call, "num_levels")
 

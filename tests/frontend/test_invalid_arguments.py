@@ -197,7 +197,7 @@ VALUES = [
     (lambda: cavs.State(h=True), ShapeError, r"'h' of shape \[True\]"),
     (lambda: cavs.State(as_node=8), TraceError, "cannot be called 'as_node'.*_values, as_node"),
     (lambda: cavs.State(_values=8), TraceError, "cannot be called '_values': the gathered state"),
-    (lambda: cavs.State(__h=8), TraceError, "begins with __"),
+    (lambda: cavs.State(__h=8), TraceError, "names with __ in front"),
     (lambda: nn.LayerNorm(4, eps=-1), ConfigError, "eps is -1, but must be a number above 0"),
     (lambda: nn.LayerNorm(4, eps=0), ConfigError, "eps is 0"),
     (lambda: cavs.Graph([[]], name=3), GraphError, "a graph is a text, found 3.*name='3'"),

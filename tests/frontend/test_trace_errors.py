@@ -440,7 +440,7 @@ def test_a_new_value_of_another_shape():
     p = cavs.Parameter((2, 3))
     with pytest.raises(
         ShapeError,
-        match=r"made at test_trace_errors.py:.* has shape \[2, 3\], the value given \[3, 2\]",
+        match=r"created at test_trace_errors.py:.* has shape \[2, 3\], the value given \[3, 2\]",
     ) as caught:
         p.value = np.zeros((3, 2))  # here
     assert caught.value.where == line_in(test_a_new_value_of_another_shape, "np.zero" + "s(")

@@ -32,12 +32,12 @@ def test_every_stage_has_its_text(explained):
         assert f"== {part}" in printed
 
 
-def test_a_model_is_compiled_once_and_anew_only_for_text_that_was_not_kept(monkeypatch):
+def test_a_model_is_compiled_once_and_again_only_for_text_that_was_not_kept(monkeypatch):
     given, recorded = program_cache.compile_graph, []
 
-    def counted(*arguments, **options):
-        recorded.append(options["record"])
-        return given(*arguments, **options)
+    def counted(traced, kinds, parameters, options):
+        recorded.append(options.record)
+        return given(traced, kinds, parameters, options)
 
     monkeypatch.setattr(program_cache, "compile_graph", counted)
     batch, session = treebank(3), cavs.Session(Classifier())

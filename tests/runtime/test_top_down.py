@@ -261,7 +261,7 @@ def test_a_second_parent_alone():
 
 class Largest(Summed):
     def vertex(self, v):
-        h = v.gather().h.max() + v.gather().c.sum()
+        h = v.pull("x") + v.gather().h.max() + v.gather().c.sum()
         v.scatter(c=h, h=h)
         v.push(h)
 
@@ -271,7 +271,7 @@ class Compared(Summed):
 
     def vertex(self, v):
         before = v.gather()
-        h = (before.h * before.c.sum()).sum()
+        h = v.pull("x") + (before.h * before.c.sum()).sum()
         v.scatter(c=h, h=h)
         v.push(h)
 
@@ -280,7 +280,7 @@ class Compared(Summed):
     ("cell", "says"),
     [
         (Largest, r"takes a maximum over parents(.|\n)*by \.sum\(\) or \.mean\(\)"),
-        (Compared, r"needs what other parents give(.|\n)*leave their sum out of it"),
+        (Compared, r"needs values of other parents(.|\n)*leave their sum out of it"),
     ],
 )
 def test_what_a_parent_cannot_compute_for_its_child(cell, says):
