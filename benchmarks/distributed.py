@@ -38,13 +38,9 @@ from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.step.run import StepReport
-from cavs.distributed.strategy.expression import (
-    ParameterServer,
-    Strategy,
-    SufficientFactors,
-    is_stale,
-)
+from cavs.distributed.strategy.expression import Strategy
 from cavs.distributed.strategy.partition import shards_of
+from cavs.distributed.sync import ParameterServer, SufficientFactors
 
 ALONE = "alone"
 LATE = ", late"
@@ -117,7 +113,7 @@ def not_covered(strategy: Strategy | None) -> str:
             return f"{leaf.name}: compressor {leaf.compressor}"
         if isinstance(sync, SufficientFactors):
             return f"{leaf.name}: sufficient factors"
-        if is_stale(sync):
+        if sync.is_stale:
             return f"{leaf.name}: a stale server"
         if isinstance(sync, ParameterServer) and sync.two_level:
             return f"{leaf.name}: two_level=True"

@@ -24,18 +24,10 @@ from cavs.distributed.planning.cost import (
     predict,
     simulate,
 )
-from cavs.distributed.strategy import (
-    AllReduce,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    Variable,
-    load,
-    save,
-    to_text,
-)
+from cavs.distributed.strategy import NodeConfig, Strategy, Variable, load, save, to_text
+from cavs.distributed.strategy.expression import Problem
 from cavs.distributed.strategy.measure import measured_variables
-from cavs.distributed.strategy.verify import Problem, problems
+from cavs.distributed.strategy.verify import problems
 from cavs.errors import ConfigError
 
 ACTIONS = {
@@ -191,18 +183,7 @@ def _node(node: NodeConfig) -> str:
 
 
 def _leaf(leaf: NodeConfig) -> str:
-    sync = leaf.sync
-    if isinstance(sync, ParameterServer):
-        words = [f"server {sync.destination}"]
-        words += [n for n in ("two_level", "local_replication") if getattr(sync, n)]
-        words += ["asynchronous"] * (not sync.sync)
-        words += [f"staleness {sync.staleness}"] * (sync.staleness > 0)
-        return ", ".join(words)
-    if not isinstance(sync, AllReduce):
-        return "sufficient factors"
-    if leaf.compressor != "none":  # sent on its own, whatever its group
-        return f"all-reduce, {leaf.compressor}"
-    return "all-reduce, " + ("in buckets" if sync.group is None else f"group {sync.group}")
+    return leaf.sync.summary(leaf.compressor)
 
 
 def _some(items: tuple[str, ...] | list[str], separator: str = ", ") -> str:

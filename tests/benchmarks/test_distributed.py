@@ -9,14 +9,8 @@ import pytest
 from benchmarks import distributed
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import REGISTRY
-from cavs.distributed.strategy.expression import (
-    AllReduce,
-    GraphConfig,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    SufficientFactors,
-)
+from cavs.distributed.strategy.expression import GraphConfig, NodeConfig, Strategy
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 
 DEVICES = ("a:CPU:0", "b:CPU:0")
 

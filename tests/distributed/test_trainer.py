@@ -18,15 +18,8 @@ from cavs.distributed.planning import choice
 from cavs.distributed.planning.builders import build
 from cavs.distributed.planning.cost import Compute
 from cavs.distributed.step.session import DistributedSession
-from cavs.distributed.strategy import (
-    AllReduce,
-    GraphConfig,
-    NodeConfig,
-    Strategy,
-    SufficientFactors,
-    by_gradient,
-    variables_of,
-)
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, by_gradient, variables_of
+from cavs.distributed.sync import AllReduce, SufficientFactors
 from cavs.distributed.sync.all_reduce import DenseAllReduce
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session

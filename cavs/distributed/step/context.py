@@ -24,7 +24,7 @@ from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
 from cavs.distributed.sync import DeviceGroup, Exchange, exchanges_of
 from cavs.distributed.sync.compressor_state import CompressorState
-from cavs.distributed.sync.plan import served_by
+from cavs.distributed.sync.lowering import served_by
 from cavs.distributed.sync.stale_server import StalePush, StaleServers
 from cavs.runtime import Session
 from cavs.runtime.edge_types import EdgeTypes

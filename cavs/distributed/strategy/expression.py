@@ -10,107 +10,127 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
 
-SPECS = ("auto", "ring", "nccl")
-BUCKET = 4 << 20  # bytes of dense gradients that travel together where no group says otherwise
 REDUCTIONS = ("mean", "sum")
 
 
-def _whole(owner: str, field: str, value: Any, least: int = 0) -> None:
+def check_whole(owner: str, field: str, value: Any, least: int = 0) -> None:
+    """Raise `ConfigError` unless an option is a whole number of at least `least`."""
     if type(value) is not int or value < least:
         raise ConfigError(
             f"{owner}: {field} is {value!r}", hint=f"give a whole number of at least {least}"
         )
 
 
-def _names(owner: str, field: str, value: Any) -> tuple[str, ...]:
+def check_names(owner: str, field: str, value: Any) -> tuple[str, ...]:
+    """Return device names as a tuple. Raises `ConfigError` if they are none."""
     if isinstance(value, str) or not all(isinstance(name, str) and name for name in value):
         raise ConfigError(f"{owner}: {field} is {value!r}", hint="give a list of device names")
     return tuple(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllReduce:
-    """Every replica keeps the parameter; gradients are reduced to all of them.
+@dataclass(frozen=True)
+class Problem:
+    """A fault of a strategy, and its cure."""
 
-    Dense gradients by all-reduce, sparse ones by all-gather of indices and rows, all of a table
-    together however it is cut. spec: who reduces: "nccl" asks for NCCL, and is refused where the
-    gradient is not summed by it; "ring" and "auto" leave it to ``collectives`` of the trainer, and
-    a large sum goes around a ring in any case. group: dense nodes of one group travel in one
-    buffer; those of group None in buckets of up to `BUCKET` bytes, which the run fills in the order
-    in which gradients are done, the last one alone. What has a compressor travels alone in any.
-    """
+    what: str
+    hint: str
 
-    type: ClassVar[str] = "all_reduce"
-    spec: str = "auto"
-    group: int | None = 0
 
-    def __post_init__(self) -> None:
-        if self.spec not in SPECS:
-            raise ConfigError(f"AllReduce: spec is {self.spec!r}", hint=f"use {', '.join(SPECS)}")
-        if self.group is not None:
-            _whole("AllReduce", "group", self.group)
+def absent(what: str, device: str, devices: Collection[str]) -> Problem:
+    """Return the problem that `what` names a device which is none of `devices`."""
+    some = sorted(devices)
+    shown = ", ".join(some[:8]) + (", ..." if len(some) > 8 else "")
+    return Problem(f"{what}: there is no device {device}", f"the devices are {shown}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServer:
-    """One device owns the parameter: gradients are reduced to it, values broadcast from it.
+class Synchroniser:
+    """How the gradients of a parameter, or of a shard, come together; its fields are its options.
 
-    destination: the owning device. two_level: the replicas of one node first reduce among
-    themselves and one of them speaks to the destination. local_replication: each node keeps a copy
-    of the values that its replicas read. sync: the owner waits for the gradients of all replicas;
-    otherwise it applies each as it comes (asynchronous). staleness: by how many steps the fastest
-    replica, or with two_level node, may be ahead of the slowest; 0 is bulk-synchronous. It needs
-    ``sync``.
+    This class says what strategies know of any synchroniser; `cavs.distributed.sync` adds how one
+    is priced and run. type: its name in JSON. takes_compressor: True if it compresses gradients.
     """
 
-    type: ClassVar[str] = "parameter_server"
-    destination: str
-    two_level: bool = False
-    local_replication: bool = False
-    sync: bool = True
-    staleness: int = 0
+    type: ClassVar[str]
+    takes_compressor: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        _names("ParameterServer", "destination", [self.destination])
-        _whole("ParameterServer", "staleness", self.staleness)
-        for field in ("two_level", "local_replication", "sync"):
-            if type(getattr(self, field)) is not bool:
-                raise ConfigError(
-                    f"ParameterServer: {field} is {getattr(self, field)!r}",
-                    hint="give true or false",
-                )
-        if self.staleness and not self.sync:
-            raise ConfigError(
-                f"ParameterServer: staleness {self.staleness} with sync=False",
-                hint="asynchronous servers have no bound: leave staleness at 0, or set sync=True",
+    @property
+    def owner(self) -> str | None:
+        """Device that owns the value; None if every replica keeps it."""
+        return None
+
+    def moved_to(self, owner: str) -> Synchroniser:
+        """Return the same with another owner."""
+        raise NotImplementedError(f"{self.type} has no owner")
+
+    @property
+    def lag(self) -> int | None:
+        """Number of steps by which replicas may lag behind; None sets no bound."""
+        return 0
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the owner applies each gradient as it comes, so that replicas may lag behind."""
+        return self.lag != 0
+
+    @property
+    def sums_on_hosts(self) -> bool:
+        """True if the replicas of a host sum among themselves first."""
+        return False
+
+    @property
+    def replicates_on_hosts(self) -> bool:
+        """True if one replica of a host receives new values for all of them."""
+        return False
+
+    def summary(self, compressor: str) -> str:
+        """Return a few words for a table of nodes."""
+        return self.type.replace("_", " ")
+
+    def problems(
+        self,
+        strategy: Strategy,
+        leaf: NodeConfig,
+        variable: Variable,
+        resources: ResourceSpec | None,
+    ) -> Iterator[Problem]:
+        """Yield what is wrong with `leaf`, a node of this synchroniser or a shard."""
+        if leaf.placement and set(leaf.placement) != set(strategy.graph.replicas):
+            lacking = [d for d in strategy.graph.replicas if d not in leaf.placement]
+            stray = [d for d in leaf.placement if d not in strategy.graph.replicas]
+            what = f"{lacking[0]} does not keep it" if lacking else f"{stray[0]} runs no replica"
+            yield Problem(
+                f"{leaf.name}: {self.type} needs the value on every replica, but {what}",
+                "leave placement empty, or name all replicas",
             )
 
-
-@dataclass(frozen=True, kw_only=True)
-class SufficientFactors:
-    """Every replica keeps the parameter and broadcasts the factors U, V of its gradient UᵀV.
-
-    Each parameter alone, as soon as its factors are there.
-    """
-
-    type: ClassVar[str] = "sufficient_factors"
+    @classmethod
+    def problems_together(
+        cls, strategy: Strategy, variables: Mapping[str, Variable]
+    ) -> Iterator[Problem]:
+        """Yield what is wrong with all nodes of this class together."""
+        yield from ()
 
 
-Synchroniser = AllReduce | ParameterServer | SufficientFactors
+REGISTRY: dict[str, type[Synchroniser]] = {}  # by type
+S = TypeVar("S", bound=type[Synchroniser])
 
 
-def is_stale(sync: Synchroniser) -> bool:
-    """Whether the owner applies each gradient as it comes, so that replicas differ in steps."""
-    return isinstance(sync, ParameterServer) and (not sync.sync or sync.staleness > 0)
-
-
-SYNCHRONISERS: tuple[type[Synchroniser], ...] = (AllReduce, ParameterServer, SufficientFactors)
+def register(cls: S) -> S:
+    """Class decorator: let strategies use a synchroniser, and JSON name it by its type."""
+    if REGISTRY.get(cls.type, cls).__qualname__ != cls.__qualname__:
+        raise ConfigError(f"there is already a synchroniser {cls.type}", hint="rename one")
+    REGISTRY[cls.type] = cls
+    return cls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +159,10 @@ class NodeConfig:
                 f"{self.name}: compressor is {self.compressor!r}", hint='name it, such as "float16"'
             )
         object.__setattr__(self, "partition", tuple(self.partition))
-        object.__setattr__(self, "placement", _names(self.name, "placement", self.placement))
+        object.__setattr__(self, "placement", check_names(self.name, "placement", self.placement))
         object.__setattr__(self, "shards", tuple(self.shards))
         for parts in self.partition:
-            _whole(self.name, "partition", parts, least=1)
+            check_whole(self.name, "partition", parts, least=1)
         if self.parts > 1:
             self._check_shards()
         elif self.shards:
@@ -151,10 +171,11 @@ class NodeConfig:
                 f"{list(self.partition)}",
                 hint="give the number of parts of every axis, or no shards",
             )
-        elif not isinstance(self.synchroniser, SYNCHRONISERS):
+        elif not isinstance(self.synchroniser, Synchroniser):
+            *some, last = (cls.__name__ for cls in REGISTRY.values())
             raise ConfigError(
                 f"{self.name}: its synchroniser is {self.synchroniser!r}",
-                hint="give AllReduce, ParameterServer or SufficientFactors",
+                hint=f"give {', '.join(some)} or {last}",
             )
 
     def _check_shards(self) -> None:
@@ -211,8 +232,8 @@ class GraphConfig:
     gradients: str = "mean"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "replicas", _names("strategy", "replicas", self.replicas))
-        object.__setattr__(self, "servers", _names("strategy", "servers", self.servers))
+        object.__setattr__(self, "replicas", check_names("strategy", "replicas", self.replicas))
+        object.__setattr__(self, "servers", check_names("strategy", "servers", self.servers))
         if not self.replicas:
             raise ConfigError("a strategy without replicas", hint="name at least one device")
         twice = sorted({d for d in self.ranks if self.ranks.count(d) > 1})
@@ -291,13 +312,13 @@ class Strategy:
 
     @cached_property
     def has_stale(self) -> bool:
-        """Whether some parameter, or shard, is stale: see `is_stale`."""
-        return any(is_stale(leaf.sync) for leaf in self.leaves)
+        """True if some parameter, or shard, is stale: see `Synchroniser.is_stale`."""
+        return any(leaf.sync.is_stale for leaf in self.leaves)
 
     @cached_property
     def is_asynchronous(self) -> bool:
         """True if all are stale, so that a step waits for no other rank."""
-        return all(is_stale(leaf.sync) for leaf in self.leaves)
+        return all(leaf.sync.is_stale for leaf in self.leaves)
 
     @cached_property
     def digest(self) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 
-from cavs.distributed.strategy.expression import NodeConfig, ParameterServer, Strategy
+from cavs.distributed.strategy.expression import NodeConfig, Strategy
 from cavs.distributed.strategy.partition import shards_of
 from cavs.errors import ConfigError
 
@@ -36,18 +36,18 @@ def without(
     }
     loads = dict.fromkeys(servers or replicas, 0)
     for leaf in strategy.leaves:
-        if isinstance(leaf.sync, ParameterServer):
-            owner = graph.ranks[graph.rank_of(leaf.sync.destination)]
+        if leaf.sync.owner is not None:
+            owner = graph.ranks[graph.rank_of(leaf.sync.owner)]
             if owner in loads:
                 loads[owner] += sizes[leaf.name]
 
     def moved(leaf: NodeConfig) -> NodeConfig:
         sync = leaf.sync
         placement = tuple(d for d in leaf.placement if d not in gone)
-        if isinstance(sync, ParameterServer) and graph.rank_of(sync.destination) in lost:
+        if sync.owner is not None and graph.rank_of(sync.owner) in lost:
             heir = min(loads, key=lambda device: loads[device])
             loads[heir] += sizes[leaf.name]
-            sync = dataclasses.replace(sync, destination=heir)
+            sync = sync.moved_to(heir)
             placement = (heir,) if leaf.placement else ()
         return dataclasses.replace(leaf, synchroniser=sync, placement=placement)
 

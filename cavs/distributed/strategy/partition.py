@@ -18,6 +18,11 @@ class Shard:
     stop: int
     shape: tuple[int, ...]
 
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Shard:
+        """Return the shard that is a whole parameter."""
+        return Shard(0, 0, shape[0] if shape else 1, shape)
+
     @property
     def index(self) -> tuple[slice, ...]:
         """``parameter[shard.index]`` is a view of the shard."""
@@ -50,8 +55,7 @@ def shards_of(node: NodeConfig, shape: Sequence[int]) -> list[Shard]:
     shape = tuple(shape)
     cut = [axis for axis, parts in enumerate(node.partition) if parts > 1]
     if not cut:
-        size = shape[0] if shape else 1
-        return [Shard(0, 0, size, shape)]
+        return [Shard.whole(shape)]
     if len(node.partition) != len(shape) or len(cut) > 1:
         raise ConfigError(
             f"{node.name}: partition {list(node.partition)} of a parameter of shape {list(shape)}",

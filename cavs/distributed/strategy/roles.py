@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cavs.distributed.cluster.resources import node_of
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.strategy import ParameterServer, Strategy, is_stale
+from cavs.distributed.strategy import Strategy
 
 
 class Roles:
@@ -28,13 +28,14 @@ class Roles:
                 [r for r, other in enumerate(addresses) if other == address]
                 for address in dict.fromkeys(addresses)
             ]
+        syncs = [] if strategy is None else [leaf.sync for leaf in strategy.leaves]
         self.replicas = everyone
         if self.count < everyone.size:
             self.replicas = everyone.split(int(self.computes))
         self.local = self.replicas
-        if strategy is not None and len(self.hosts) > 1 and _asks_for_hosts(strategy):
+        if len(self.hosts) > 1 and any(s.sums_on_hosts or s.replicates_on_hosts for s in syncs):
             self.local = everyone.split(self.host if self.computes else len(self.hosts))
-        self.teamed = strategy is not None and len(self.hosts) > 1 and _has_teams(strategy)
+        self.teamed = len(self.hosts) > 1 and any(s.sums_on_hosts and s.is_stale for s in syncs)
         self.teams = self.hosts if self.teamed else [[r] for r in range(self.count)]
 
     @property
@@ -81,13 +82,3 @@ class Roles:
 def leader_of(owner: int, ranks: Sequence[int]) -> int:
     """Who of `ranks` speaks to an owner for all of them: itself, if it is one of them."""
     return owner if owner in ranks else ranks[0]
-
-
-def _has_teams(strategy: Strategy) -> bool:
-    servers = [x.sync for x in strategy.leaves if isinstance(x.sync, ParameterServer)]
-    return any(s.two_level and is_stale(s) for s in servers)
-
-
-def _asks_for_hosts(strategy: Strategy) -> bool:
-    servers = [x.sync for x in strategy.leaves if isinstance(x.sync, ParameterServer)]
-    return any(s.two_level or s.local_replication for s in servers)

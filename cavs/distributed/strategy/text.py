@@ -11,7 +11,7 @@ from typing import Any
 
 from cavs.data.whole_file import write_whole
 from cavs.distributed.strategy.expression import (
-    SYNCHRONISERS,
+    REGISTRY,
     GraphConfig,
     NodeConfig,
     Strategy,
@@ -90,14 +90,13 @@ def _node(content: Any, place: str) -> NodeConfig:
 
 
 def _synchroniser(content: Any, place: str) -> Synchroniser:
-    kinds = {kind.type: kind for kind in SYNCHRONISERS}
-    if not isinstance(content, Mapping) or content.get("type") not in list(kinds):
-        raise ConfigError(f"{place} is {content!r}", hint=f"give a type of {', '.join(kinds)}")
-    kind = kinds[content["type"]]
-    known = dataclasses.fields(kind)
+    if not isinstance(content, Mapping) or content.get("type") not in list(REGISTRY):
+        raise ConfigError(f"{place} is {content!r}", hint=f"give a type of {', '.join(REGISTRY)}")
+    cls = REGISTRY[content["type"]]
+    known = dataclasses.fields(cls)
     required = tuple(f.name for f in known if f.default is dataclasses.MISSING)
     fields = _fields(content, place, ("type", *required), tuple(f.name for f in known))
-    return kind(**{name: value for name, value in fields.items() if name != "type"})
+    return cls(**{name: value for name, value in fields.items() if name != "type"})
 
 
 def _fields(

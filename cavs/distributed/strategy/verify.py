@@ -8,30 +8,20 @@ fault is found here, all at once, each with its cure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.compression import Compressor, TopK, parse
 from cavs.distributed.strategy.expression import (
-    AllReduce,
+    REGISTRY,
     NodeConfig,
-    ParameterServer,
+    Problem,
     Strategy,
-    SufficientFactors,
-    is_stale,
+    absent,
 )
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
 from cavs.train.optim import SGD, Optimizer
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong, and the cure."""
-
-    what: str
-    hint: str
 
 
 def verify(
@@ -74,13 +64,17 @@ def _problems(
     if resources is not None:
         for device in strategy.graph.ranks:
             if device not in resources.devices:
-                yield _absent(f"rank {strategy.graph.ranks.index(device)}", device, resources)
+                rank = strategy.graph.ranks.index(device)
+                yield absent(f"rank {rank}", device, resources.devices)
     for node in strategy.nodes:
         if node.name in known:
             yield from _node(strategy, node, known[node.name], resources)
-    yield from _groups(strategy, known)
-    yield from _teams(strategy)
-    yield from _idle_servers(strategy)
+    for cls in REGISTRY.values():
+        yield from cls.problems_together(strategy, known)
+    used = {leaf.sync.owner for leaf in strategy.leaves}
+    for device in strategy.graph.servers:
+        if device not in used:
+            yield Problem(f"server {device} owns no parameter", "remove it from servers, or use it")
 
 
 def _names(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
@@ -93,12 +87,6 @@ def _names(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
             f"the strategy names parameter {name}, which the model does not train",
             f"its parameters are {', '.join(known) or 'none'}",
         )
-
-
-def _absent(what: str, device: str, resources: ResourceSpec) -> Problem:
-    some = sorted(resources.devices)
-    shown = ", ".join(some[:8]) + (", ..." if len(some) > 8 else "")
-    return Problem(f"{what}: there is no device {device}", f"the devices are {shown}")
 
 
 def _node(
@@ -115,22 +103,14 @@ def _node(
         )
     if variable.sparse:
         yield from _table(node)
-    if variable.sparse and len({is_stale(leaf.sync) for leaf in node.leaves}) > 1:
+    if variable.sparse and len({leaf.sync.is_stale for leaf in node.leaves}) > 1:
         yield Problem(
             f"{node.name}: of a sparse parameter some shards are synchronous, others are not",
             "give all shards staleness 0 and sync=True, or none",
         )
     for leaf in node.leaves:
         yield from _compressor(leaf, variable)
-        match leaf.sync:
-            case ParameterServer() as server:
-                yield from _server(strategy, leaf, server, variable, resources)
-            case AllReduce() as reduced:
-                yield from _everywhere(strategy, leaf)
-                yield from _spec(leaf, reduced, variable)
-            case SufficientFactors():
-                yield from _everywhere(strategy, leaf)
-                yield from _factors(leaf, node, variable)
+        yield from leaf.sync.problems(strategy, leaf, variable, resources)
 
 
 def _table(node: NodeConfig) -> Iterator[Problem]:
@@ -141,81 +121,11 @@ def _table(node: NodeConfig) -> Iterator[Problem]:
             f"{node.name}: shards of a sparse parameter go by {' and by '.join(kinds)}",
             "give all its shards parameter servers, or all of them all-reduce",
         )
-    levels = {x.sync.two_level for x in node.leaves if isinstance(x.sync, ParameterServer)}
+    levels = {x.sync.sums_on_hosts for x in node.leaves if x.sync.owner is not None}
     if len(levels) > 1:
         yield Problem(
             f"{node.name}: of a sparse parameter some shards have two_level=True, others not",
             "give all its shards the same two_level",
-        )
-
-
-def _everywhere(strategy: Strategy, leaf: NodeConfig) -> Iterator[Problem]:
-    if leaf.placement and set(leaf.placement) != set(strategy.graph.replicas):
-        lacking = [d for d in strategy.graph.replicas if d not in leaf.placement]
-        stray = [d for d in leaf.placement if d not in strategy.graph.replicas]
-        what = f"{lacking[0]} does not keep it" if lacking else f"{stray[0]} runs no replica"
-        yield Problem(
-            f"{leaf.name}: {leaf.sync.type} needs the value on every replica, but {what}",
-            "leave placement empty, or name all replicas",
-        )
-
-
-def _spec(leaf: NodeConfig, reduced: AllReduce, variable: Variable) -> Iterator[Problem]:
-    if reduced.spec == "nccl" and (variable.sparse or leaf.compressor != "none"):
-        what = "a sparse gradient" if variable.sparse else f"compressor {leaf.compressor}"
-        yield Problem(
-            f"{leaf.name}: spec 'nccl' of {what}, which travels between the hosts",
-            "give it spec 'auto', or leave the compressor out",
-        )
-
-
-def _server(
-    strategy: Strategy,
-    leaf: NodeConfig,
-    server: ParameterServer,
-    variable: Variable,
-    resources: ResourceSpec | None,
-) -> Iterator[Problem]:
-    if leaf.placement and leaf.placement != (server.destination,):
-        yield Problem(
-            f"{leaf.name}: its gradients go to {server.destination}, its value is kept on "
-            f"{', '.join(leaf.placement)}: they would never meet",
-            "leave placement empty, or name the destination alone",
-        )
-    if resources is not None and server.destination not in resources.devices:
-        yield _absent(f"{leaf.name}: destination", server.destination, resources)
-    else:
-        try:
-            strategy.graph.rank_of(server.destination)
-        except ConfigError as error:
-            yield Problem(f"{leaf.name}: {error.what}", error.hint)
-    lockstep = server.sync and server.staleness == 0
-    if server.local_replication and not lockstep:
-        yield Problem(
-            f"{leaf.name}: local_replication with "
-            + (f"staleness {server.staleness}" if server.sync else "sync=False"),
-            "an owner answers each replica when it may go on: set local_replication=False, or "
-            "sync=True and staleness=0",
-        )
-    if server.local_replication and variable.sparse:
-        yield Problem(
-            f"{leaf.name}: local_replication of a sparse parameter",
-            "set local_replication=False: replicas fetch the rows they touch",
-        )
-
-
-def _factors(leaf: NodeConfig, node: NodeConfig, variable: Variable) -> Iterator[Problem]:
-    if variable.sparse or len(variable.shape) != 2 or variable.factors is None:
-        kind = "sparse" if variable.sparse else f"of shape {list(variable.shape)}"
-        yield Problem(
-            f"{leaf.name}: sufficient factors of a parameter {kind}"
-            + (", whose gradient is no matrix product" if variable.factors is None else ""),
-            "use AllReduce or ParameterServer for it",
-        )
-    if node.shards:
-        yield Problem(
-            f"{leaf.name}: sufficient factors of a shard",
-            "leave the parameter whole: every replica rebuilds all of it",
         )
 
 
@@ -227,55 +137,14 @@ def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
         return
     if compressor.name == "none":
         return
-    if not isinstance(leaf.sync, AllReduce):
+    if not leaf.sync.takes_compressor:
+        able = " and ".join(cls.type for cls in REGISTRY.values() if cls.takes_compressor)
         yield Problem(
             f"{leaf.name}: compressor {compressor} with {leaf.sync.type}",
-            "only all_reduce takes a compressor: use none",
+            f"only {able} takes a compressor: use none",
         )
     elif variable.sparse:
         yield Problem(
             f"{leaf.name}: compressor {compressor} of a sparse gradient",
             "use none: only the touched rows travel",
         )
-
-
-def _groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
-    """Dense nodes of one all-reduce group share a buffer, so they must be of one kind."""
-    first: dict[int | None, tuple[str, tuple[str, str, str]]] = {}
-    for node in strategy.nodes:
-        variable = known.get(node.name)
-        if variable is None or variable.sparse:
-            continue
-        for leaf in node.leaves:
-            if not isinstance(leaf.sync, AllReduce):
-                continue
-            kind = (variable.dtype, leaf.sync.spec, leaf.compressor)
-            name, there = first.setdefault(leaf.sync.group, (leaf.name, kind))
-            if there != kind:
-                group = leaf.sync.group
-                yield Problem(
-                    ("what is in no group" if group is None else f"group {group}")
-                    + f" of {leaf.sync.type} mixes {name} "
-                    f"({', '.join(there)}) and {leaf.name} ({', '.join(kind)})",
-                    "give what differs in dtype, spec or compressor groups of its own",
-                )
-
-
-def _teams(strategy: Strategy) -> Iterator[Problem]:
-    """Replicas of a node either go through stale steps together or each alone."""
-    stale = [x for x in strategy.leaves if isinstance(x.sync, ParameterServer) and is_stale(x.sync)]
-    levels = {getattr(leaf.sync, "two_level", False): leaf.name for leaf in stale}
-    if len(levels) > 1:
-        yield Problem(
-            f"{levels[True]} is stale with two_level=True, {levels[False]} with two_level=False",
-            "give all stale parameters the same: replicas of a node are at one step or at several",
-        )
-
-
-def _idle_servers(strategy: Strategy) -> Iterator[Problem]:
-    used = {
-        leaf.sync.destination for leaf in strategy.leaves if isinstance(leaf.sync, ParameterServer)
-    }
-    for device in strategy.graph.servers:
-        if device not in used:
-            yield Problem(f"server {device} owns no parameter", "remove it from servers, or use it")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.compression import is_alike, share_of
-from cavs.distributed.sync import Exchange
+from cavs.distributed.sync.exchange import Exchange
 
 Array = NDArray[Any]
 

@@ -11,14 +11,9 @@ import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
-from cavs.distributed.sync.exchange import (
-    GAP,
-    Array,
-    Exchange,
-    Gradients,
-    Part,
-    Piece,
-)
+from cavs.distributed.sync.exchange import Exchange
+from cavs.distributed.sync.member import Member, Runtime
+from cavs.distributed.sync.part import GAP, Array, Gradients, Part, Piece
 from cavs.errors import CommunicationError, DeviceError
 
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
@@ -96,6 +91,11 @@ class DeviceGroup:
 
 class DeviceAllReduce(Exchange):
     """Dense parts, each of consecutive elements, of gradients that stay on the device."""
+
+    @classmethod
+    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
+        """See `Exchange`."""
+        return cls([m.part for m in members], runtime.values, runtime.executor, runtime.group)
 
     def __init__(
         self, parts: Sequence[Part], values: Sequence[Array], executor: Any, group: DeviceGroup

@@ -1,39 +1,192 @@
-"""Parameters that one rank owns: gradients go to it, it updates, values come from it.
+"""Parameter servers: one rank owns a parameter, applies its gradients, and sends its values.
 
 With two levels the replicas of a host first sum among themselves, and one of them, the leader,
-speaks to the owner. Ranks that only own parameters take part with nothing to send.
+exchanges messages with the owner. Ranks that only own parameters take part with nothing to send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
+from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
+from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
 from cavs.distributed.strategy.roles import Roles
-from cavs.distributed.sync.all_reduce import touched
-from cavs.distributed.sync.exchange import (
+from cavs.distributed.sync.exchange import Exchange
+from cavs.distributed.sync.member import Facts, Member, Runtime, buckets, not_rows, tables
+from cavs.distributed.sync.owner_exchange import OwnerExchange
+from cavs.distributed.sync.part import (
     Array,
-    Exchange,
     Gradients,
     Memory,
     Part,
     Piece,
     pack,
     sum_rows,
+    touched,
     unpack,
     wait_parts,
 )
+from cavs.distributed.sync.stale_server.push import StalePush
+from cavs.distributed.sync.synchroniser import Synchroniser, Transfer
+from cavs.errors import ConfigError
 
 
-class DenseServers(Exchange):
+@register
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(Synchroniser):
+    """One device owns the parameter: gradients are reduced to it, values broadcast from it.
+
+    destination: the owning device. two_level: the replicas of one node first reduce among
+    themselves and one of them speaks to the destination. local_replication: each node keeps a copy
+    of the values that its replicas read. sync: the owner waits for the gradients of all replicas;
+    otherwise it applies each as it comes (asynchronous). staleness: by how many steps the fastest
+    replica, or with two_level node, may be ahead of the slowest; 0 is bulk-synchronous. It needs
+    ``sync``.
+    """
+
+    type: ClassVar[str] = "parameter_server"
+    destination: str
+    two_level: bool = False
+    local_replication: bool = False
+    sync: bool = True
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        check_names("ParameterServer", "destination", [self.destination])
+        check_whole("ParameterServer", "staleness", self.staleness)
+        for field in ("two_level", "local_replication", "sync"):
+            if type(getattr(self, field)) is not bool:
+                raise ConfigError(
+                    f"ParameterServer: {field} is {getattr(self, field)!r}",
+                    hint="give true or false",
+                )
+        if self.staleness and not self.sync:
+            raise ConfigError(
+                f"ParameterServer: staleness {self.staleness} with sync=False",
+                hint="asynchronous servers have no bound: leave staleness at 0, or set sync=True",
+            )
+
+    @property
+    def owner(self) -> str:
+        """See `Synchroniser`."""
+        return self.destination
+
+    def moved_to(self, owner: str) -> ParameterServer:
+        """See `Synchroniser`."""
+        return replace(self, destination=owner)
+
+    @property
+    def lag(self) -> int | None:
+        """See `Synchroniser`."""
+        return self.staleness if self.sync else None
+
+    @property
+    def sums_on_hosts(self) -> bool:
+        """See `Synchroniser`."""
+        return self.two_level
+
+    @property
+    def replicates_on_hosts(self) -> bool:
+        """See `Synchroniser`."""
+        return self.local_replication
+
+    def summary(self, compressor: str) -> str:
+        """See `Synchroniser`."""
+        words = [f"server {self.destination}"]
+        words += [n for n in ("two_level", "local_replication") if getattr(self, n)]
+        words += ["asynchronous"] * (not self.sync)
+        words += [f"staleness {self.staleness}"] * (self.staleness > 0)
+        return ", ".join(words)
+
+    def problems(
+        self,
+        strategy: Strategy,
+        leaf: NodeConfig,
+        variable: Variable,
+        resources: ResourceSpec | None,
+    ) -> Iterator[Problem]:
+        """See `Synchroniser`."""
+        if leaf.placement and leaf.placement != (self.destination,):
+            yield Problem(
+                f"{leaf.name}: its gradients go to {self.destination}, its value is kept on "
+                f"{', '.join(leaf.placement)}: they would never meet",
+                "leave placement empty, or name the destination alone",
+            )
+        if resources is not None and self.destination not in resources.devices:
+            yield absent(f"{leaf.name}: destination", self.destination, resources.devices)
+        else:
+            try:
+                strategy.graph.rank_of(self.destination)
+            except ConfigError as error:
+                yield Problem(f"{leaf.name}: {error.what}", error.hint)
+        if self.local_replication and self.is_stale:
+            yield Problem(
+                f"{leaf.name}: local_replication with "
+                + (f"staleness {self.staleness}" if self.sync else "sync=False"),
+                "an owner answers each replica when it may go on: set local_replication=False, or "
+                "sync=True and staleness=0",
+            )
+        if self.local_replication and variable.sparse:
+            yield Problem(
+                f"{leaf.name}: local_replication of a sparse parameter",
+                "set local_replication=False: replicas fetch the rows they touch",
+            )
+
+    @classmethod
+    def problems_together(
+        cls, strategy: Strategy, variables: Mapping[str, Variable]
+    ) -> Iterator[Problem]:
+        """See `Synchroniser`. Replicas of a node make stale steps together, or each alone."""
+        stale = [x for x in strategy.leaves if isinstance(x.sync, cls) and x.sync.is_stale]
+        levels = {leaf.sync.sums_on_hosts: leaf.name for leaf in stale}
+        if len(levels) > 1:
+            yield Problem(
+                f"{levels[True]} is stale with two_level=True, {levels[False]} with "
+                "two_level=False",
+                "give all stale parameters the same: replicas of a node are at one step or at "
+                "several",
+            )
+
+    @classmethod
+    def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
+        """See `Synchroniser`. Stale members are pushed; the others travel in buckets, by form."""
+        found = StalePush.lower([m for m in members if m.leaf.sync.is_stale])
+        rows, dense = tables(m for m in members if not m.leaf.sync.is_stale)
+        found += [Transfer(SparseServers, table) for table in rows]
+        forms: dict[tuple[bool, bool], list[Member]] = {}
+        for member in dense:
+            sync = member.leaf.sync
+            forms.setdefault((sync.sums_on_hosts, sync.replicates_on_hosts), []).append(member)
+        return found + [
+            Transfer(DenseServers, together) for own in forms.values() for together in buckets(own)
+        ]
+
+
+class DenseServers(OwnerExchange):
     """Dense parts with an owner each, in one message to every owner.
 
     replicated: an owner sends new values to the leader of every host, which passes them on.
     """
 
     everyone = True
+
+    @classmethod
+    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
+        """See `Exchange`."""
+        return cls(
+            [(member.part, runtime.owner(member)) for member in members],
+            runtime.values,
+            runtime.executor,
+            runtime.roles,
+            two_level=members[0].leaf.sync.sums_on_hosts,
+            replicated=members[0].leaf.sync.replicates_on_hosts,
+        )
 
     def __init__(
         self,
@@ -55,14 +208,14 @@ class DenseServers(Exchange):
         self.two_level, self.replicated = two_level and many, replicated and many
 
     def of(self, rank: int) -> list[Part]:
-        """The parts that `rank` owns."""
+        """Return the parts that `rank` owns."""
         return [part for part, owner in self.owned if owner == rank]
 
     def _size(self, owners: Sequence[int]) -> int:
         return sum(part.size for part, owner in self.owned if owner in owners)
 
     def _packed(self, owners: Sequence[int], memory: Memory) -> Array:
-        """The parts of some owners, one owner after the other."""
+        """Return the parts of some owners, one owner after the other."""
         out, at = np.empty(self._size(owners), self.values[0].dtype), 0
         for owner in owners:
             end = at + self._size([owner])
@@ -96,12 +249,12 @@ class DenseServers(Exchange):
         return pieces
 
     def _led(self, rank: int) -> list[int]:
-        """The owners to which a replica of this host speaks for the host."""
+        """Return the owners with which a replica exchanges messages for its host."""
         host = self.roles.host
         return [owner for owner in self.owners if self.roles.leader(owner, host) == rank]
 
     def _within_host(self) -> dict[int, Array]:
-        """The sums of this host for the owners that this rank speaks to."""
+        """Return the sums of this host for the owners that this rank is the leader for."""
         ranks = self.roles.hosts[self.roles.host]
         parts = self.roles.local.all_to_all(
             [self._packed(self._led(r), self.memory) for r in ranks]
@@ -148,13 +301,27 @@ class DenseServers(Exchange):
                 at = end
 
 
-class SparseServers(Exchange):
-    """The touched rows of a table to the owners of its rows, and the new rows from them to all.
+class SparseServers(OwnerExchange):
+    """The touched rows of a table go to the owners of its rows, and new rows from them to all.
 
     ranges: the rows [start, stop) of each shard, and its owner.
     """
 
     everyone = True
+
+    @classmethod
+    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
+        """See `Exchange`."""
+        for member in members:
+            if member.shard.axis != 0 or member.leaf.sync.owner is None:
+                raise not_rows(member)
+        return cls(
+            members[0].parameter,
+            runtime.values,
+            [(m.shard.start, m.shard.stop, runtime.owner(m)) for m in members],
+            runtime.roles,
+            two_level=any(member.leaf.sync.sums_on_hosts for member in members),
+        )
 
     def __init__(
         self,
@@ -170,7 +337,7 @@ class SparseServers(Exchange):
         self.two_level = two_level and len(roles.hosts) > 1
         self.width = values[parameter].size // max(stop for _, stop, _ in ranges)
         self.moved: Array = np.empty(0, np.int32)
-        self.written: Array = np.empty(0, np.int32)  # here, by the last step of all ranks
+        self.written: Array = np.empty(0, np.int32)  # by the last step of all ranks
         self.ever: set[int] = set()
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
@@ -191,7 +358,7 @@ class SparseServers(Exchange):
     def _summed(
         self, rows: Array, values: Array, c: Communicator, places: Sequence[int]
     ) -> tuple[Array, Array]:
-        """Rows go to rank ``places[owner]`` of `c`, which adds those that came to it."""
+        """Send rows to rank ``places[owner]`` of `c`; return the sum of those received here."""
         to = np.full(len(rows), -1)
         for start, stop, owner in self.ranges:
             to[(rows >= start) & (rows < stop)] = places[owner]
@@ -221,7 +388,7 @@ class SparseServers(Exchange):
             self._from_owners(rows, state.reshape(-1), c)
 
     def _from_owners(self, rows: Array, flat: Array, c: Communicator) -> Array:
-        """The rows of all owners, into `flat`; which they are."""
+        """Copy the rows of all owners into `flat`; return their numbers."""
         table = flat.reshape(-1, self.width)
         readers = [r < self.roles.count for r in range(c.size)]
         every = c.all_to_all([rows if reads else rows[:0] for reads in readers])

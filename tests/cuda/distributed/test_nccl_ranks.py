@@ -18,8 +18,8 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import build
 from cavs.distributed.step.devices import join_devices
-from cavs.distributed.strategy import AllReduce, variables_of
-from cavs.distributed.sync import DeviceAllReduce
+from cavs.distributed.strategy import variables_of
+from cavs.distributed.sync import AllReduce, DeviceAllReduce
 from cavs.errors import CommunicationError, ConfigError, DeviceError, FeatureError
 from tests.cuda.allocators import Pool
 from tests.cuda.distributed.test_ranks import ADAM, Wide, assert_close, trained, trainer, values_of

@@ -14,17 +14,9 @@ from cavs.distributed import Trainer
 from cavs.distributed.cluster.resources import Node, ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import build
-from cavs.distributed.strategy import (
-    AllReduce,
-    GraphConfig,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    SufficientFactors,
-    to_text,
-    variables_of,
-)
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, to_text, variables_of
 from cavs.distributed.strategy.text import from_text
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from cavs.errors import CommunicationError, DeviceError, FeatureError, NumericsError
 from tests.cuda.allocators import DriverMemory, Pool
 from tests.cuda.executor.test_engine import gpu

@@ -10,14 +10,9 @@ from cavs.distributed.cluster.resources import Node, ResourceSpec
 from cavs.distributed.planning import builders
 from cavs.distributed.planning.builders import REGISTRY, build, factors_pay, find
 from cavs.distributed.planning.builders.rules import smallest_divisor, smallest_non_divisor
-from cavs.distributed.strategy import (
-    AllReduce,
-    ParameterServer,
-    SufficientFactors,
-    Variable,
-    shards_of,
-)
+from cavs.distributed.strategy import Variable, shards_of
 from cavs.distributed.strategy.verify import problems
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from cavs.errors import ConfigError
 
 TWO = ResourceSpec(nodes=(Node(address="a", chief=True), Node(address="b")))

@@ -23,8 +23,8 @@ from cavs.distributed.planning.cost import (
     sent_bytes,
     simulate,
 )
-from cavs.distributed.planning.cost.plan import HEADER_BYTES, INDEX_BYTES, SMALL
 from cavs.distributed.strategy import Variable, by_gradient, in_order
+from cavs.distributed.sync.operation import HEADER_BYTES, INDEX_BYTES, SMALL
 from cavs.errors import ConfigError
 
 MB = 1 << 20

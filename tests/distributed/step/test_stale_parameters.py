@@ -12,14 +12,8 @@ from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import build
-from cavs.distributed.strategy import (
-    AllReduce,
-    GraphConfig,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    variables_of,
-)
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, variables_of
+from cavs.distributed.sync import AllReduce, ParameterServer
 from cavs.errors import CavsError, CommunicationError, ConfigError, FeatureError, NumericsError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.launch.test_launcher import wait_for

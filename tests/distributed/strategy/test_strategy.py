@@ -12,12 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.distributed.strategy import (
-    AllReduce,
     GraphConfig,
     NodeConfig,
-    ParameterServer,
     Strategy,
-    SufficientFactors,
     load,
     partition_of,
     save,
@@ -26,6 +23,7 @@ from cavs.distributed.strategy import (
     to_text,
 )
 from cavs.distributed.strategy.text import from_text, to_dict
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from cavs.errors import ConfigError
 
 DEVICES = ("a:CPU:0", "a:CPU:1", "b:GPU:0")

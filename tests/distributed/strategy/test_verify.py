@@ -8,18 +8,16 @@ import cavs
 from cavs.distributed.cluster.resources import Node, ResourceSpec
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import (
-    AllReduce,
     GraphConfig,
     NodeConfig,
-    ParameterServer,
     Strategy,
-    SufficientFactors,
     Variable,
     to_text,
     variables_of,
 )
 from cavs.distributed.strategy.text import from_text
 from cavs.distributed.strategy.verify import problems, verify, verify_optimizer
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from cavs.errors import ConfigError
 from cavs.train.optim import SGD, Adagrad, Adam, AdamW
 from tests.distributed.step.test_consensus import outcomes, trainer

@@ -16,16 +16,9 @@ from cavs.distributed import Trainer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders import build
-from cavs.distributed.strategy import (
-    AllReduce,
-    GraphConfig,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    SufficientFactors,
-    variables_of,
-)
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, variables_of
 from cavs.distributed.strategy.verify import problems
+from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from tests.patience import patience
 
 WORDS, LABELS, HIDDEN = 30, 3, 20

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs.distributed.comm import run_threads
-from cavs.distributed.strategy import GraphConfig, NodeConfig, ParameterServer, Strategy
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy
+from cavs.distributed.sync import ParameterServer
 from cavs.distributed.sync.stale_server import StaleServers, layout_of
 from cavs.distributed.sync.stale_server.clocks import Clocks
 from cavs.errors import CommunicationError

@@ -17,8 +17,8 @@ from cavs.distributed.planning.builders.rules import (
     smallest_divisor,
     whole,
 )
-from cavs.distributed.strategy import AllReduce as AllReduceSynchroniser
 from cavs.distributed.strategy import Strategy, Variable
+from cavs.distributed.sync import AllReduce as AllReduceSynchroniser
 
 
 @dataclass(frozen=True, kw_only=True)

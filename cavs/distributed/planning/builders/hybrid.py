@@ -10,7 +10,8 @@ from cavs.distributed.compression import parse
 from cavs.distributed.planning.builders.builder import at_least, one_of, register
 from cavs.distributed.planning.builders.rules import Loads, whole
 from cavs.distributed.planning.builders.servers import ServerBuilder
-from cavs.distributed.strategy import AllReduce, NodeConfig, Strategy, SufficientFactors, Variable
+from cavs.distributed.strategy import NodeConfig, Strategy, Variable
+from cavs.distributed.sync import AllReduce, SufficientFactors
 
 
 @register

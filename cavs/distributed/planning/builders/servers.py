@@ -20,13 +20,8 @@ from cavs.distributed.planning.builders.rules import (
     smallest_non_divisor,
     whole,
 )
-from cavs.distributed.strategy import (
-    GraphConfig,
-    NodeConfig,
-    ParameterServer,
-    Strategy,
-    Variable,
-)
+from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, Variable
+from cavs.distributed.sync import ParameterServer
 from cavs.errors import ConfigError
 
 

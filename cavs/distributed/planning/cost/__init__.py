@@ -8,16 +8,10 @@ from cavs.distributed.planning.cost.choose import (
     is_file,
     make_strategy,
 )
-from cavs.distributed.planning.cost.plan import (
-    Chain,
-    Load,
-    Operation,
-    bytes_by_rank,
-    plan,
-    sent_bytes,
-)
+from cavs.distributed.planning.cost.plan import bytes_by_rank, plan
 from cavs.distributed.planning.cost.predict import FEATURES, Prediction, features, predict
 from cavs.distributed.planning.cost.simulate import Compute, Simulation, simulate
+from cavs.distributed.sync.operation import Chain, Load, Operation, sent_bytes
 
 __all__ = [
     "CANDIDATES",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.builders import build
-from cavs.distributed.planning.cost.plan import NO_LOAD, Load
 from cavs.distributed.planning.cost.predict import Prediction, predict
 from cavs.distributed.planning.cost.simulate import Compute, Simulation, simulate
 from cavs.distributed.strategy import Strategy, Variable, load
 from cavs.distributed.strategy.verify import verify
+from cavs.distributed.sync.operation import NO_LOAD, Load
 from cavs.errors import ConfigError
 
 # Synchronous and exact: what else changes is time alone. Chunks differ in overlap and latency.

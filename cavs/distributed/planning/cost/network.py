@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.cluster.resources import ResourceSpec, node_of
-from cavs.distributed.planning.cost.plan import Operation
 from cavs.distributed.strategy import GraphConfig
+from cavs.distributed.sync.operation import Operation
 
 Floats = NDArray[np.float64]
 ROOTED = ("reduce", "gather", "broadcast")

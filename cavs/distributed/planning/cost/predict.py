@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.cost.network import ROOTED, Cluster
-from cavs.distributed.planning.cost.plan import NO_LOAD, Chain, Load, plan, sent_bytes
+from cavs.distributed.planning.cost.plan import plan
 from cavs.distributed.strategy import Strategy, Variable
+from cavs.distributed.sync.operation import NO_LOAD, Chain, Load, sent_bytes
 
 FEATURES = tuple(
     f"{kind}_{reduced}_{term}"

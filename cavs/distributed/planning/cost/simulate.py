@@ -20,8 +20,9 @@ import numpy as np
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.cost.network import ROOTED, Cluster
-from cavs.distributed.planning.cost.plan import NO_LOAD, Chain, Load, plan
+from cavs.distributed.planning.cost.plan import plan
 from cavs.distributed.strategy import Strategy, Variable, by_gradient
+from cavs.distributed.sync.operation import NO_LOAD, Chain, Load
 from cavs.errors import ConfigError
 
 

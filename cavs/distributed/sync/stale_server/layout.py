@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cavs.distributed.strategy import ParameterServer, Strategy, is_stale, shards_of
-from cavs.distributed.sync.exchange import Part, part_of
+from cavs.distributed.strategy import Strategy, shards_of
+from cavs.distributed.sync.part import Part, part_of
 from cavs.errors import ConfigError
 
 
@@ -96,14 +96,14 @@ def _shards(
         if not parameter.trainable:
             continue
         node, shape = strategy.node(name), parameter.shape
-        stale = [is_stale(leaf.sync) for leaf in node.leaves]
+        stale = [leaf.sync.is_stale for leaf in node.leaves]
         if parameter.sparse and any(stale) and not all(stale):
             raise ConfigError(
                 f"{name}: some shards of a sparse parameter are stale, others are synchronous",
                 hint="give all shards staleness 0 and sync=True, or none",
             )
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
-            if not isinstance(leaf.sync, ParameterServer) or not is_stale(leaf.sync):
+            if leaf.sync.owner is None or not leaf.sync.is_stale:
                 continue
             rows = (shard.start, shard.stop) if parameter.sparse else None
             if rows is not None and shard.axis != 0:
@@ -111,7 +111,6 @@ def _shards(
                     f"{leaf.name}: rows of a sparse gradient cannot be cut along axis {shard.axis}",
                     hint="cut axis 0",
                 )
-            owner = strategy.graph.rank_of(leaf.sync.destination)
-            staleness = leaf.sync.staleness if leaf.sync.sync else None
+            owner = strategy.graph.rank_of(leaf.sync.owner)
             if math.prod(shard.shape):
-                yield part_of(number, shape, shard), rows, owner, staleness
+                yield part_of(number, shape, shard), rows, owner, leaf.sync.lag

@@ -13,7 +13,7 @@ import numpy as np
 
 from cavs import _engine
 from cavs.distributed.comm.mailbox import Letter
-from cavs.distributed.sync.exchange import Array, Piece, pack
+from cavs.distributed.sync.part import Array, Piece, pack
 from cavs.distributed.sync.stale_server.clocks import Clocks
 from cavs.distributed.sync.stale_server.layout import Group, Layout, Unit
 from cavs.distributed.sync.stale_server.letters import FINAL, VALUES, Post

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy.roles import Roles, leader_of
-from cavs.distributed.sync.exchange import Array, Exchange, Gradients, Piece, sum_rows
+from cavs.distributed.sync.exchange import Exchange
+from cavs.distributed.sync.member import Member, Runtime, buckets, tables
+from cavs.distributed.sync.owner_exchange import OwnerExchange
+from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows
 from cavs.distributed.sync.stale_server.layout import Unit
-
-if TYPE_CHECKING:
-    from cavs.distributed.sync.stale_server.servers import StaleServers
-
+from cavs.distributed.sync.stale_server.servers import StaleServers
+from cavs.distributed.sync.synchroniser import Transfer
 
 Pieces = list[tuple[Unit, Piece]]
 
 
-class StalePush(Exchange):
+class StalePush(OwnerExchange):
     """All stale units of some parameters, in one letter to each owner.
 
     Where the replicas of a host sum first, the one that speaks to an owner writes the letter.
     """
+
+    @staticmethod
+    def lower(members: Sequence[Member]) -> list[Transfer]:
+        """Group stale members by parameter: tables alone, the others in buckets."""
+        rows, dense = tables(members)
+        whole = {m.parameter: m for m in reversed(dense)}
+        together = buckets(reversed(whole.values()), lambda member: member.variable.nbytes)
+        of = [{m.parameter for m in bucket} for bucket in together]
+        return [Transfer(StalePush, table) for table in rows] + [
+            Transfer(StalePush, tuple(m for m in dense if m.parameter in numbers)) for numbers in of
+        ]
+
+    @classmethod
+    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
+        """See `Exchange`."""
+        numbers = list(dict.fromkeys(member.parameter for member in members))
+        return cls(numbers, runtime.values, runtime.servers, runtime.roles)
 
     def __init__(
         self,

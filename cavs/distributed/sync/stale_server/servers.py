@@ -21,7 +21,7 @@ from cavs.distributed.comm.agreement import agreed
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
 from cavs.distributed.strategy.roles import leader_of
-from cavs.distributed.sync.exchange import Array, pack, unpack
+from cavs.distributed.sync.part import Array, pack, unpack
 from cavs.distributed.sync.stale_server import letters as kinds
 from cavs.distributed.sync.stale_server.layout import Layout
 from cavs.distributed.sync.stale_server.owner import Owner

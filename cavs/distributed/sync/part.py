@@ -1,0 +1,174 @@
+"""Parts of parameters and of their gradients, as exchanges send, sum and apply them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.strategy.partition import Shard
+
+Array = NDArray[Any]
+Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the parameter
+GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
+
+
+class Gradients(Protocol):
+    """Gradients of a step, as the engine computes them (`cavs._engine.Executor`)."""
+
+    def wait_gradient(self, parameter: int, begin: int = 0, end: int | None = None) -> bool:
+        """Wait until elements [begin, end) are final; return False if the run failed."""
+        ...
+
+    def gradient_slab(self, parameter: int) -> int:
+        """Return the number of elements that become final together."""
+        ...
+
+    def gradient_view(self, parameter: int) -> tuple[Array | None, Array]:
+        """Return touched rows, or None, and values, in the engine's memory."""
+        ...
+
+    def gradient_block(self) -> Array:
+        """Return the memory of all dense gradients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A reduced gradient for the optimiser: summed over the ranks.
+
+    values, rows, stride, offset: as the engine's ``apply`` takes them. owned: this rank alone
+    applies it; otherwise all do.
+    """
+
+    parameter: int
+    values: Array
+    rows: Array | None = None
+    stride: int | None = None
+    offset: int = 0
+    owned: bool = False
+
+    def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
+        """Return the arguments of the engine."""
+        return self.parameter, self.values, self.rows, self.stride, self.offset
+
+    def share(self, rank: int, ranks: int) -> Piece:
+        """Return the share of `rank` where each of `ranks` has the same piece."""
+        begin, end = (len(self.values) * r // ranks for r in (rank, rank + 1))
+        rows = None if self.rows is None else self.rows[begin:end]
+        values = self.values[begin:end]
+        return Piece(self.parameter, values, rows, self.stride, self.offset, self.owned)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard of parameter `parameter` in its flat memory.
+
+    Row i of `rows` is the `width` elements from ``offset + i * stride``.
+    """
+
+    parameter: int
+    rows: int
+    width: int
+    stride: int
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.rows * self.width
+
+    @property
+    def end(self) -> int:
+        """Index of the element after the last."""
+        return self.offset + (self.rows - 1) * self.stride + self.width
+
+    def slabs(self, size: int) -> list[Part]:
+        """Return the same elements cut at multiples of `size`; the part itself if it has rows."""
+        if self.rows > 1:
+            return [self]
+        cuts = range(self.offset // size * size + size, self.end, size)
+        ends = [self.offset, *cuts, self.end]
+        return [
+            replace(self, width=end - begin, offset=begin, shape=(end - begin,))
+            for begin, end in pairwise(ends)
+        ]
+
+    def view(self, flat: Array) -> Array:
+        """Return a view of the part in a parameter's memory, [rows, width]."""
+        if self.rows == 1:
+            return flat[self.offset : self.offset + self.width].reshape(1, -1)
+        columns = slice(self.offset, self.offset + self.width)
+        return flat.reshape(self.rows, self.stride)[:, columns]
+
+    def piece(self, values: Array, owned: bool = False) -> Piece:
+        """Return the piece for contiguous `values` of this part."""
+        if self.rows == 1:
+            return Piece(self.parameter, values.reshape(-1), None, 1, self.offset, owned)
+        rows = values.reshape(self.rows, self.width)
+        return Piece(self.parameter, rows, None, self.stride, self.offset, owned)
+
+
+def part_of(parameter: int, shape: Sequence[int], shard: Shard) -> Part:
+    """Return the part that a shard of a parameter of `shape` is."""
+    inner = math.prod(shape[shard.axis + 1 :])
+    stride = math.prod(shape[shard.axis :])
+    rows = math.prod(shape[: shard.axis])
+    width = (shard.stop - shard.start) * inner
+    return Part(parameter, rows, width, stride, shard.start * inner, tuple(shard.shape))
+
+
+def wait_parts(parts: Sequence[Part], gradients: Gradients) -> bool:
+    """Wait until these parts of gradients are final; return False if the run failed."""
+    return all([gradients.wait_gradient(p.parameter, p.offset, p.end) for p in parts])
+
+
+def pack(parts: Sequence[Part], memory: Memory, out: Array) -> None:
+    """Copy the parts into `out`, one after the other; `memory` is flat, by parameter."""
+    at = 0
+    for part in parts:
+        out[at : at + part.size].reshape(part.rows, part.width)[...] = part.view(
+            memory[part.parameter]
+        )
+        at += part.size
+
+
+def unpack(parts: Sequence[Part], packed: Array, memory: Memory) -> None:
+    """The inverse of `pack`."""
+    at = 0
+    for part in parts:
+        values = packed[at : at + part.size].reshape(part.rows, part.width)
+        part.view(memory[part.parameter])[...] = values
+        at += part.size
+
+
+def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """Sum the sparse gradients of all ranks: rows ascending, terms in the order of ranks.
+
+    The rows of one rank are distinct.
+    """
+    found, places = np.unique(np.concatenate(rows), return_inverse=True)
+    total = np.empty((len(found), *values[0].shape[1:]), values[0].dtype)
+    begun = np.zeros(len(found), np.bool_)
+    at = 0
+    for own, part in zip(rows, values, strict=True):
+        to = places[at : at + len(own)]
+        again = begun[to]
+        total[to[~again]] = part[~again]
+        total[to[again]] += part[again]
+        begun[to] = True
+        at += len(own)
+    return found, total
+
+
+def touched(gradients: Gradients, parameter: int, usable: bool) -> tuple[Array, Array]:
+    """Return rows and values of a sparse gradient; no rows if the run failed."""
+    rows, values = gradients.gradient_view(parameter)
+    assert rows is not None
+    return (rows, values) if usable else (rows[:0], values[:0])
