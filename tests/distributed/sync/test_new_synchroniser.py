@@ -60,9 +60,7 @@ def test_it_is_verified_written_and_priced(mean_of_all):
     assert problems(strategy, variables, TWO) == []
     assert from_text(to_text(strategy)) == strategy
     dense = [v for v in variables if not v.sparse]
-    alone = Strategy(
-        graph=strategy.graph, nodes=tuple(strategy.node(v.name) for v in dense)
-    )  # what each rank gathers, with a count of each
+    alone = Strategy(graph=strategy.graph, nodes=tuple(strategy.node(v.name) for v in dense))
     assert bytes_by_rank(alone, dense).tolist() == [sum(v.nbytes + 8 for v in dense)] * 2
     assert predict(strategy, variables, TWO).seconds > 0
     assert simulate(strategy, variables, TWO).seconds > 0
