@@ -1,4 +1,4 @@
-"""Graphs of nodes: outputs and recurrent states, and the walks every pass needs."""
+"""Graphs of nodes, their slots, and the walks that passes need."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cavs.ir.types import Domain
 class Structure:
     """One application of a vertex function to the input graphs.
 
-    arity: how many children it looks at; None where it reads all. where: the user's line.
-    top_down: it runs from the roots down. parents: how many of these it looks at then.
+    arity: number of children that it reads; None for all. where: the user's line. top_down: it runs
+    from the roots down; parents: number of parents that it reads then.
     """
 
     name: str
@@ -29,18 +29,16 @@ class Structure:
 
 @dataclass(eq=False)
 class Slot:
-    """A recurrent value: what a vertex scatters and its neighbours gather.
+    """A recurrent value, which a vertex scatters and its neighbours gather.
 
-    Forward slots hold one row a vertex, read through ``gather`` (one row an edge); with ``child`` k
-    they are read as k-th child only. With ``leaf`` zeros are gathered from other children than
-    those without children (True), or with children (False). Backward slots
-    hold one row an edge (the cotangent of a gather), read through ``gather_grad`` (one row a
-    vertex, summed over the edges that leave it), or through ``gather_out`` (one row for each of
-    these edges). With ``child`` k they hold one row a vertex, the
-    cotangent of what it gathered from its k-th child, summed over the parents whose k-th child a
-    vertex is; with ``alike`` that of what it gathered from every child. The split breaks the cycle
-    of the recurrence. A structure that runs top-down has backward slots for its states, and forward
-    ones for their cotangents.
+    A forward slot has one row per vertex. ``gather`` reads it with one row per edge; with ``child``
+    k only as the k-th child. With ``leaf`` the gather gives zeros for children that have children
+    (True) or that are leaves (False). A backward slot has one row per edge, the cotangent of a
+    gather. ``gather_grad`` reads it with one row per vertex, the sum over the edges that leave the
+    vertex; ``gather_out`` with one row for each of these edges. With ``child`` k, a backward slot
+    has one row per vertex, the cotangent of its gather from the k-th child; with ``alike``, that of
+    its gather from every child. The two slots break the cycle of the recurrence. A structure that
+    runs top-down has backward slots for its states, and forward slots for their cotangents.
     """
 
     name: str
@@ -53,7 +51,7 @@ class Slot:
 
     @property
     def base(self) -> str:
-        """What a row stands for: "vertex" or "edge"."""
+        """Domain of the rows: "vertex" or "edge"."""
         of_edges = self.backward and self.child is None and not self.alike
         return "edge" if of_edges else "vertex"
 
@@ -69,11 +67,11 @@ class Slot:
 
 @dataclass
 class Graph:
-    """Named outputs, and the value behind every slot. Passes map Graph to Graph."""
+    """Named outputs, and the value of every slot. Passes map Graph to Graph."""
 
     outputs: dict[str, Node]
     slots: dict[Slot, Node] = field(default_factory=dict)
-    # The roots and nodes of the last call of `nodes`: passes ask again and again.
+    # The roots and nodes of the last call of `nodes`, which passes repeat.
     _sorted: tuple[list[Node], list[Node]] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -83,7 +81,7 @@ class Graph:
         return [*self.outputs.values(), *self.slots.values()]
 
     def nodes(self) -> list[Node]:
-        """Every node the roots need, inputs first."""
+        """All nodes that the roots depend on, inputs first."""
         roots = self.roots()
         if self._sorted is None or self._sorted[0] != roots:
             self._sorted = roots, toposort(roots)
@@ -91,7 +89,7 @@ class Graph:
 
 
 def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
-    """For every node, those among ``nodes`` that read it."""
+    """Return, for every node, the ``nodes`` that read it."""
     result: dict[Node, list[Node]] = {}
     for node in nodes:
         for x in dict.fromkeys(node.inputs):
@@ -100,7 +98,7 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
-    """``node`` with other inputs; its type is inferred anew where theirs are others."""
+    """Return ``node`` with other inputs; its type is inferred if theirs differ."""
     same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
     attrs: dict[str, Any] = dict(node.attrs)
     if domain is not None and attrs.get("domain", domain) != domain:
@@ -109,7 +107,7 @@ def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) 
         return node
     elif node.checked and [x.type for x in inputs] == [x.type for x in node.inputs]:
         new = make(node.op, inputs, attrs, node.type, node.where)
-        new.checked = True  # no more than types of inputs and attributes are
+        new.checked = True  # a check reads the types of inputs and the attributes
         return new
     tensor_type = node.op.infer([x.type for x in inputs], attrs)
     return make(node.op, inputs, attrs, tensor_type, node.where)
@@ -118,11 +116,11 @@ def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) 
 def rewrite(
     graph: Graph, rule: Callable[[Node, tuple[Node, ...]], Node | None], rules: object = None
 ) -> Graph:
-    """Rebuilds ``graph`` bottom-up; ``rule(node, new_inputs)`` may return a replacement.
+    """Rebuild ``graph`` bottom-up; ``rule(node, new_inputs)`` may return a replacement.
 
-    rules: those for which nodes are settled that ``rule`` need not be asked about.
+    rules: nodes that are settled for these, and whose inputs stay, are skipped.
     """
-    new: dict[Node, Node] = {}  # of what is no longer itself
+    new: dict[Node, Node] = {}  # of nodes that change
     with origin("") as lines:
         for node in graph.nodes():
             inputs = node.inputs

@@ -1,4 +1,4 @@
-"""Objects of which equal ones are one object, for as long as anybody has it."""
+"""Interning: equal objects are one object, as long as it is referenced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class _Kept(ref[T]):
 
 
 class Interned(Generic[T]):
-    """By key; a WeakValueDictionary is slower, and this is read for every node that a pass makes.
+    """Objects by key. A WeakValueDictionary is slower, and every new node is looked up here.
 
-    lock: held from `get` to `put`, so that no two threads make the same.
+    lock: held from `get` to `put`, so that no two threads create the same object.
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class Interned(Generic[T]):
         self._kept: dict[Any, _Kept[T]] = {}
 
     def get(self, key: Any) -> T | None:
-        """The object of `key`, if somebody still has it."""
+        """Return the object of `key` if it is still referenced."""
         kept = self._kept.get(key)
         return None if kept is None else kept()
 
     def put(self, key: Any, value: T) -> None:
-        """`value` is that of `key` from now on."""
+        """Store `value` under `key`."""
         kept = self._kept[key] = _Kept(value, self._forget)
         kept.key = key
 
     def _forget(self, kept: ref[T]) -> None:
         assert isinstance(kept, _Kept)
-        with self.lock:  # another may have been made meanwhile
+        with self.lock:  # another object may have replaced it
             if self._kept.get(kept.key) is kept:
                 del self._kept[kept.key]

@@ -1,4 +1,4 @@
-"""The oracle: evaluates a graph in float64 NumPy, one row at a time, by definition.
+"""The oracle: evaluate a graph in float64 NumPy, one row at a time, by definition.
 
 Nothing is batched, scheduled or fused, and no operator knows of the engine. Slow on purpose.
 """
@@ -23,7 +23,7 @@ Float = npt.NDArray[np.float64]
 
 @dataclass
 class Inputs:
-    """What a graph is evaluated on: CSR children, graph of each vertex, features, parameters.
+    """The batch that a graph is evaluated on: children as CSR, graph of each vertex, features.
 
     offsets, children: child lists of all vertices of the batch, as global vertex ids.
     graph_of: graph of each vertex. features: by name, in vertex, edge or graph order.
@@ -66,7 +66,7 @@ class Inputs:
         }[domain.base]
 
     def present(self, domain: Domain) -> list[int]:
-        """The vertices that are the rows of a domain of vertices with a feature."""
+        """Return the vertices with the feature of a domain, which are its rows."""
         if domain not in self._present:
             feature = self.features[str(domain.kind)]
             self._present[domain] = [v for v, i in enumerate(feature) if i >= 0]
@@ -77,12 +77,12 @@ class Inputs:
         return range(self.offsets[v], self.offsets[v + 1])
 
     def holds(self, slot: Slot, v: int) -> bool:
-        """Whether the value of ``slot`` at vertex ``v`` is read; see Slot."""
+        """True if the value of ``slot`` at vertex ``v`` is read; see Slot."""
         return slot.leaf is None or slot.leaf == (len(self.edges(v)) == 0)
 
 
 def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
-    """The row of a domain ``source`` that row ``row`` of a domain ``target`` reads."""
+    """Return the row of domain ``source`` that row ``row`` of domain ``target`` reads."""
     if source == target:
         return row
     if source == "one":
@@ -98,7 +98,7 @@ def _is_member(node: Node, v: int, inputs: Inputs) -> bool:
 
 
 def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Node, int]]:
-    """The (node, row) pairs whose values make row ``row`` of ``node``."""
+    """Return the (node, row) pairs that row ``row`` of ``node`` is computed from."""
     name = node.op.name
     if name == "gather":
         slot, child = node.attr("slot"), inputs.children[row]
@@ -186,7 +186,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
 
 
 def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
-    """Every output of ``graph``: rows of its domain, or one value; float64."""
+    """Return every output of ``graph`` in float64: the rows of its domain, or one value."""
     memo: dict[tuple[Node, int], Any] = {}
     result: dict[str, Float] = {}
     for key, output in graph.outputs.items():

@@ -24,15 +24,15 @@ from cavs.ir.types import ONE, TensorType
 Array = npt.NDArray[Any]
 
 
-_interned: Interned[Node] = Interned()  # models may be traced on several threads at once
+_interned: Interned[Node] = Interned()  # several threads may trace at once
 _serial = itertools.count()
 
 
 class Operand(Refusals):
-    """What Python's operators compute with: values of the trace, and parameters.
+    """An operand of Python's operators: a value of the trace, or a parameter.
 
-    Operators are looked up by name, so that this file needs none of them. ``==`` stays identity,
-    because equal nodes are one object: `cavs.ops.equal` compares values.
+    Operators are looked up by name, so that this file imports none. ``==`` is identity, because
+    equal nodes are one object; `cavs.ops.equal` compares values.
     """
 
     __slots__ = ()
@@ -129,20 +129,20 @@ class Operand(Refusals):
                 where=user_line(),
                 hint="use it as it is: every row of it is one number",
             )
-        size, bounds = x.shape[-1], (key.start, key.stop)
-        for bound in bounds:
-            if isinstance(bound, Refusals):
-                operator.index(bound)  # says what to do instead
-            if bound is not None and not is_whole(bound):
+        size, ends = x.shape[-1], (key.start, key.stop)
+        for end in ends:
+            if isinstance(end, Refusals):
+                operator.index(end)  # raises with the cure
+            if end is not None and not is_whole(end):
                 raise TraceError(
-                    f"the bounds of a slice are whole numbers, not {bound!r:.60}",
+                    f"the bounds of a slice are whole numbers, not {end!r:.60}",
                     where=user_line(),
                     hint="sizes are known when a model is traced: write value[a:b], a and b ints",
                 )
         start, stop, _ = key.indices(size)
-        # Shapes are static, so a bound outside is a mistake; Python would cut it off.
-        if start >= stop or any(b is not None and not -size <= b <= size for b in bounds):
-            shown = ":".join("" if b is None else str(b) for b in bounds)
+        # Shapes are static, so an end outside is a mistake; Python would clip it.
+        if start >= stop or any(b is not None and not -size <= b <= size for b in ends):
+            shown = ":".join("" if b is None else str(b) for b in ends)
             raise ShapeError(
                 f"[slice] {shown} of {size} elements "
                 f"{'is empty' if start >= stop else 'reaches outside'}: {x.type}",
@@ -158,10 +158,9 @@ class Operand(Refusals):
 
     @folding
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """Edge values without ``axis``: the sum over the children of each vertex; others: over all
-        elements of a row.
+        """Return the sum over the children for edge values without ``axis``, else over a row.
 
-        axis: of a row, counted from its last, -1. keepdims: it stays, of size 1.
+        axis: of a row, counted from the last, -1. keepdims: keep the axis, with size 1.
         """
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
@@ -174,7 +173,7 @@ class Operand(Refusals):
 
     @folding
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """As sum, divided by the number of children or elements; 0 without children."""
+        """Return the sum divided by the number of children or elements; 0 without children."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
             count = apply("maximum", apply("num_children"), 1.0)
@@ -184,7 +183,7 @@ class Operand(Refusals):
 
     @folding
     def max(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """The maximum over the children, 0 without any; of a row over all or over the last axis."""
+        """Return the maximum over the children (0 without any), the row or its last axis."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
             return _kept(apply("max_children", x), axis, keepdims)
@@ -192,14 +191,14 @@ class Operand(Refusals):
 
     @folding
     def min(self, axis: int | None = None, keepdims: bool = False) -> Node:
-        """As max, of the minimum."""
+        """Return the minimum, otherwise like `max`."""
         return -(-self).max(axis, keepdims)
 
     @folding
     def softmax(self, axis: int | None = None) -> Node:
-        """Softmax over the children of each vertex (edge values), else over the last axis.
+        """Return the softmax over the children for edge values, else over the last axis.
 
-        axis: -1 for the last axis of edge values, too.
+        axis: -1 for the last axis of edge values.
         """
         x = as_node(self)
         if axis not in (None, -1):
@@ -207,14 +206,14 @@ class Operand(Refusals):
         if axis is not None or x.type.domain.base != "edge":
             shifted = apply("exp", x - apply("stop_gradient", x.max(-1, keepdims=True)))
             return shifted / shifted.sum(-1, keepdims=True)
-        weight = apply("exp", x - apply("stop_gradient", x.max()))  # any shift does
+        weight = apply("exp", x - apply("stop_gradient", x.max()))
         return weight / weight.sum()
 
 
 class Node(Operand):
     """A value: an operator applied to inputs. Equal nodes are one object.
 
-    Python operators build further nodes, so a Node is also what user code computes with.
+    Python's operators create further nodes, so user code computes with nodes.
     """
 
     __slots__ = (
@@ -238,7 +237,7 @@ class Node(Operand):
     serial: int
     checked: bool  # verified by itself
     settled: object  # the rules, if any, of which none fits
-    placed: int | None  # how many terms of a sum are columns among zeros, once that was counted
+    placed: int | None  # number of terms of a sum that are columns among zeros, once counted
 
     def attr(self, name: str) -> Any:
         """The value of attribute ``name``."""
@@ -259,8 +258,8 @@ class Node(Operand):
 def _last_slice(x: Node, key: Any) -> slice:
     """Return the slice of the last axis that ``key`` asks for, as NumPy reads it.
 
-    Before it may stand an ellipsis, or a full slice for each axis before the last, the rows of the
-    batch among them. TraceError for anything else.
+    An ellipsis may precede it, or a full slice for the rows of the batch and each axis before the
+    last. TraceError for anything else.
     """
     last = key
     if isinstance(key, tuple) and key:
@@ -323,7 +322,7 @@ def _flat(x: Node, axis: int | None) -> Node:
 
 
 def sum_of_axis(x: Node, axis: int) -> Node:
-    """The sum over an axis before the last, which becomes 1: slices of the row are added."""
+    """Return the sum over an axis before the last, which becomes 1, by adding slices of the row."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     inner, outer = math.prod(after), math.prod(before)
     shape = (size * inner,) if outer == 1 else (outer, size * inner)
@@ -344,7 +343,7 @@ def names_of(nodes: Iterable[Node]) -> dict[Node, str]:
 
 
 def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
-    """Applies the operator ``name``; numbers become constants.
+    """Apply the operator ``name``; numbers become constants.
 
     Raises ShapeError, DTypeError or TraceError with the equation and the user's line.
     """
@@ -362,10 +361,10 @@ def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
 
 
 def _mismatch(name: str, nodes: tuple[Node, ...], reason: str) -> tuple[str, str]:
-    """Types and equation of a refused operator, and where its operands come from."""
+    """Return the types and equation of a refused operator, and the origin of its operands."""
     names = names_of(toposort(nodes))
     domains = {n.type.domain for n in nodes if n.op.name not in ("parameter", "constant")}
-    rows = len(domains) > 1  # say what rows are only where they differ
+    rows = len(domains) > 1  # name domains only where they differ
     types = [str(n.type) if rows else str(n.type).split("@")[0] for n in nodes]
     head, _, sizes = reason.partition(" (")
     symbol = REGISTRY[name].symbol
@@ -393,8 +392,8 @@ def make(
     tensor_type: TensorType,
     where: str | None = None,
 ) -> Node:
-    """The interned node; no inference."""
-    named = tuple(sorted(attrs.items())) if attrs else ()  # by name: no two are the same
+    """Return the interned node, without inference."""
+    named = tuple(sorted(attrs.items())) if attrs else ()  # sorted by name, which is unique
     key = op.name, inputs, named, tensor_type
     with _interned.lock:
         found = _interned.get(key)
@@ -412,12 +411,12 @@ def make(
 
 
 def next_serial() -> int:
-    """A number below those of all nodes that are made from now on."""
+    """Return a number below those of all nodes created from now on."""
     return next(_serial)
 
 
 class _Origin(threading.local):
-    """Lines that passes work for on this thread, innermost last."""
+    """The user's lines that passes create nodes for on this thread, innermost last."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -427,8 +426,8 @@ _origin = _Origin()
 
 
 class origin:
-    """Nodes that passes make inside come from the user's line of the node they are made for, the
-    last of the lines that it gives, which may be changed."""
+    """Attribute the nodes created inside to the user's line ``where``. The context gives the list
+    of lines, whose last one may be changed."""
 
     __slots__ = ("where",)
 
@@ -444,7 +443,7 @@ class origin:
 
 
 def as_node(value: Any) -> Node:
-    """A Node as it is; a Python or NumPy number as a constant.
+    """Return a Node as it is, and a Python or NumPy number as a constant.
 
     Raises TraceError for anything else.
     """
@@ -465,7 +464,7 @@ def as_node(value: Any) -> Node:
             found = float(value)
         except OverflowError:  # an int of any length
             found = math.nan
-        if math.isnan(found):  # infinities are fine: they mask
+        if math.isnan(found):  # infinities are valid: they mask
             raise NumericsError(
                 f"a traced value meets {value!r:.60}, which makes all NaN",
                 where=user_line(),
@@ -483,7 +482,7 @@ def as_node(value: Any) -> Node:
 
 
 def constant(value: float, shape: tuple[int, ...] = ()) -> Node:
-    """The same number everywhere; shape is that of a row."""
+    """Return the same number everywhere; ``shape`` is that of a row."""
     return make(REGISTRY["constant"], (), {"value": value}, TensorType("f32", shape, ONE))
 
 

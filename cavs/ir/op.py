@@ -15,7 +15,7 @@ class BatchRule(enum.Enum):
     """How an operator acts on the rows of a batch."""
 
     ROWWISE = "rowwise"  # row r of the result needs row r of the inputs only
-    REDUCE = "reduce"  # needs all rows at once: parameter gradients, losses, whole recurrences
+    REDUCE = "reduce"  # reads all rows at once: parameter gradients, losses, whole recurrences
     GRAPH = "graph"  # reads rows through the structure
 
 
@@ -53,7 +53,7 @@ class Op:
     cost: int = 1
 
     linear_in: tuple[int, ...] = ()  # inputs in each of which it is linear while others are fixed
-    jointly_linear: bool = False  # of several inputs; linear in all together
+    jointly_linear: bool = False  # linear in all of several inputs together
     total: bool = False  # elementwise; finite, with finite slopes, at all inputs of moderate size
     exact: bool = False  # elementwise; a result is an operand, its negative, 0 or 1: not rounded
     comparison: bool = False  # 1 where a relation of the inputs holds, else 0

@@ -1,4 +1,4 @@
-"""Reference of the counter-based random numbers of the engine (csrc/kernels/isa_uniform.h)."""
+"""Reference of the engine's counter-based random numbers (csrc/kernels/isa_uniform.h)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mix(x: int) -> int:
 
 
 def uniform(seed: int, step: int, stream: int, row: int, width: int) -> npt.NDArray[np.float64]:
-    """``width`` numbers in [0, 1) with 24 random bits: a function of where each stands."""
+    """Return ``width`` numbers in [0, 1) with 24 random bits, a function of their position."""
     key = 0
     for word in (seed & _MASK, seed >> 32, step & _MASK, step >> 32, stream, row):
         key = _mix(((key ^ word) + 0x9E3779B9) & _MASK)

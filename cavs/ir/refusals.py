@@ -1,4 +1,4 @@
-"""What NumPy and Python do to numbers and cannot do to values of a trace; errors have a cure."""
+"""Refusals of what NumPy and Python do to numbers and cannot do to traced values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLDED = "x.{0}() folds the children of a vertex, x.{0}(-1) the last axis"
 _DOT = "ops.dot(a, b) of two values, x @ W with a parameter"
 _CONCAT = "ops.concat([a, b])"
 
-#: What to write in place of a function of NumPy.
+#: The replacement of each function of NumPy.
 CURES: dict[str, str] = {
     **{name: f"ops.{name}(x)" for name in _ONES},
     **{name: f"ops.{name}(a, b)" for name in _TWOS},
@@ -48,7 +48,7 @@ CURES: dict[str, str] = {
     "not_equal": "1.0 - ops.equal(a, b)",
 }
 
-#: Python's operators are functions of NumPy too where an array or a number of NumPy is on the left.
+#: NumPy's functions behind Python's operators, called if its array or number is on the left.
 _SIGNS = {
     np.add: ("__add__", "__radd__"),
     np.subtract: ("__sub__", "__rsub__"),
@@ -71,7 +71,7 @@ _LATER = "a traced value has no numbers yet: return it from forward, and read se
 _SHAPE = "x.shape is that of one row"
 _OPERATORS = "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops"
 
-#: What to write in place of methods of arrays and tensors.
+#: The replacement of methods of arrays and tensors.
 _METHODS: dict[str, str] = {
     name: cure
     for names, cure in (
@@ -111,7 +111,7 @@ def _refuse(what: str, hint: str) -> NoReturn:
 
 
 def _refused(what: str, hint: str) -> Callable[..., Any]:
-    """A method that raises TraceError; ``{}`` in ``what``: what it is called on, and why not."""
+    """Return a method that raises TraceError; ``{}`` in ``what``: the operand, and the reason."""
 
     def method(self: Refusals, *args: Any, **options: Any) -> NoReturn:
         _refuse(what.format(self._kind, self._because), hint + self._elsewhere)
@@ -131,11 +131,11 @@ _xor = _refused(
 _floor = _refused("// and % do not take {}", "x / y divides; give rounded numbers as features")
 
 
-_ARGUMENTS = {"dim": "axis", "keepdim": "keepdims"}  # as PyTorch names them
+_ARGUMENTS = {"dim": "axis", "keepdim": "keepdims"}  # as in PyTorch
 
 
 def folding(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that folds; what other libraries call its arguments is a TraceError."""
+    """Return a fold that refuses the argument names of other libraries with a TraceError."""
     known = [name for name in inspect.signature(method).parameters if name != "self"]
 
     @wraps(method)
@@ -156,12 +156,12 @@ def folding(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class Refusals:
-    """Base of operands: what else would give a wrong result, or an error of NumPy's own."""
+    """Base of operands: refuses what would give a wrong result or an unclear error of NumPy."""
 
     __slots__ = ()
     _kind = "a traced value"
     _because = ": it stands for every vertex at once"
-    _elsewhere = ""  # what a hint says besides
+    _elsewhere = ""  # addition to a hint
 
     __float__ = __int__ = __complex__ = __trunc__ = __floor__ = __ceil__ = __round__ = _no_number
     __index__ = _refused(
@@ -178,7 +178,7 @@ class Refusals:
     )
     __iter__ = _refused("{} cannot be iterated", "use cavs.ops.split(value, n)")
     __bool__ = _refused("{} has no truth{}", "use cavs.ops.where(condition, a, b) instead of if")
-    __setitem__ = _refused("{} cannot be changed", "join its parts anew with ops.concat([a, b])")
+    __setitem__ = _refused("{} cannot be changed", "join its parts with ops.concat([a, b])")
     __and__ = __rand__ = _both
     __or__ = __ror__ = _either
     __xor__ = __rxor__ = _xor
@@ -195,11 +195,11 @@ class Refusals:
         )
 
     def __eq__(self, other: object) -> Any:
-        """Identity, as equal nodes are one object; a number would never be equal."""
+        """Compare by identity, as equal nodes are one object; refuse numbers."""
         return self._same(other, "==", "ops.equal(a, b)")
 
     def __ne__(self, other: object) -> Any:
-        """As ``==``."""
+        """Negate ``==``."""
         same = self._same(other, "!=", "1.0 - ops.equal(a, b)")
         return not same if isinstance(same, bool) else same
 
@@ -218,7 +218,7 @@ class Refusals:
     __hash__ = object.__hash__
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """Operators as if the left side were no array; TraceError for other functions."""
+        """Apply an operator as if the left side were no array; TraceError for other functions."""
         if method == "__call__" and ufunc in _SIGNS:
             left, right = inputs
             forward, backward = _SIGNS[ufunc]
@@ -230,7 +230,7 @@ class Refusals:
         return self.__array_function__(ufunc, (), (), {})
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        """TraceError with the operator of the same purpose."""
+        """Raise a TraceError that names the replacement."""
         name = function.__name__
         cure = CURES.get(name)
         _refuse(
@@ -240,12 +240,12 @@ class Refusals:
 
 
 def lacks(operand: Refusals, name: str) -> bool:
-    """Whether a user asked for what ``operand`` has not: no property failed, nor a protocol."""
+    """True if ``operand`` has no public attribute ``name``, rather than a property that failed."""
     return not hasattr(type(operand), name) and not name.startswith("_")
 
 
 def no_attribute(operand: Refusals, name: str, where: str) -> NoAttributeError:
-    """What is said of an attribute that ``operand`` lacks, at a line of the user's."""
+    """Return the error for an attribute that ``operand`` lacks, at a line of the user."""
     elsewhere = operand._elsewhere
     cure = _METHODS.get(name, "" if elsewhere else _OPERATORS)
     if elsewhere and cure in (_LATER, TO_FLOATS, _SHAPE):

@@ -1,4 +1,4 @@
-"""What is true while user code is being traced."""
+"""The state of a trace: the run of user code on symbolic values."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Trace:
     streams: int = 0
 
     def next_stream(self) -> int:
-        """A number for each random operator of the model."""
+        """Return a new number for a random operator of the model."""
         self.streams += 1
         return self.streams - 1
 
 
 class _Stack(threading.local):
-    """The traces in progress on this thread, innermost last."""
+    """The active traces of this thread, innermost last."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
@@ -40,7 +40,7 @@ _stack = _Stack()
 
 
 def current_trace() -> Trace:
-    """The trace in progress; TraceError outside of one."""
+    """Return the active trace; TraceError without one."""
     if not _stack.traces:
         raise TraceError(
             "this call only means something inside Model.loss, Model.forward or a vertex function",
@@ -51,16 +51,16 @@ def current_trace() -> Trace:
 
 
 def is_tracing() -> bool:
-    """True inside of a trace."""
+    """True while a trace is active."""
     return bool(_stack.traces)
 
 
 @contextmanager
 def tracing(training: bool) -> Iterator[Trace]:
-    """Makes a new trace the current one.
+    """Make a new trace the active one.
 
-    An attribute that nodes lack is explained here, not by a ``__getattr__`` of theirs: with one,
-    Python looks up every attribute in a slow way, and compiling takes longer.
+    An attribute that nodes lack is explained here rather than by a ``__getattr__`` of `Node`, which
+    would slow down every lookup of an attribute, and so compilation.
     """
     _stack.traces.append(Trace(training))
     try:

@@ -1,4 +1,4 @@
-"""Types of values: dtype, per-row shape and domain. They are tuples, hashed and compared in C."""
+"""Types of values: dtype, shape of a row and domain. Tuples are hashed and compared in C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 FLOAT = "f32"  # the floating type of the session: float32, or float64 for checks
 INT = "i32"
 
-# Cures of operands with the wrong dtype.
+# Cures for operands of the wrong dtype.
 TO_FLOATS = (
     "look an index up in an nn.Embedding first; give numbers that are no indices as floats, and "
     "so a mask, 0.0 or 1.0"
@@ -21,20 +21,19 @@ _RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4}
 
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
-    """TypeError with ``cure`` for operands that are integers."""
+    """Raise TypeError with ``cure`` for operands that are integers."""
     for t in types:
         if t.dtype != FLOAT:
             raise TypeError(f"needs floats, not {t.dtype}", cure)
 
 
 class Domain(NamedTuple):
-    """What a row of a value is: one row in all, or one a graph, a vertex, an edge.
+    """The set that the rows of a value are indexed by: one row, or one per graph, vertex or edge.
 
-    A row of "out" is an edge too, of the child that it leads from; one of "edge" is of the parent.
-    The two never meet.
-    ``kind`` restricts vertices (or these edges of them) to those specialised alike; None is all.
-    Of "present" rows, which are the vertices where an integer feature is, it is the feature's name;
-    they meet others only through the operators take and place.
+    A row of "edge" is an edge at its parent, a row of "out" an edge at its child; no operator reads
+    both. ``kind`` restricts vertices, or their edges, to one kind; None means all. The rows of
+    "present" are the vertices that have an integer feature, whose name is ``kind``; only the
+    operators take and place connect them with others.
     """
 
     base: str
@@ -42,7 +41,7 @@ class Domain(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Order of broadcasting: one < graph < vertex < edge and out, and one < present."""
+        """Rank in broadcasting: one < graph < present < vertex < edge and out."""
         return _RANK[self.base]
 
     @property
@@ -76,7 +75,7 @@ class TensorType(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements a row."""
+        """Number of elements of a row."""
         n = 1
         for s in self.shape:
             n *= s
@@ -87,9 +86,9 @@ class TensorType(NamedTuple):
 
 
 def join_domains(domains: list[Domain]) -> Domain:
-    """The domain that all ``domains`` broadcast to.
+    """Return the domain that all ``domains`` broadcast to.
 
-    Raises ValueError when two kinds of vertices meet.
+    ValueError if they are of two kinds of vertices.
     """
     first = domains[0]
     if first.base != "present" and all(d is first or d == first for d in domains):
@@ -107,7 +106,7 @@ def join_domains(domains: list[Domain]) -> Domain:
 
 
 def broadcast_shapes(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """NumPy's rule on per-row shapes; ValueError names the two sizes that differ."""
+    """Broadcast shapes of rows by NumPy's rule; ValueError names the two sizes that differ."""
     if all(s == shapes[0] for s in shapes):
         return shapes[0]
     rank = max(len(s) for s in shapes)

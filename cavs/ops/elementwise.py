@@ -1,7 +1,7 @@
 """Elementwise operators.
 
-One ``expr`` an operator gives the NumPy reference, the CPU kernel and the CUDA text: it is called
-with ``e`` (see cavs.ops.expression) and symbolic or NumPy operands.
+The ``expr`` of an operator gives the NumPy reference, the CPU kernel and the CUDA text: it is
+called with ``e`` (see cavs.ops.expression) and symbolic or NumPy operands.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CHEAP, COSTLY = 1, 10
 
 
 def broadcast_type(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    """All operands floats, broadcast over rows and inside them."""
+    """Return the type of float operands that are broadcast over rows and inside them."""
     return _broadcast(tuple(types))
 
 
-@lru_cache(maxsize=4096)  # the same few types meet again and again
+@lru_cache(maxsize=4096)  # few types recur
 def _broadcast(types: tuple[TensorType, ...]) -> TensorType:
     need_floats(types)
     shape = broadcast_shapes([t.shape for t in types])
@@ -116,7 +116,7 @@ elementwise(
 
 
 def _log1p(e: Any, a: Any) -> Any:
-    """log(1 + a) for 0 <= a <= 1, with what rounding 1 + a has lost (Kahan)."""
+    """Return log(1 + a) for 0 <= a <= 1, corrected for the rounding of 1 + a (Kahan)."""
     one = e.constant(1.0)
     whole = one + a
     return e.log(whole) + (a - (whole - one)) / whole
@@ -146,7 +146,7 @@ elementwise(
     2 * COSTLY,
     total=True,
 )
-# By a number that is not whole; 0 at 0, where the logarithm is infinite. attrs: exponent > 0.
+# The power by a number that is not whole; 0 at 0. attrs: exponent > 0.
 defop(
     "power",
     infer=broadcast_type,
@@ -163,7 +163,7 @@ elementwise(
 )
 
 
-# The same value, which nothing before it is changed for.
+# The same value, with a gradient of zero.
 elementwise(
     "stop_gradient",
     lambda e, a: a,
@@ -174,7 +174,7 @@ elementwise(
 )
 
 
-# Copies whose type is given: rows or elements are repeated to fill it.
+# Repeat rows or elements to fill a given type.
 def _broadcast_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     domain = join_domains([types[0].domain, attrs["domain"]])
     if domain.rank != attrs["domain"].rank:
@@ -259,7 +259,7 @@ def where(condition: Any, a: Any, b: Any) -> Node:
 
 
 def equal(a: Any, b: Any) -> Node:
-    """1 where two elements are equal, else 0; Python's ``==`` asks if both are one object."""
+    """1 where two elements are equal, else 0; Python's ``==`` compares the objects."""
     return apply("equal", a, b)
 
 
@@ -281,7 +281,7 @@ def elu(x: Any, alpha: float = 1.0) -> Node:
 
 
 def softplus(x: Any) -> Node:
-    """log(1 + exp(x)), written so that it does not overflow."""
+    """log(1 + exp(x)) without overflow."""
     return apply("softplus", x)
 
 
@@ -298,5 +298,5 @@ def gelu(x: Any) -> Node:
 
 
 def stop_gradient(x: Any) -> Node:
-    """The same value, taken for a constant by training: no gradient goes through it."""
+    """The same value, as a constant for training: no gradient passes through it."""
     return apply("stop_gradient", x)

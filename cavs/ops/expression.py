@@ -1,4 +1,4 @@
-"""The NumPy reading of elementwise expressions; codegen has the readings for kernels."""
+"""NumPy functions for elementwise expressions; codegen has those for kernels."""
 
 from __future__ import annotations
 

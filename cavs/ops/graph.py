@@ -45,19 +45,19 @@ def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTy
     return TensorType(FLOAT, attrs["slot"].shape, attrs["domain"])
 
 
-# gather: the scattered value of the child of each edge. Cotangents go to the slot (differentiate).
-_SLOT_READER: dict[str, Any] = {
+# gather: the scattered value of the child of each edge. Its cotangent feeds the backward slot.
+_READER: dict[str, Any] = {
     "infer": _domain_attr,
     "rule": BatchRule.GRAPH,
     "view": True,
     "reads_slot": True,
 }
-defop("gather", zero_at_leaves=True, **_SLOT_READER)
+defop("gather", zero_at_leaves=True, **_READER)
 # gather_grad: the sum of a backward slot over the edges that leave each vertex.
-defop("gather_grad", **_SLOT_READER)
-# gather_out: what a backward slot holds, or holds at the parent, at each edge that leaves a vertex;
+defop("gather_grad", **_READER)
+# gather_out: the row of a backward slot for each edge that leaves a vertex, or for its parent;
 # sum_out: the sum over these edges.
-defop("gather_out", **_SLOT_READER)
+defop("gather_out", **_READER)
 defop("sum_out", infer=_out_to_vertex, rule=BatchRule.GRAPH, linear_in=(0,))
 defop(
     "sum_children",
@@ -116,7 +116,7 @@ defop(
 
 
 def _between(source: Domain, target: Domain) -> Callable[..., TensorType]:
-    """infer of operators from rows of one domain to those of another."""
+    """Return the ``infer`` of operators from one domain to another."""
 
     def infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
         if types[0].domain != source:
@@ -153,9 +153,9 @@ defop(
 )
 
 
-# The sum over the vertices of a graph that are its members, and the reverse: the sum over the
-# graphs that a vertex is a member of. members: "roots", which are no children, "leaves", which have
-# none, or "vertices", all, where a vertex stands for copies in many graphs.
+# The sum over the members of a graph, and its transpose: the sum over the graphs that a vertex is a
+# member of. members: "roots", "leaves" or all "vertices"; a merged vertex is a member of several
+# graphs.
 defop(
     "sum_members",
     infer=_to_graphs,
@@ -187,7 +187,7 @@ def _place_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTy
     return TensorType(FLOAT, types[0].shape, VERTEX)
 
 
-# The rows of the vertices that have an integer feature, and back, with zeros at the others.
+# The rows of the vertices that have an integer feature, and the reverse, with zeros at the others.
 defop(
     "take",
     infer=_take_infer,
@@ -204,8 +204,7 @@ defop(
     view=True,
     linear_in=(0,),
 )
-# What the outside sees of a structure, and what the structure sees of the outside: the borders
-# where specialisation by kind of vertex stops and starts.
+# A value that crosses the border of a structure, where specialisation by kind ends.
 defop(
     "push",
     infer=lambda types, attrs: types[0],
@@ -216,8 +215,8 @@ defop(
     same_row=True,
     linear_in=(0,),
 )
-# One value from the values of each kind of vertex; rows of a kind come from its input. held:
-# nothing reads other rows than those of vertices with children ("inner"), or without ("leaves").
+# The value whose rows of each kind are those of one input. held: only rows of vertices with
+# children ("inner") or without ("leaves") are read.
 defop(
     "merge",
     infer=lambda types, attrs: TensorType(FLOAT, attrs["shape"], attrs["domain"]),
@@ -229,7 +228,7 @@ defop(
 
 _NO_VERTICES = {
     "edge": "fold the children first, x.sum(); of what a cell pushes, ops.sum_rows(x) sums all",
-    "graph": "it has a row for each graph already",
+    "graph": "it has one row per graph already",
     "one": "it is the same for all graphs: use it as it is, next to values of graphs",
 }
 
@@ -246,7 +245,7 @@ def _of_vertices(value: Any, name: str) -> Node:
 
 
 def sum_graph(value: Any) -> Node:
-    """The sum over the vertices of each graph: vertex rows to one row a graph, of the same shape.
+    """The sum over the vertices of each graph: one row per graph, of the same shape.
 
     Here and below: TraceError for a value that is not of vertices.
     """
@@ -254,37 +253,33 @@ def sum_graph(value: Any) -> Node:
 
 
 def mean_graph(value: Any) -> Node:
-    """The mean over the vertices of each graph: vertex rows to one row a graph."""
+    """The mean over the vertices of each graph: one row per graph."""
     return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))
 
 
 def max_graph(value: Any) -> Node:
-    """The maximum over the vertices of each graph: vertex rows to one row a graph; ties share the
-    gradient."""
+    """The maximum over the vertices of each graph: one row per graph; ties share the gradient."""
     return apply("max_vertices", _of_vertices(value, "max_graph"))
 
 
 def softmax_graph(value: Any) -> Node:
-    """Softmax over the vertices of each graph: vertex rows of the same shape, each element summing
-    to one over its graph."""
+    """The softmax over the vertices of each graph: each element sums to one over its graph."""
     x = _of_vertices(value, "softmax_graph")
     weight = apply("exp", x - apply("stop_gradient", max_graph(x)))
     return weight / sum_graph(weight)
 
 
 def sum_roots(value: Any) -> Node:
-    """The sum over the roots of each graph, the vertices that are nobody's child: vertex rows to
-    one row a graph.
+    """The sum over the roots of each graph, the vertices without parents: one row per graph.
 
-    Of a tree it is the value at its root, of a chain that at its last vertex.
+    For a tree this is the value at its root, for a chain the value at its last vertex.
     """
     return apply("sum_members", _of_vertices(value, "sum_roots"), members="roots")
 
 
 def sum_leaves(value: Any) -> Node:
-    """The sum over the leaves of each graph, the vertices without children: vertex rows to one row
-    a graph.
+    """The sum over the leaves of each graph, the vertices without children: one row per graph.
 
-    Of a chain it is the value at its first vertex, where a cell ends that runs from the roots down.
+    For a chain this is the value at its first vertex, where a top-down cell ends.
     """
     return apply("sum_members", _of_vertices(value, "sum_leaves"), members="leaves")

@@ -1,4 +1,4 @@
-"""Where values come from: parameters, features of the input graphs, rows of tables."""
+"""Inputs of the program: parameters, features of the input graphs, rows of tables."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ defop(
 def lookup(table: Any, index: Any) -> Node:
     """Row ``index`` of ``table`` (rows, width), a parameter; zeros where the index is -1.
 
-    TraceError for a table that is computed.
+    TraceError for a computed table.
     """
     node = as_node(table)
     if node.type.domain == ONE and node.op.name != "parameter":

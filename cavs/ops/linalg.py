@@ -1,4 +1,4 @@
-"""Matrix products, the only operators with a floor of their own."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _pad_rows_evaluate(node: Node, d: Any) -> Any:
     return result
 
 
-# Rows of a parameter matrix, and the reverse: zeros above and below.
+# Rows of a parameter matrix, and the transpose: zeros above and below.
 defop(
     "rows",
     infer=_rows_infer,
@@ -133,7 +133,7 @@ defop(
 
 
 def transpose(w: Node) -> Node:
-    """W^T of a parameter matrix or its gradient; undoes itself."""
+    """W^T of a parameter matrix or its gradient."""
     if w.op.name == "transpose":
         return w.inputs[0]
     if w.op.name == "matmul_tn":
@@ -147,7 +147,7 @@ def matmul(x: Any, w: Any) -> Node:
 
 
 def dot(x: Any, y: Any) -> Node:
-    """The inner product of two rows (k,): one number a row. ShapeError for rows of two widths."""
+    """The inner product of two rows (k,): one number per row. ShapeError for different widths."""
     a, b = as_node(x), as_node(y)
     if a.shape[-1:] != b.shape[-1:]:
         raise ShapeError(

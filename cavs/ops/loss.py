@@ -93,7 +93,7 @@ defop(
     reads=Reads.ONE_ROW_EACH,
     instruction="cross_entropy_grad",
 )
-# How many values of an integer feature are present (>= 0).
+# The number of values of an integer feature that are present (>= 0).
 defop(
     "count_present",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
@@ -103,7 +103,7 @@ defop(
     view=True,
     program_input=True,
 )
-# How many rows a domain has; attrs: base, the name of the domain ("graph", "vertex", "edge").
+# The number of rows of a domain; attrs: base, its name ("graph", "vertex", "edge").
 defop(
     "count_rows",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
@@ -111,7 +111,7 @@ defop(
     view=True,
     program_input=True,
 )
-# By how much sums over the rows of this replica are multiplied; 1 on one process.
+# The factor of sums over the rows of this replica; 1 on one process.
 defop(
     "replica_scale",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
@@ -138,9 +138,9 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
 
 
 def sum_rows(value: Any) -> Node:
-    """The sum over all rows of the batch, whatever they stand for: what losses of one's own end in.
+    """The sum over all rows of the batch; a custom loss ends in it.
 
-    value: floats, one row a vertex, edge or graph; returns one row of the same shape. DTypeError
+    value: floats, one row per vertex, edge or graph; returns one row of the same shape. DTypeError
     for integers.
     """
     return apply("sum_rows", as_node(value))
@@ -149,10 +149,10 @@ def sum_rows(value: Any) -> Node:
 def mean_rows(value: Any, weight: Any = None) -> Node:
     """The mean over all rows of the batch; 0 without any.
 
-    value: floats, one row a vertex, edge or graph; returns one row of the same shape. weight: one
-    number >= 0 a row; then it is sum(weight * value) / sum(weight), and 0 where all weights are 0.
-    A weight of a graph is that of all its rows. Such a loss is for one process: replicas know only
-    their own weights, and refuse it. DTypeError for integers, ShapeError for weights with axes.
+    value: floats, one row per vertex, edge or graph; returns one row of the same shape. weight: one
+    number >= 0 per row; the mean is then sum(weight * value) / sum(weight), and 0 where all weights
+    are 0. The weight of a graph applies to all its rows. Weights need one process: a replica knows
+    only its own, and refuses them. DTypeError for integers, ShapeError for weights with axes.
     """
     x = as_node(value)
     if weight is None:
@@ -179,7 +179,7 @@ def _count(base: str) -> Node:
 
 
 def _mean(x: Node) -> Node:
-    """Of all elements of all rows."""
+    """Return the mean over all elements of all rows."""
     base, width = x.type.domain.base, float(x.type.width)
     count = width if base == "one" else _count(base) * width
     total = apply("sum_rows", x)
@@ -188,7 +188,7 @@ def _mean(x: Node) -> Node:
 
 
 def _same_elements(x: Node, t: Node) -> bool:
-    """Whether no element of either is repeated where they meet."""
+    """True if neither operand broadcasts against the other."""
     try:
         together = math.prod(broadcast_shapes([x.shape, t.shape]))
     except ValueError:
@@ -197,7 +197,7 @@ def _same_elements(x: Node, t: Node) -> bool:
 
 
 def _pair(name: str, prediction: Any, target: Any) -> tuple[Node, Node]:
-    """Both as values; rows of one width, so that no element is compared with another's target."""
+    """Return both as nodes; ShapeError if an element would be compared with another's target."""
     x, t = as_node(prediction), as_node(target)
     if ONE not in (x.type.domain, t.type.domain) and not _same_elements(x, t):
         raise ShapeError(
@@ -246,12 +246,12 @@ _COUNTING = frozenset(
 
 
 def mean_terms(loss: Node) -> Node | None:
-    """How many terms ``loss`` is the mean of, as one number; None where it is no single mean.
+    """Return the number of terms that ``loss`` is the mean of; None if it is no single mean.
 
     A mean is ``total / maximum(count, 1)``, as `cross_entropy` and `mean_squared_error` give it,
     or that of `mean_rows` with weights, whose sum is the count.
-    Multiples of it, and sums of means over as many terms, are means too; so is a mean plus what
-    depends on parameters alone, such as a penalty.
+    Multiples of it, and sums of means over as many terms, are means too; so is a mean plus a
+    function of parameters alone, such as a penalty.
     """
     counts: set[Node] = set()
     stack = [loss]
@@ -272,7 +272,7 @@ def mean_terms(loss: Node) -> Node | None:
 
 
 def _divisor(x: Node) -> Node | None:
-    """``count`` if ``x`` is ``total / maximum(count, 1)``."""
+    """Return ``count`` if ``x`` is ``total / maximum(count, 1)``."""
     if x.op.name != "div" or x.inputs[1].op.name != "maximum":
         return None
     count, least = x.inputs[1].inputs

@@ -21,7 +21,7 @@ defop(
 
 
 def check_rate(rate: object) -> None:
-    """ConfigError for what is no rate of dropout."""
+    """Raise ConfigError for an invalid rate of dropout."""
     if not isinstance(rate, Real) or not 0 <= float(rate) < 1:
         raise ConfigError(f"dropout rate {rate!r}", where=user_line(), hint="choose 0 <= rate < 1")
 

@@ -1,13 +1,13 @@
-"""A whole LSTM over chains as one operator, which a library of a device computes in few calls.
+"""A whole LSTM over chains as one operator, which a device library computes in few calls.
 
-`cavs.passes.match_recurrences` puts it in the place of a vertex function that is one; only
-executors on devices run it. Its weights are pieces of parameters in the matrix M of
+`cavs.passes.match_recurrences` replaces vertex functions by it; only devices run it. Its weights
+are pieces of parameters in the matrix M of
 
     [x, h_before, 1] @ M = [i, f, g, o]        M: (input + hidden + 1, 4 * hidden)
 
     c = sigmoid(f) * c_before + sigmoid(i) * tanh(g);    h = sigmoid(o) * tanh(c)
 
-Attributes: ``number`` tells the LSTMs of a graph apart; ``pieces`` are (input, offset, row_stride,
+Attributes: ``number`` identifies the LSTM in its graph; ``pieces`` are (input, offset, row_stride,
 rows, cols, k0, n0): rows of input number ``input`` from element ``offset`` on, at (k0, n0) of M.
 """
 
@@ -53,7 +53,7 @@ defop(
     reads=Reads.IN_ORDER,
     takes_weights=True,
 )
-# (h, cotangent of h): the cotangent of x. Those of the weights are left behind for the next.
+# (h, cotangent of h): the cotangent of x. Those of the weights stay in its workspace.
 defop(
     "lstm_grad",
     infer=lambda types, attrs: TensorType(FLOAT, (attrs["width"],), _of_vertices(types[1]).domain),

@@ -61,7 +61,7 @@ defop(
 
 
 def placed_type(shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorType:
-    """A sum over rows of ``shape``; with ``at`` and ``shape``, that in zeros of a larger shape."""
+    """Return the type of a sum over rows; with ``at`` and ``shape``, a window of a larger sum."""
     at, whole = attrs.get("at", (0,) * len(shape)), attrs.get("shape", shape)
     if len(at) != len(whole) or any(
         not 0 <= a <= w - s for a, s, w in zip(at, shape, whole, strict=True)
@@ -71,7 +71,7 @@ def placed_type(shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorType:
 
 
 def place(node: Node, value: Any) -> Any:
-    """``value`` where ``node`` wants it, see ``placed_type``."""
+    """Return ``value`` at the window of ``node``, see ``placed_type``."""
     at = dict(node.attrs).get("at")
     if at is None:
         return value
@@ -85,7 +85,7 @@ def _sum_rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     return placed_type(types[0].shape, attrs)
 
 
-# The sum over all rows of a domain: losses, and gradients of what is broadcast to rows.
+# The sum over all rows of a domain: losses, and gradients of values that are broadcast.
 defop(
     "sum_rows",
     infer=_sum_rows_infer,
@@ -99,7 +99,7 @@ defop(
 
 
 def _greatest(x: Node) -> Node:
-    """The maximum over the last axis, by which a softmax may be shifted: its gradient is zero."""
+    """Return the maximum over the last axis, which shifts a softmax, without a gradient."""
     return apply("stop_gradient", apply("keep_axis", x.max(-1)))
 
 
@@ -124,7 +124,7 @@ def log_softmax(x: Any) -> Node:
 
 
 def logsumexp(x: Any) -> Node:
-    """log(sum(exp(x))) over the last axis, without overflow: one number for each of the others."""
+    """log(sum(exp(x))) over the last axis, without overflow."""
     node = as_node(x)
     greatest = apply("stop_gradient", node.max(-1))
     return apply("log", apply("exp", node - apply("keep_axis", greatest)).sum(-1)) + greatest

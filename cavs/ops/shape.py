@@ -23,12 +23,12 @@ from cavs.ir import (
     need_floats,
 )
 
-_APART = "integers are read as they were given: make each a feature of its own, one a row"
+_INTEGERS = "integers are read as they were given: make each a feature of its own, one a row"
 
 
 def _slice_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
-    need_floats(types, _APART)
+    need_floats(types, _INTEGERS)
     size = t.shape[-1] if t.shape else 0
     start, stop = attrs["start"], attrs["stop"]
     if not 0 <= start < stop <= size:
@@ -71,7 +71,7 @@ defop(
 def _concat_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if any(not t.shape for t in types):
         raise ValueError("scalars cannot be concatenated", "give each an axis: ops.reshape(x, 1)")
-    need_floats(types, _APART)
+    need_floats(types, _INTEGERS)
     axis = attrs["axis"]
     heads = {(*t.shape[:-2], t.shape[-1]) if axis == -2 else t.shape[:-1] for t in types}
     if len(heads) > 1:
@@ -105,7 +105,7 @@ defop(
 
 
 def _reshape_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    need_floats(types, _APART)
+    need_floats(types, _INTEGERS)
     result = TensorType(FLOAT, attrs["shape"], types[0].domain)
     if result.width != types[0].width:
         raise ValueError(f"{types[0].width} elements do not fill {list(attrs['shape'])}")
@@ -142,7 +142,8 @@ def _is_list(values: Any) -> bool:
 
 
 def _whole_numbers(values: Any, name: str, what: str) -> list[int]:
-    """One number or several as ints, for floats that are whole too: sizes are often quotients.
+    """Return one number or several as ints; whole floats are accepted, as sizes are often
+    quotients.
 
     ShapeError for anything else.
     """
@@ -159,7 +160,7 @@ def _whole_numbers(values: Any, name: str, what: str) -> list[int]:
 
 
 def concat(values: Sequence[Any], *more: object) -> Node:
-    """Joins rows on their last axis: shapes (..., a), (..., b) give (..., a + b)."""
+    """Concatenate rows on their last axis: shapes (..., a), (..., b) give (..., a + b)."""
     if isinstance(values, Operand) or more or not isinstance(values, Iterable):
         found = f", found {values!r:.60}" if not more else ""
         raise TraceError(
@@ -172,7 +173,7 @@ def concat(values: Sequence[Any], *more: object) -> Node:
 
 
 def split(value: Any, n: int | Sequence[int]) -> list[Node]:
-    """Cuts the last axis into ``n`` equal parts, or into parts of the sizes ``n``."""
+    """Split the last axis into ``n`` equal parts, or into parts of the sizes ``n``."""
     x = as_node(value)
     if not x.shape:
         raise ShapeError(
@@ -209,7 +210,7 @@ def split(value: Any, n: int | Sequence[int]) -> list[Node]:
 
 
 def reshape(value: Any, shape: int | Sequence[int]) -> Node:
-    """The same elements of a row in another shape (row-major); one axis may be -1, what is left.
+    """The same elements of a row in another shape (row-major); one axis may be -1, the rest.
 
     ShapeError where the elements do not fill it.
     """
