@@ -12,8 +12,8 @@ from cavs.compiler.weights import weight_of
 from cavs.errors import FAULT, CompileError
 from cavs.ir import Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece, outward
+from cavs.passes.broadcast_blocks import block, grid
 from cavs.passes.partition import Body, Partition, is_elementwise
-from cavs.passes.repeats import block, grid
 
 MAX_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
 

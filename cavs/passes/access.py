@@ -1,8 +1,8 @@
-"""How a value that needs no computation of its own is read out of one that is stored.
+"""Row maps and columns through which a value is read out of a stored one.
 
-Slices, gathers, lookups and sums over children are row maps and column offsets on a buffer, so they
+Slices, gathers, lookups and sums over children are row maps and column offsets on a buffer. They
 cost no pass over memory: the kernel that needs them reads through the map. `insert_copies` inserts
-a copy where two maps would have to be composed that cannot be.
+a copy where two maps cannot be composed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cavs.ir import (
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
 LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
-# Those that lead from a vertex to its children, and from a child to its parents.
+# Row maps from a vertex to its children, and from a child to its parents.
 TO_CHILDREN = frozenset({"child", "children", "nth_child", "nth_leaf"})
 TO_PARENTS = frozenset({"out", "nth_parents", "parents"})
 
@@ -50,12 +50,12 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
 }
 _ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
-# Where a kernel that sums over the edges to the parents of a row finds what the slot holds.
+# Row maps of a kernel that sums over the edges to parents, by the domain of the slot.
 _OUTWARD = {"vertex": "parents", "edge": "out"}
 
 
 class Piece(NamedTuple):
-    """Columns [column, column + width) of what ``source`` stores, rows by ``map`` and ``array``.
+    """Columns [column, column + width) of the buffer of ``source``, rows by ``map`` and ``array``.
 
     source is a computed node, a merge, or an input of the program.
     """
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class NoAccessError(Exception):
-    """``node`` must be stored before it can be read that way."""
+    """``node`` must be stored before it can be read through this row map."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -77,7 +77,7 @@ class NoAccessError(Exception):
 
 
 def is_view(node: Node) -> bool:
-    """True where reading needs no kernel before it."""
+    """True if ``node`` is read where its inputs are stored, without a kernel."""
     if is_outward(node):
         return True
     if node.op.view and node.op.rearranges:  # columns of rows, not of matrices
@@ -88,12 +88,12 @@ def is_view(node: Node) -> bool:
 
 
 def is_outward(node: Node) -> bool:
-    """True for values of the edges to parents, which no buffer holds: see `outward`."""
+    """True for values of edges to parents, which no buffer stores; see `outward`."""
     return node.type.domain.base == "out"
 
 
 def outward(total: Node) -> list[Node]:
-    """What the kernel of a ``sum_out`` computes for each edge, inputs first."""
+    """Return the nodes that the kernel of a ``sum_out`` computes for each edge, inputs first."""
     found = dict.fromkeys(total.inputs)
     waiting = list(found)
     while waiting:
@@ -106,23 +106,23 @@ def outward(total: Node) -> list[Node]:
 
 
 def restricts(node: Node) -> bool:
-    """True where a broadcast does no more than take the rows of one kind of vertex."""
+    """True if a broadcast only restricts rows to one kind of vertex."""
     (x,) = node.inputs
     same = x.shape == node.shape and x.type.domain.base == node.type.domain.base
     return same and x.type.domain != node.type.domain
 
 
 class Accesses:
-    """Resolves the nodes of one graph to pieces."""
+    """Resolve the nodes of one graph to pieces."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._memo: dict[Node, list[Piece]] = {}
         self._operands: dict[Node, list[tuple[Node, list[Piece]]]] = {}
-        self._asked: set[Slot] = set()  # whose values are being looked for
+        self._asked: set[Slot] = set()  # slots being resolved
 
     def pieces(self, node: Node) -> list[Piece]:
-        """The stored columns that make a row of ``node``, left to right, over its own domain."""
+        """Return the stored columns that a row of ``node`` consists of, over its own domain."""
         found = self._memo.get(node)
         if found is None:
             found = self._memo[node] = self._resolve(node)
@@ -142,14 +142,14 @@ class Accesses:
             return [Piece(node, 0, 1, "segment_sum", "edges")]
         if name == "gather_grad" and node.attr("slot").base == "vertex":
             slot, value = node.attr("slot"), self.graph.slots[node.attr("slot")]
-            held: list[Piece] = []
-            if slot not in self._asked:  # else its value is a view of itself, which needs a copy
+            direct: list[Piece] = []
+            if slot not in self._asked:  # else its value is a view of itself
                 self._asked.add(slot)
-                held = self.held(value)
+                direct = self.direct_pieces(value)
                 self._asked.remove(slot)
-            held = held or [Piece(value, 0, width)]
+            direct = direct or [Piece(value, 0, width)]
             array, argument = ("parents", 0) if slot.alike else ("nth_parents", slot.child)
-            return [p._replace(map="segment_sum", array=array, argument=argument) for p in held]
+            return [p._replace(map="segment_sum", array=array, argument=argument) for p in direct]
         if name == "gather_out":
             slot = node.attr("slot")
             return [Piece(self.graph.slots[slot], 0, width, "index", _OUTWARD[slot.base])]
@@ -158,7 +158,7 @@ class Accesses:
             source = self.graph.slots[slot]
             row_map, array = ("index", "child") if name == "gather" else ("segment_sum", "out")
             if name == "gather" and slot.leaf:
-                array = "leaf_child"  # which an edge alone cannot name: see _COMPOSED
+                array = "leaf_child"  # composed in _COMPOSED only
             return [Piece(source, 0, width, row_map, array)]
         if name == "lookup":
             table, index = node.inputs
@@ -171,8 +171,9 @@ class Accesses:
             return self.pieces(node.inputs[0])
         return self._compose(node)
 
-    def held(self, node: Node) -> list[Piece]:
-        """Where the columns of a value lie that is held where it is stored; none: a copy is."""
+    def direct_pieces(self, node: Node) -> list[Piece]:
+        """Return the stored columns of a value read in order of its rows; empty if it needs a
+        copy."""
         try:
             found = self.pieces(node)
         except NoAccessError:
@@ -194,7 +195,7 @@ class Accesses:
         return result
 
     def at(self, node: Node, reader: Node) -> list[Piece]:
-        """The pieces of ``node`` as a kernel over the rows of ``reader`` finds them."""
+        """Return the pieces of ``node`` as read by a kernel over the rows of ``reader``."""
         source, target = node.type.domain.base, reader.type.domain.base
         if target == "out" and source != "out":
             target = "vertex"  # the child, which runs the kernel
@@ -209,7 +210,7 @@ class Accesses:
         return [p if p.map == "one" else p._replace(map="index", array=array) for p in pieces]
 
     def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
-        """The float values that a kernel for the computed ``node`` reads, with their pieces."""
+        """Return the float values that the kernel of ``node`` reads, with their pieces."""
         found = self._operands.get(node)
         if found is None:
             found = self._operands[node] = self._find_operands(node)
@@ -227,13 +228,13 @@ class Accesses:
         return [(x, self.at(x, reader)) for x in inputs]
 
     def _read_outward(self, node: Node) -> list[Node]:
-        """What a value of edges to parents is made of that its kernel loads."""
+        """Return the inputs of a value of edges to parents that its kernel loads."""
         if node.op.name == "gather_out":
             return [node]
         return [x for x in node.inputs if not is_outward(x) and x.op.name != "constant"]
 
     def check(self, node: Node) -> None:
-        """Raises NoAccessError with the input of ``node`` that must be stored first."""
+        """Raise NoAccessError with the input of ``node`` that must be stored first."""
         if is_outward(node):
             for x in self._read_outward(node):
                 if [p.map for p in self.at(x, node)] not in (["self"], ["one"], ["index"]):
@@ -245,7 +246,7 @@ class Accesses:
             return
         reads = node.op.reads
         for x, pieces in self.operands(node):
-            # A copy lays pieces side by side once: what it repeats is stored first.
+            # A copy stores pieces side by side once; an operand that it repeats is stored first.
             repeats = node.op.name == "broadcast" and x.type.width != node.type.width
             if len(pieces) > 1 and (reads is not Reads.PIECES or repeats):
                 raise NoAccessError(x)
@@ -253,13 +254,13 @@ class Accesses:
                 raise NoAccessError(x)
             if reads is Reads.ONE_ROW_EACH and any(p.map == "segment_sum" for p in pieces):
                 raise NoAccessError(x)
-        if node.op.name == "cross_entropy_grad":  # without a slope it is 1
+        if node.op.name == "cross_entropy_grad":  # an absent slope is 1
             slope = node.inputs[2]
             if slope.op.name == "constant" and slope.attr("value") != 1.0:
                 raise NoAccessError(slope)
 
     def storage(self, node: Node) -> Iterator[Node]:
-        """The computed nodes behind what ``node`` reads; merges are looked through."""
+        """Yield the computed nodes that ``node`` reads from, looking through merges."""
         for _, pieces in self.operands(node):
             for p in pieces:
                 yield from behind(p.source)
@@ -270,7 +271,7 @@ def _map_of(array: str) -> str:
 
 
 def _feature_of(domain: Domain) -> int | str:
-    """The feature that says which vertices are rows of ``domain``; 0 where none does."""
+    """Return the feature that selects the rows of ``domain``; 0 if there is none."""
     return str(domain.kind) if domain.base == "present" else 0
 
 
@@ -280,7 +281,7 @@ def reduces(node: Node) -> bool:
 
 
 def behind(source: Node) -> Iterator[Node]:
-    """The computed nodes that fill ``source``."""
+    """Yield the computed nodes that are stored in ``source``."""
     if source.op.name == "merge":
         for x in source.inputs:
             yield from behind(x)

@@ -23,7 +23,7 @@ class Branches:
         self._unbounded = _unbounded(graph, nodes) if self._selected else set()
 
     def vjp(self, node: Node, d: Node) -> Sequence[Node | None]:
-        """The cotangents of the inputs of ``node``, zero where ``d`` is."""
+        """Return the cotangents of the inputs of ``node``, zero where ``d`` is."""
         op = node.op
         assert op.vjp is not None
         linear = op.jointly_linear or (len(node.inputs) == 1 and bool(op.linear_in))
@@ -31,7 +31,7 @@ class Branches:
             return op.vjp(node, d)
         if (op.total or not op.elementwise) and self._unbounded.isdisjoint(node.inputs):
             return op.vjp(node, d)
-        if op.takes_weights:  # the gradient of a weight sums over rows, these of zeros too
+        if op.takes_weights:  # a gradient of a weight sums over all rows
             taken = apply("keep_axis", apply("max_axis", apply("abs", d)))
             row = apply("where", taken, node.inputs[0], 0.0)
             return op.vjp(rebuild(node, (row, *node.inputs[1:])), d)
@@ -46,7 +46,7 @@ def _zero_with(d: Node, dx: Node) -> Node:
 
 
 def _selected(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
-    """The nodes that a branch of a ``where`` depends on, also through slots."""
+    """Return the nodes that a branch of a ``where`` depends on, also through slots."""
     found: set[Node] = set()
     before = -1
     while len(found) > before:
@@ -62,7 +62,7 @@ def _selected(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
 
 
 def _unbounded(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
-    """The nodes whose value may be infinite or NaN at finite parameters and features."""
+    """Return the nodes that may be infinite or NaN at finite parameters and features."""
     found: set[Node] = set()
     before = -1
     while len(found) > before:

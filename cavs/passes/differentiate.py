@@ -71,14 +71,14 @@ def _reduce_shape(d: Node, shape: tuple[int, ...]) -> Node:
 
 
 def expand(d: Node, target: TensorType) -> Node:
-    """Repeats ``d`` to exactly the type of the value it is the cotangent of."""
+    """Broadcast ``d`` to the type of the value that it is the cotangent of."""
     if d.type == target:
         return d
     return apply("broadcast", d, shape=target.shape, domain=target.domain)
 
 
 def gathered(gather: Node, readers: Iterable[Node]) -> list[Node]:
-    """Where cotangents of ``gather`` stop: the values of k-th children, and itself for the rest."""
+    """Return the nodes where cotangents of ``gather`` stop: values of k-th children, or itself."""
     nth = [n for n in readers if n.op.name == "nth_child"]
     return nth if len(nth) == len(list(readers)) else [*nth, gather]
 
@@ -86,9 +86,9 @@ def gathered(gather: Node, readers: Iterable[Node]) -> list[Node]:
 def gradients(
     graph: Graph, output: Node, wrt: Iterable[Node]
 ) -> tuple[list[Node], dict[Slot, Node]]:
-    """Cotangents of the one-row value ``output`` by each of ``wrt``, and the backward slots.
+    """Return the gradients of ``output``, of one row, by ``wrt``, and the backward slots.
 
-    The slots map each new backward slot to the cotangent of its gathers.
+    Each new backward slot is mapped to the cotangent of its gathers.
     """
     nodes = toposort([output, *graph.slots.values()])
     wanted = list(wrt)
@@ -102,10 +102,10 @@ def gradients(
         d = expand(reduce_to(d, node.type), node.type) if d.type != node.type else d
         cotangent[node] = d if node not in cotangent else cotangent[node] + d
 
-    backward: dict[Slot, Node] = {}  # what was gathered, whose cotangent the new slot holds
+    backward: dict[Slot, Node] = {}  # the gathered value whose cotangent each new slot holds
     readers = users(nodes)
     for slot, source in graph.slots.items():
-        if slot.backward:  # of a structure that runs top-down
+        if slot.backward:  # the structure runs top-down
             summed = apply("gather_grad", slot=slot, domain=VERTEX)
             if source in forward:
                 back = replace(slot, backward=False)
@@ -145,7 +145,7 @@ def gradients(
 
 
 def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]:
-    """Nodes whose value depends on ``wanted``; slots carry dependence round the recurrence."""
+    """Return the nodes that depend on ``wanted``, also through slots."""
     found: set[Node] = set(wanted)
     while True:
         before = len(found)
@@ -161,7 +161,7 @@ def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]
 
 
 def differentiate(graph: Graph) -> Graph:
-    """Adds an output "grad:NAME" for every trainable parameter that the loss can reach."""
+    """Add an output "grad:NAME" for every trainable parameter that the loss depends on."""
     loss = graph.outputs["loss"]
     parameters = [
         n for n in graph.nodes() if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
@@ -174,14 +174,14 @@ def differentiate(graph: Graph) -> Graph:
 
 
 def dense_gradients(graph: Graph) -> set[str]:
-    """Names of the parameters whose gradients are more than rows of a table, and not always zero.
+    """Return the parameters with a dense gradient that is not always zero.
 
-    Where the kinds of vertices at hand leave such a gradient nothing, it is zero, not absent:
-    momentum and weight decay are not to depend on what a program has met. Rows of a parameter that
-    is not sparse, too, go into a dense gradient, so that all of it decays and has momentum.
+    Such a gradient is stored as zeros if the kinds of vertices at hand contribute nothing, so that
+    momentum and weight decay do not depend on the kinds. Looked-up rows of a parameter that is not
+    sparse are part of a dense gradient, so that all of it decays and has momentum.
     """
-    held = (n.attr("parameter") for n in graph.nodes() if n.op.name == "parameter")
-    tables = {f"grad:{p.name}" for p in held if p.sparse}
+    parameters = (n.attr("parameter") for n in graph.nodes() if n.op.name == "parameter")
+    tables = {f"grad:{p.name}" for p in parameters if p.sparse}
     found = set()
     for key, value in graph.outputs.items():
         stack = [value] if key.startswith("grad:") else []

@@ -1,7 +1,7 @@
-"""Products of what a child scattered are made once at the child, not once at every edge to it.
+"""Compute products of scattered values once at the child, not at every edge to it.
 
-``child.h @ U`` has a row an edge. Where children are shared, edges outnumber vertices, and the
-product is better scattered beside ``h``: one more slot, a row a vertex. Its cotangent is then
+``child.h @ U`` has one row per edge. Where children are shared, edges outnumber vertices, so the
+product is scattered next to ``h``: one more slot, with one row per vertex. Its cotangent is then
 summed over the parents before it is multiplied, and the products of leaves leave the loop.
 """
 
@@ -11,10 +11,11 @@ from cavs.ir import EDGE, BatchRule, Graph, Node, Slot, Structure, apply, rebuil
 
 
 def _child_of(x: Node) -> Structure | None:
-    """The structure whose children give the edge value ``x``; None where more than they does.
+    """Return the structure whose children alone determine the edge value ``x``, or None.
 
-    They alone do if it is a rowwise function of gathered values and of what has one row. One that
-    may be infinite is left where children alone are: the product is made at every vertex.
+    They do if ``x`` is a rowwise function of gathered values and of values of one row. A function
+    that may be infinite stays at the edges, as the product is computed at every vertex, of which
+    some are no children.
     """
     found: set[Structure] = set()
     for y in toposort([x]):
@@ -30,7 +31,7 @@ def _child_of(x: Node) -> Structure | None:
 
 
 def _at_child(x: Node, slots: dict[Slot, Node]) -> Node:
-    """The value of the child whose gather is the edge value ``x``."""
+    """Return the value of the child whose gather is the edge value ``x``."""
     value: dict[Node, Node] = {}
     for y in toposort([x]):
         if y.op.name == "gather":
@@ -41,7 +42,7 @@ def _at_child(x: Node, slots: dict[Slot, Node]) -> Node:
 
 
 def hoist_products_to_child(graph: Graph) -> Graph:
-    """Moves the products of gathered values; before differentiation, so that gradients follow."""
+    """Move the products of gathered values; before differentiation, so that gradients follow."""
     made: dict[Slot, tuple[Node, ...]] = {}
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:

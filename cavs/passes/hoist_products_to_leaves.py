@@ -1,10 +1,10 @@
-"""A product of what is gathered from the k-th child is done at the leaves, once for all parents.
+"""Compute products of the k-th child at the leaves, once for all parents.
 
-``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Copies of a word,
-once merged, have many parents, phrases seldom have a second. So leaves are multiplied before the
-first task, for every number that they have as a child, and parents multiply what children they have
-that are no leaves. Both are kinds of vertices (`specialise`), named like a feature that may be
-absent.
+``[left.h, right.h] @ U`` at the parent is ``left.(h @ U0) + right.(h @ U1)``. Merged words have
+many parents, while phrases seldom have a second one. So leaves are multiplied before the first
+task, for every number that they have as a child, and parents multiply the states of their other
+children. Both distinguish kinds of vertices (`specialise`), by a name like that of a feature that
+may be absent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
 
-WIDEST = 8  # columns of the products for one of a child: what is wider takes too much memory
+WIDEST = 8  # columns of the products per column of a child; wider ones take too much memory
 
 # Slot, number of the child, rows [start, stop) of the weight.
 _Gathered = tuple[Slot, int, int, int]
 
 
 def _gathered(x: Node) -> list[_Gathered] | None:
-    """What ``x`` is made of if it is nothing but values of single children, side by side."""
+    """Return the parts of ``x`` if it consists of values of single children side by side."""
     parts: list[_Gathered] = []
     start = 0
     for piece in x.inputs if x.op.name == "concat" else (x,):
@@ -38,7 +38,7 @@ def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
     width: dict[Node, int] = defaultdict(int)
     for n in graph.nodes():
         parts = _gathered(n.inputs[0]) if n.op.name == "matmul" else None
-        # Gradients of rows of other weights, or of one value in two places, have no windows.
+        # Gradients have windows only for rows of a parameter that multiply different values.
         plain = parts and n.inputs[1].op.name == "parameter"
         if parts and plain and len({(s, k) for s, k, _, _ in parts}) == len(parts):
             found[n] = parts
@@ -48,16 +48,16 @@ def _products(graph: Graph) -> dict[Node, list[_Gathered]]:
 
 
 def multiplied_children(graph: Graph) -> int:
-    """One more than the largest number of a child that `hoist_products_to_leaves` uses; 0: none."""
+    """Return one more than the largest number of a child in a hoisted product; 0 without one."""
     parts = [part for product in _products(graph).values() for part in product]
     return max((k + 1 for _, k, _, _ in parts), default=0)
 
 
 def hoist_products_to_leaves(graph: Graph) -> Graph:
-    """Moves products to the leaves, through a new slot for every product and child."""
+    """Move products to the leaves, through a new slot for every product and child."""
     products = _products(graph)
     slots: dict[Slot, tuple[Node, list[_Gathered]]] = {}
-    inner: dict[Slot, Slot] = {}  # the same, gathered from children that are no leaves
+    inner: dict[Slot, Slot] = {}  # the same slots, gathered from children that are not leaves
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         parts = products.get(n)
@@ -88,7 +88,7 @@ def hoist_products_to_leaves(graph: Graph) -> Graph:
             for s, _, a, b in of_child
         ]
         total = products_of[0]
-        for term in products_of[1:]:  # merge_products makes one of them
+        for term in products_of[1:]:  # merge_products joins them
             total = total + term
         new.slots[slot] = total
     return new

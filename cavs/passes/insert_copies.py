@@ -8,7 +8,8 @@ from cavs.passes.access import Accesses, NoAccessError, is_view, reduces
 
 
 def _by_way_of_vertices(n: Node, accesses: Accesses) -> Node:
-    """No row map leads from an edge to its graph: the edges of ``n`` read it at their parent."""
+    """Return ``n`` with values of a graph read at the parent, as no row map leads from an edge to
+    its graph."""
     domains = [x.type.domain for x in n.inputs] if reduces(n) else [n.type.domain]
     top = max(domains, key=lambda d: d.rank, default=ONE)
     if top.base != "edge":
@@ -22,7 +23,7 @@ def _by_way_of_vertices(n: Node, accesses: Accesses) -> Node:
 
 
 def _readable(n: Node, accesses: Accesses) -> Node:
-    """``n``, with copies of what it cannot read where it stands."""
+    """Return ``n`` with copies of the inputs that it cannot read through a row map."""
     while True:
         try:
             accesses.check(n)
@@ -39,15 +40,15 @@ def _readable(n: Node, accesses: Accesses) -> Node:
 
 
 def copy_of(node: Node) -> Node:
-    """A computed node equal to ``node``."""
+    """Return a computed node equal to ``node``."""
     return apply("broadcast", node, shape=node.shape, domain=node.type.domain)
 
 
 def insert_copies(graph: Graph) -> Graph:
-    """Puts copies where a view cannot be read through, and where a merge needs a value of its own.
+    """Insert copies where a row map cannot be composed, or a merge needs a value of its own.
 
     Afterwards every slot and output is a computed node or a merge of computed nodes, or columns of
-    such for a slot of one child, and no computed node feeds two merges.
+    such for a slot of one child. No computed node feeds two merges.
     """
     owner: dict[Node, Node] = {}
     accesses = Accesses(graph)
@@ -67,17 +68,17 @@ def insert_copies(graph: Graph) -> Graph:
     def stored(n: Node) -> Node:
         return copy_of(n) if is_view(n) and n.op.name != "merge" else n
 
-    apart = {n.attr("slot") for n in new.nodes() if n.op.name == "gather_out"}
+    read_by_edge = {n.attr("slot") for n in new.nodes() if n.op.name == "gather_out"}
 
-    def held(s: Slot, n: Node) -> Node:
-        """Columns of a stored value stay where they are if the reader can find them."""
-        if not s.backward or s.base == "edge" or s in apart or not is_view(n):
+    def stored_slot(s: Slot, n: Node) -> Node:
+        """Read columns of a stored value in place if a row map leads to them."""
+        if not s.backward or s.base == "edge" or s in read_by_edge or not is_view(n):
             return stored(n)
-        return n if accesses.held(n) else copy_of(n)
+        return n if accesses.direct_pieces(n) else copy_of(n)
 
     def added(n: Node) -> Node:
-        """A term of a gradient is added as one: parts side by side become one value first."""
+        """Join parts side by side, as a term of a gradient is added as one value."""
         return n if reduces(n) or len(accesses.pieces(n)) == 1 else copy_of(n)
 
     outputs = {k: (added if k.startswith("grad:") else stored)(n) for k, n in new.outputs.items()}
-    return Graph(outputs, {s: held(s, n) for s, n in new.slots.items()})
+    return Graph(outputs, {s: stored_slot(s, n) for s, n in new.slots.items()})

@@ -20,12 +20,12 @@ class Loop:
 
     @property
     def gradient(self) -> bool:
-        """Whether it computes cotangents; backward says in which order its tasks run."""
+        """True if it computes cotangents; ``backward`` is the order of its tasks."""
         return self.backward is not self.structure.top_down
 
 
 def loops_of(graph: Graph) -> dict[Node, Loop]:
-    """The loop of every node that must run a task at a time."""
+    """Return the loop of every node that must run task by task."""
     nodes = graph.nodes()
     loops: dict[tuple[Structure, bool], Loop] = {}
     for slot in graph.slots:

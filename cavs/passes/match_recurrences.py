@@ -1,13 +1,13 @@
-"""Finds vertex functions that are LSTMs, which a library may compute as a whole on chains.
+"""Find vertex functions that are LSTMs, which a library can compute as a whole on chains.
 
-What counts is the traced vertex function, not its name: states c and h,
+The traced vertex function decides, not its name: states c and h,
 
     c = sigmoid(f) * c_before + sigmoid(i) * tanh(g);    h = sigmoid(o) * tanh(c)
 
 where c_before and h_before are those of the first child, nothing but h is pushed, and each of
 i, f, g, o is the sum of a product of one input x, a product of h_before, and possibly a bias. Gates
 may be columns of one matrix in any order, or of matrices of their own; x and h_before may be
-multiplied as one. Everything else stays as it is.
+multiplied as one. Other vertex functions are unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cavs.ops.recurrence import lstm
 
 @dataclass(frozen=True)
 class _Term:
-    """One term of a gate: ``left`` (None: a bias) times rows and columns of a parameter."""
+    """A term of a gate: ``left`` (None: a bias) times rows and columns of a parameter."""
 
     left: Node | None
     parameter: Node
@@ -30,7 +30,7 @@ class _Term:
     rows: int
 
     def overlaps(self, other: _Term, columns: int) -> bool:
-        """Whether an element of a parameter stands in both."""
+        """True if the two share an element of a parameter."""
         return (
             self.parameter is other.parameter
             and self.row < other.row + other.rows
@@ -40,10 +40,10 @@ class _Term:
 
 
 def match_recurrences(graph: Graph) -> Graph:
-    """Puts operator "lstm" in the place of every LSTM of a traced ``graph``.
+    """Replace every LSTM of a traced ``graph`` by the operator "lstm".
 
-    The result says what ``graph`` says for batches of chains: of graphs without a vertex that has
-    more than one child, or more than one parent.
+    The result equals ``graph`` on chains: graphs whose vertices have at most one child and one
+    parent.
     """
     structures = list(dict.fromkeys(s.structure for s in graph.slots))
     for number, structure in enumerate(structures):
@@ -52,12 +52,12 @@ def match_recurrences(graph: Graph) -> Graph:
 
 
 def count_recurrences(graph: Graph) -> int:
-    """How many vertex functions of a traced graph are LSTMs."""
+    """Return the number of vertex functions of a traced graph that are LSTMs."""
     return sum(n.op.name == "lstm" for n in match_recurrences(graph).nodes())
 
 
 def _replaced(graph: Graph, structure: Structure, number: int) -> Graph | None:
-    """``graph`` with one operator for ``structure``; None where that is no LSTM."""
+    """Return ``graph`` with one operator for ``structure``; None if that is no LSTM."""
     slots = [s for s in graph.slots if s.structure is structure]
     if len(slots) != 2 or slots[0].shape != slots[1].shape or len(slots[0].shape) != 1:
         return None
@@ -69,13 +69,13 @@ def _replaced(graph: Graph, structure: Structure, number: int) -> Graph | None:
         with_operator = _operator(terms, graph.slots[h], number, Graph(graph.outputs, kept))
         nodes = with_operator.nodes()
         if any(n.op.name == "gather" and n.attr("slot") in slots for n in nodes):
-            return None  # more of it is pushed, or read
+            return None  # other values of it are read
         return with_operator
     return None
 
 
 def _gates(graph: Graph, c: Slot, h: Slot) -> list[list[_Term]] | None:
-    """The terms of gates i, f, g, o."""
+    """Return the terms of gates i, f, g, o."""
     new_c, new_h = graph.slots[c], graph.slots[h]
     for o, tanh_c in _pairs(new_h, "mul", "sigmoid", "tanh"):
         if tanh_c is not new_c:
@@ -90,7 +90,7 @@ def _gates(graph: Graph, c: Slot, h: Slot) -> list[list[_Term]] | None:
 
 
 def _orders(n: Node, name: str) -> Iterator[tuple[Node, Node]]:
-    """The two operands of a commutative operator, either way round."""
+    """Yield the two operands of a commutative operator, in both orders."""
     if n.op.name == name:
         a, b = n.inputs
         yield a, b
@@ -98,7 +98,7 @@ def _orders(n: Node, name: str) -> Iterator[tuple[Node, Node]]:
 
 
 def _pairs(n: Node, name: str, first: str, second: str) -> Iterator[tuple[Node, Node]]:
-    """What ``first`` and ``second`` are taken of, where ``n`` combines the two by ``name``."""
+    """Yield (a, b) if ``n`` is ``name`` of ``first(a)`` and ``second(b)``, in any order."""
     for a, b in _orders(n, name):
         if a.op.name == first and b.op.name == second:
             yield a.inputs[0], b.inputs[0]
@@ -111,21 +111,21 @@ def _is_first_child(n: Node, slot: Slot) -> bool:
 
 
 def _terms(n: Node, start: int, h: Slot) -> list[_Term] | None:
-    """Columns [start, start + hidden) of ``n`` as a sum; None where it is none that counts."""
+    """Return columns [start, start + hidden) of ``n`` as a sum of terms, or None."""
     if n.op.name == "slice":
         return _terms(n.inputs[0], start + n.attr("start"), h)
     if n.op.name == "add" and all(x.shape == n.shape for x in n.inputs):
         parts = [_terms(x, start, h) for x in n.inputs]
         return None if None in parts else [t for part in parts for t in part or ()]
     if n.op.name == "matmul":
-        place = _place(n.inputs[1])
-        return None if place is None else _products(n.inputs[0], *place, start, h)
-    place = _place(n)
-    return [_Term(None, place[0], 0, place[2] + start, 1)] if place else None
+        window = _window(n.inputs[1])
+        return None if window is None else _products(n.inputs[0], *window, start, h)
+    window = _window(n)
+    return [_Term(None, window[0], 0, window[2] + start, 1)] if window else None
 
 
-def _place(w: Node) -> tuple[Node, int, int] | None:
-    """The parameter that ``w`` is cut out of, and the row and column where it starts."""
+def _window(w: Node) -> tuple[Node, int, int] | None:
+    """Return the parameter that ``w`` is a window of, and its first row and column."""
     row = column = 0
     while w.op.name != "parameter":
         if w.op.name == "rows":
@@ -152,7 +152,7 @@ def _products(
 
 
 def _checked(gates: list[list[_Term] | None], h: Slot) -> list[list[_Term]] | None:
-    """The terms of each gate in the order x, h, bias, if they are those of an LSTM."""
+    """Return the terms of each gate in the order x, h, bias, if they are those of an LSTM."""
     result: list[list[_Term]] = []
     inputs: set[Node | None] = set()
     seen: list[_Term] = []
@@ -168,7 +168,7 @@ def _checked(gates: list[list[_Term] | None], h: Slot) -> list[list[_Term]] | No
         result.append([*of_x, *of_h, *bias])
         for t in terms:
             if any(t.overlaps(other, h.shape[0]) for other in seen):
-                return None  # weights that stand in two places
+                return None  # two terms share weights
             seen.append(t)
     (x, *others) = inputs
     if others or x is None or x.type.domain != VERTEX or x.type.dtype != FLOAT:
@@ -177,7 +177,7 @@ def _checked(gates: list[list[_Term] | None], h: Slot) -> list[list[_Term]] | No
 
 
 def _operator(gates: list[list[_Term]], h: Node, number: int, graph: Graph) -> Graph:
-    """``graph`` with the operator instead of what is pushed of ``h``."""
+    """Return ``graph`` with the operator instead of the pushed ``h``."""
     x = gates[0][0].left
     assert x is not None
     (hidden,), (width,) = h.shape, x.shape

@@ -1,4 +1,4 @@
-"""Products that share an input become one; sums of products become one longer product."""
+"""Merge products that share an input, and sums of products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cavs.passes.loops import loops_of
 
 
 def _share_input(graph: Graph) -> Graph:
-    """x @ W1, x @ W2 -> x @ [W1 W2], cut again. Products of a loop stay apart from eager ones."""
+    """x @ W1, x @ W2 -> slices of x @ [W1 W2]. Eager products are not merged with those of a
+    loop."""
     by_input: dict[object, list[Node]] = {}
     loops = loops_of(graph)
     for n in graph.nodes():
@@ -30,8 +31,8 @@ def _share_input(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a product, or columns of it, is a term: the sum as a whole, and which columns."""
+class _Term:
+    """The sum that a product, or a range of its columns, is a term of."""
 
     total: Node
     start: int
@@ -39,7 +40,7 @@ class _Place:
 
 
 class _Sums:
-    """The sums of a graph, each as the list of its terms, and the products that stand in them."""
+    """The sums of a graph, each as a list of terms, and the products that are terms."""
 
     def __init__(self, graph: Graph) -> None:
         nodes = graph.nodes()
@@ -47,32 +48,34 @@ class _Sums:
         self.readers = users(nodes)
         inner = {n for n in nodes if n.op.name == "add" and self._is_term(n)}
         self.terms = {n: _terms(n, inner) for n in nodes if n.op.name == "add" and n not in inner}
-        self.place: dict[Node, _Place] = {}
+        self.term_of: dict[Node, _Term] = {}
         for total, terms in self.terms.items():
             for x, times in Counter(terms).items():
                 if times == 1 and self._is_term(x):
                     cut = (x.attr("start"), x.attr("stop")) if x.op.name == "slice" else None
-                    self.place[x] = _Place(total, *(cut or (0, x.type.width)))
+                    self.term_of[x] = _Term(total, *(cut or (0, x.type.width)))
 
     def _is_term(self, x: Node) -> bool:
-        """Read by one addition of its own type, once, and by nothing else."""
+        """True if only one addition, of the same type, reads ``x``, and only once."""
         found = self.readers.get(x, [])
         if x in self.roots or [(r.op.name, r.type) for r in found] != [("add", x.type)]:
             return False
         return sum(y is x for y in found[0].inputs) == 1
 
-    def places(self, product: Node) -> frozenset[_Place] | None:
-        """Every place of ``product``; None if it is also read elsewhere than in sums."""
+    def uses(self, product: Node) -> frozenset[_Term] | None:
+        """Return all sums of which ``product`` is a term; None if it has other readers."""
         if product in self.roots:
             return None
-        parts = [product] if product in self.place else self.readers.get(product, [])
+        parts = [product] if product in self.term_of else self.readers.get(product, [])
         if any(x is not product and x.op.name != "slice" for x in parts):
             return None
-        return frozenset(self.place[x] for x in parts) if set(parts) <= set(self.place) else None
+        return (
+            frozenset(self.term_of[x] for x in parts) if set(parts) <= set(self.term_of) else None
+        )
 
 
 def _terms(n: Node, inner: set[Node]) -> list[Node]:
-    """The terms of the sum ``n``, left to right; additions in ``inner`` are looked into."""
+    """Return the terms of the sum ``n``, left to right; additions in ``inner`` are expanded."""
     found, stack = [], [n]
     while stack:
         x = stack.pop()
@@ -84,26 +87,26 @@ def _terms(n: Node, inner: set[Node]) -> list[Node]:
 
 
 def _of_some_rows(product: Node) -> bool:
-    """Whether it multiplies what parents whose k-th child a vertex is have scattered: most vertices
-    of a task have such parents for one k, and the engine leaves out the others' rows."""
+    """True if it multiplies the cotangents of one child number. Most vertices of a task have
+    parents for a single number, and the engine skips the rows of the others."""
     x = product.inputs[0]
     slot = x.attr("slot") if x.op.name == "gather_grad" else None
     return slot is not None and slot.child is not None and slot.leaf is not True
 
 
 def _add_up(graph: Graph) -> Graph:
-    """a @ U + c + b @ V -> c + [a b] @ [U; V]: products that stand in the same sums become one.
+    """a @ U + c + b @ V -> c + [a b] @ [U; V] for products that are terms of the same sums.
 
-    A sum is all its additions together, and may be of some columns of the products. Nothing else
-    reads the products, so none of them waits for another. Those of a loop stay apart from others.
+    A sum comprises all its additions, and may be of some columns of the products. The products have
+    no other reader, so none waits for another. Those of a loop are merged only with each other.
     """
     loops = loops_of(graph)
     sums = _Sums(graph)
     groups: dict[object, list[Node]] = {}
     for n in graph.nodes():
-        places = sums.places(n) if n.op.name == "matmul" and not _of_some_rows(n) else None
-        if places:
-            groups.setdefault((loops.get(n), n.type, places), []).append(n)
+        uses = sums.uses(n) if n.op.name == "matmul" and not _of_some_rows(n) else None
+        if uses:
+            groups.setdefault((loops.get(n), n.type, uses), []).append(n)
     group_of = {n: group for group in groups.values() for n in group if len(group) > 1}
     new: dict[Node, Node] = {}
 
@@ -112,7 +115,7 @@ def _add_up(graph: Graph) -> Graph:
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node:
         terms = sums.terms.get(n, [])
-        if any(product_of(x) in group_of for x in terms if x in sums.place):
+        if any(product_of(x) in group_of for x in terms if x in sums.term_of):
             new[n] = summed(terms)
         else:
             new[n] = rebuild(n, inputs)
@@ -121,7 +124,7 @@ def _add_up(graph: Graph) -> Graph:
     def summed(terms: list[Node]) -> Node:
         parts = []
         for x in terms:
-            group = group_of.get(product_of(x)) if x in sums.place else None
+            group = group_of.get(product_of(x)) if x in sums.term_of else None
             if group is None:
                 parts.append(new[x])
             elif product_of(x) is group[0]:
@@ -138,5 +141,5 @@ def _add_up(graph: Graph) -> Graph:
 
 
 def merge_products(graph: Graph) -> Graph:
-    """Fewer and larger products."""
+    """Merge products into fewer and larger ones."""
     return _add_up(_share_input(graph))

@@ -1,9 +1,9 @@
-"""Equal vertices of a batch are computed once.
+"""Compute equal vertices of a batch once.
 
-The same word, phrase or subexpression stands in many graphs of a batch. If features and children
-are equal, so are the values, so the engine runs the distinct vertices only, as graphs with shared
-children (`cavs.data.merge`). A sum over all vertices then weighs each by its number of copies, and
-one over those of a graph finds it as often; the rest of the gradients follows by differentiation,
+The same word, phrase or subexpression occurs in many graphs of a batch. Vertices with equal
+features and children have equal values, so the engine runs the distinct vertices only, as graphs
+with shared children (`cavs.data.merge`). A sum over all vertices weights each by its number of
+copies, and a sum over those of a graph reads it as often. Gradients follow by differentiation,
 because cotangents add up.
 """
 
@@ -16,18 +16,18 @@ PRESENT = "#present "  # + name: for how many where that int feature is present 
 
 
 def distinguishing(graph: Graph, training: bool = True) -> tuple[str, ...] | None:
-    """The features by which vertices of ``graph`` differ; None where copies must stay apart."""
-    return None if why_apart(graph, training) else features_of_vertices(graph)
+    """Return the features that distinguish vertices of ``graph``; None if copies stay separate."""
+    return None if why_separate(graph, training) else features_of_vertices(graph)
 
 
 def features_of_vertices(graph: Graph) -> tuple[str, ...]:
-    """The features of vertices and edges that ``graph`` reads."""
+    """Return the features of vertices and edges that ``graph`` reads."""
     found = (n for n in graph.nodes() if n.op.name == "feature" and n.type.domain.by_structure)
     return tuple(sorted({n.attr("name") for n in found}))
 
 
-def why_apart(graph: Graph, training: bool = True) -> str:
-    """Why copies must be computed one by one, in words; empty where they need not."""
+def why_separate(graph: Graph, training: bool = True) -> str:
+    """Return the reason why copies must be computed separately; empty if they need not."""
     for n in graph.nodes():
         if training and n.op.name == "max_vertices":
             return "backward has to know which vertex of its graph is the maximum"
@@ -73,10 +73,10 @@ def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 
 
 def merge_vertices(graph: Graph, *, counts: bool = True) -> Graph:
-    """Weighs every sum over vertices, or over the edges below them, by the copies they stand for,
-    and sums those of a graph by its list of them.
+    """Weight every sum over vertices, or over their edges, by the number of copies, and sum over
+    the vertices of a graph by its list of members.
 
-    Before differentiation: gradients are weighed by it too. counts: numbers of vertices and of
-    present features are weighed as well; not where they are told to the engine.
+    The pass runs before differentiation, so gradients are weighted too. counts: also weight the
+    numbers of vertices and of present features, unless the engine is given them.
     """
     return rewrite(graph, _counted if counts else _weighed)

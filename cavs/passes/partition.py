@@ -1,9 +1,9 @@
-"""What runs a task at a time, and what once over the whole batch (Cavs, section 3.5).
+"""Partition a graph into loops over tasks and stages over the whole batch (Cavs, section 3.5).
 
-A node is in a loop iff it depends on a gather of the structure and feeds its scatter. Eager nodes
-(no gather before them) and lazy ones (no scatter after them), so every parameter gradient, run once
-over all rows. Elementwise nodes then move to, or are recomputed by, the loop that reads them where
-that saves memory traffic.
+A node is in a loop iff it depends on a gather of the structure and the scatter depends on it. Eager
+nodes (no gather before them) and lazy nodes (no scatter after them), such as every parameter
+gradient, run once over all rows. Elementwise nodes then move into the loop that reads them, or are
+recomputed by it, where that saves memory traffic.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cavs.errors import FAULT, CompileError
 from cavs.ir import BatchRule, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_view
 from cavs.passes.loops import Loop, loops_of
-from cavs.passes.sink_into_loops import Unhoist
+from cavs.passes.sink_into_loops import LoopSinker
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
-NARROW = 4  # what is made of so many times fewer values is made again for a sum
+NARROW = 4  # a value of so many times fewer operands is recomputed for a sum
 
 
 @dataclass(eq=False)
@@ -51,12 +51,12 @@ class Partition:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Runs in a fused kernel: elementwise, or a reduction of the last axis at its rim."""
+    """True if a fused kernel computes it: elementwise, or a reduction of the last axis."""
     return node.op.elementwise or node.op.reduces_axis
 
 
 def _space(node: Node) -> tuple[str, int | str | None]:
-    """The rows that ``node`` runs over: its own, or those that it sums."""
+    """Return the rows that ``node`` runs over: its own, or those that it sums."""
     domain = node.type.domain
     if node.op.rule is BatchRule.REDUCE:
         found = [x.type.domain for x in node.inputs]
@@ -75,40 +75,40 @@ class _Partitioner:
         for n in self.compute:
             for x in self.reads[n]:
                 self.readers[x].append(n)
-        # Whoever reads a merge finds it in memory.
+        # Readers of a merge find its inputs in memory.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
-        # A maximum is found again by its bits: what is computed twice may round differently.
+        # A maximum is found by its bits, and a recomputed value may round differently.
         masks = [n for n in self.compute if n.op.comparison]
         self.compared = {x for n in masks if self._finds_maximum(n) for x in self.reads[n]}
         self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
 
     def _finds_maximum(self, mask: Node) -> bool:
-        """Whether it may ask which element is the greatest, or with signs turned the least."""
+        """True if it may find the element that is the maximum, or by negation the minimum."""
         found = list(self.reads[mask])
         for x in self.reads[mask]:
             found += self.reads.get(x, ()) if x.op.name == "neg" else ()
         return mask.op.name == "equal" or any(x.op.reduction == "max" for x in found)
 
     def _stored_in(self, root: Node) -> Iterable[Node]:
-        """The computed nodes that hold an output or a slot, which may be columns of one."""
+        """Return the computed nodes that store an output or a slot, or of which it is columns."""
         if not is_view(root) or root.op.name == "merge":
             return behind(root)
         return [x for p in self.accesses.pieces(root) for x in behind(p.source)]
 
-    def unhoist(self, sums_alone: bool = False) -> None:
-        """What can be is run a task at a time, parameter gradients too; or these alone."""
+    def sink_into_loops(self, sums_alone: bool = False) -> None:
+        """Move all possible nodes into loops, parameter gradients too; or these alone."""
         movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
         state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
-        moves = Unhoist(*state, _space, movable, self.roots)
+        moves = LoopSinker(*state, _space, movable, self.roots)
         if sums_alone:
             moves.sums()
         else:
             moves.run()
 
     def sink(self, edges: bool = False) -> None:
-        """Eager elementwise nodes that one loop alone reads move into it. edges: those of edges
-        also where more is read to make them."""
+        """Move eager elementwise nodes into the only loop that reads them. edges: also values of
+        edges with several stored operands."""
         for n in reversed(self.compute):
             if n in self.loop or not is_elementwise(n) or not n.type.domain.by_structure:
                 continue
@@ -129,8 +129,9 @@ class _Partitioner:
             assert loop is not None
             self.loop[n] = loop
 
-    def place(self) -> Partition:
-        """Homes, stages, and which values are kept or recomputed."""
+    def partition(self) -> Partition:
+        """Return bodies with their stages, and the values that are stored rather than
+        recomputed."""
         home = self._homes()
         self._delay(home)
         clones: dict[Body, list[Node]] = defaultdict(list)
@@ -141,7 +142,7 @@ class _Partitioner:
             body.repeated.add(n)
         for n in self.compute:
             if any(r.op.rule is BatchRule.REDUCE and r in self.loop for r in self.readers[n]):
-                kept.add(n)  # read when all chunks of the task are done
+                kept.add(n)  # read after all chunks of the task
             for body in dict.fromkeys(home[r] for r in self.readers[n] if home[r] is not home[n]):
                 if n in body.repeated:
                     continue
@@ -167,7 +168,7 @@ class _Partitioner:
         return Partition(self.graph, self.accesses, [b for b in bodies if b.nodes], kept)
 
     def _delay(self, home: dict[Node, Body]) -> None:
-        """What backward alone reads is computed there, not next to the forward value it is of."""
+        """Move values that only backward reads into the body that reads them."""
         for n in reversed(self.compute):
             bodies = {home[r] for r in self.readers[n]}
             if len(bodies) != 1 or n in self.loop or not n.op.elementwise:
@@ -181,8 +182,8 @@ class _Partitioner:
                 home[n] = body
 
     def _postpone(self, home: dict[Node, Body]) -> dict[Node, Body]:
-        """What a loop makes for itself and for a sum behind it, out of little that is kept, is made
-        again for the sum, and lives only then. Each with the loop that repeats it."""
+        """Recompute values of a loop for a later sum, if they are computed from few stored values.
+        Return them, each with the body of the loop that computes them too."""
         found: dict[Node, Body] = {}
         for n in self.compute:
             own, reduced = home[n], [r for r in self.readers[n] if home[r].reduction]
@@ -208,7 +209,8 @@ class _Partitioner:
     def _recompute(
         self, n: Node, body: Body, home: dict[Node, Body], kept: set[Node]
     ) -> list[Node] | None:
-        """The nodes to repeat in ``body`` for ``n``; None where it must be read, or if many."""
+        """Return the nodes to recompute in ``body`` for ``n``; None if it must be read, or if
+        many."""
         plan: dict[Node, None] = {}
         todo = [n] if self.recompute and n not in kept else []
         while todo:
@@ -233,7 +235,7 @@ class _Partitioner:
         return len(stored) <= 2
 
     def _drop_unread(self, bodies: list[Body], home: dict[Node, Body], kept: set[Node]) -> None:
-        """Nodes that every reader recomputes need not run at home."""
+        """Remove nodes that all their readers recompute from their own body."""
         for body in reversed(bodies):
             inside = set(body.nodes)
             for n in reversed(body.nodes):
@@ -244,7 +246,7 @@ class _Partitioner:
             body.nodes = [n for n in body.nodes if n in inside]
 
     def _homes(self) -> dict[Node, Body]:
-        """A body for every computed node; bodies numbered by longest path of stages."""
+        """Return a body for every computed node, with stages numbered by longest path."""
         stage: dict[object, int] = {}
         members: dict[Loop, list[Node]] = defaultdict(list)
         for n, loop in self.loop.items():
@@ -320,18 +322,18 @@ def partition(
     sums_in_loops: bool = False,
     edges_in_loops: bool = False,
 ) -> Partition:
-    """Splits ``graph`` (with copies inserted) into bodies by stage.
+    """Partition ``graph`` (with copies inserted) into bodies by stage.
 
-    hoist: what can be is computed once for all rows; sink: elementwise nodes move into the loop
-    that reads them; recompute: cheap values are computed again instead of kept; sums_in_loops: a
-    gradient is summed a task at a time where a loop makes what it is a sum of; edges_in_loops:
-    values of edges move into the loop that reads them whatever they are made of.
+    hoist: nodes run once over all rows where possible. sink: elementwise nodes move into the loop
+    that reads them. recompute: cheap values are recomputed instead of stored. sums_in_loops: loops
+    sum the gradients of values that they compute, task by task. edges_in_loops: values of edges
+    move into the loop that reads them, whatever their operands.
     """
     p = _Partitioner(graph, recompute)
     if not hoist:
-        p.unhoist()
+        p.sink_into_loops()
     elif sink:
         p.sink(edges_in_loops)
     if sums_in_loops and hoist:
-        p.unhoist(sums_alone=True)
-    return p.place()
+        p.sink_into_loops(sums_alone=True)
+    return p.partition()

@@ -1,8 +1,8 @@
-"""What a loss reads of vertices without a label is not computed.
+"""Restrict values that only losses read to the vertices that have a label.
 
-Of many graphs the root alone has a label, but a model that is declared for vertices has logits at
-each. The cross entropy of a vertex without a label is zero, so it is made of those with one, and so
-is all that it alone reads: the output layer, its gradients, dropout before it.
+Often only the root of a graph has a label, but a model that is declared for vertices has logits at
+each. The cross entropy of a vertex without a label is zero, so it is computed where there is one,
+as is everything that only it reads: the output layer, its gradients, dropout before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cavs.passes.loops import loops_of
 
 
 def _taken(x: Node, domain: Domain) -> Node:
-    """The rows of ``x`` that are those of ``domain``."""
+    """Return ``x`` restricted to the rows of ``domain``."""
     if x.type.domain in (ONE, domain):
         return x
     if x.op.name == "feature" and x.type.domain == VERTEX:
@@ -34,10 +34,11 @@ def _taken(x: Node, domain: Domain) -> Node:
 
 
 def _place_losses(graph: Graph) -> Graph:
-    """Cross entropies are computed where there is a label, and placed among zeros; where these are
-    multiplied and summed, so is what is placed.
+    """Compute cross entropies where there is a label and place them among zeros. Linear operators
+    and sums then move to the labelled rows, too.
 
-    Not in a loop: it computes level after level, and these rows are in the order of the batch.
+    Nodes in a loop stay: a loop computes whole levels, and labelled rows have the order of the
+    batch.
     """
     roots, loops = set(graph.roots()), loops_of(graph)
 
@@ -67,12 +68,12 @@ def _place_losses(graph: Graph) -> Graph:
 
 
 def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
-    """Values of vertices of which nothing but rows that have a feature is read, and which."""
+    """Return vertex values read only where a feature is present, mapped to that domain."""
     nodes = graph.nodes()
     readers, roots = users(nodes), set(graph.roots())
     found: dict[Node, Domain] = {}
     for n in reversed(nodes):
-        gathered = n.op.program_input or n.op.name == "lookup"  # views, which cost nothing
+        gathered = n.op.program_input or n.op.name == "lookup"  # views, which are free
         rowwise = n.op.rule is BatchRule.ROWWISE and not gathered
         if n.type.domain != VERTEX or n in roots or not rowwise:
             continue
@@ -86,9 +87,9 @@ def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
 
 
 def restrict_to_labelled(graph: Graph) -> Graph:
-    """Restricts what losses alone read to the vertices that have their label.
+    """Restrict values that only losses read to the vertices that have a label.
 
-    Before differentiation, so that gradients follow.
+    The pass runs before differentiation, so that gradients follow.
     """
     graph = _place_losses(graph)
     found = _read_by_labelled(graph)

@@ -1,4 +1,4 @@
-"""What rules of simplification are made of: the operators each is for, and constants."""
+"""Registration of simplification rules by operator, and constants."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _operators: dict[Rule, Callable[[Op], bool]] = {}
 
 
 def of(name: str) -> Callable[[Rule], Rule]:
-    """A rule for the operator ``name``."""
+    """Register a rule for the operator ``name``."""
     return where(lambda op: op.name == name)
 
 
 def where(fits: Callable[[Op], bool]) -> Callable[[Rule], Rule]:
-    """A rule for operators that ``fits`` says."""
+    """Register a rule for the operators for which ``fits`` is true."""
 
     def register(rule: Rule) -> Rule:
         _operators[rule] = fits
@@ -27,14 +27,14 @@ def where(fits: Callable[[Op], bool]) -> Callable[[Rule], Rule]:
 
 
 class Rules:
-    """Rules in the order in which they are tried."""
+    """Rules, in the order in which they are tried."""
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = rules
         self._of: dict[str, tuple[Rule, ...]] = {}
 
     def of(self, op: Op) -> tuple[Rule, ...]:
-        """Those that may fit nodes of ``op``."""
+        """Return the rules registered for ``op``."""
         found = self._of.get(op.name)
         if found is None:
             found = self._of[op.name] = tuple(r for r in self.rules if _operators[r](op))
@@ -42,19 +42,19 @@ class Rules:
 
 
 def zeros(t: TensorType) -> Node:
-    """Zeros of type ``t``."""
+    """Return zeros of type ``t``."""
     return full(0.0, t)
 
 
 def full(value: float, t: TensorType) -> Node:
-    """The same number at every element of type ``t``."""
+    """Return the same number at every element of type ``t``."""
     if t == constant(value).type:
         return constant(value)
     return apply("broadcast", constant(value), shape=t.shape, domain=t.domain)
 
 
 def constant_of(node: Node) -> float | None:
-    """The number that every element of ``node`` is known to be, or None."""
+    """Return the number that every element of ``node`` is known to be, or None."""
     if node.op.name == "constant":
         return float(node.attr("value"))
     if node.op.name == "broadcast" and node.inputs[0].op.name == "constant":
@@ -63,5 +63,5 @@ def constant_of(node: Node) -> float | None:
 
 
 def as_type(x: Node, t: TensorType) -> Node:
-    """``x``, repeated where type ``t`` says so."""
+    """Return ``x`` broadcast to type ``t``."""
     return x if x.type == t else apply("broadcast", x, shape=t.shape, domain=t.domain)

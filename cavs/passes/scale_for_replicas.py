@@ -1,10 +1,10 @@
-"""Makes the loss of one replica's part of a batch stand for its share in that of the whole batch.
+"""Scale the sums of a replica so that the mean over replicas is the loss of the whole batch.
 
-A replica has S_r = sum over its rows where one process has S = S_1 + ... + S_N. With S_r times N
-(the engine's ``replica_scale``) and with counts of the global batch, the mean over the replicas of
-the loss is the loss of the whole batch, and so is that of the gradients, if the loss is an affine
-function of its sums: terms without data (weight decay written into the loss) count once, means
-divide by the number of terms of the whole batch, however the graphs are dealt out.
+A replica has S_r, the sum over its rows, where one process has S = S_1 + ... + S_N. With S_r times
+N (the engine's ``replica_scale``) and counts of the global batch, the mean over the replicas of an
+affine loss is the loss of the whole batch, and likewise for gradients. Terms without data (weight
+decay written into the loss) count once, and means divide by the number of terms of the whole batch,
+however the graphs are distributed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HINT = "make the loss a sum of means or sums over rows, or train it on one proc
 
 
 def scale_for_replicas(graph: Graph) -> Graph:
-    """Scales the sums behind the output "loss". CompileError if the loss is not affine in them."""
+    """Scale the sums of the output "loss". CompileError if the loss is not affine in them."""
     loss = graph.outputs["loss"]
     sums = _sums(loss)
     _check_outermost(sums)
@@ -31,7 +31,7 @@ def scale_for_replicas(graph: Graph) -> Graph:
 
 
 def _sums(loss: Node) -> set[Node]:
-    """The sums over rows that the loss is made of, none below another."""
+    """Return the outermost sums over rows that the loss depends on."""
     found, stack, seen = set(), [loss], set()
     while stack:
         node = stack.pop()
@@ -46,20 +46,20 @@ def _sums(loss: Node) -> set[Node]:
 
 
 def _check_outermost(sums: set[Node]) -> None:
-    """Raises if one needs another: of that a replica knows its own part alone."""
+    """Raise if a sum depends on another one, of which a replica knows only its own part."""
     for node in sums:
         for x in toposort(node.inputs):
             if x.op.name == "sum_rows" and x.inputs[0].type.domain.base != "one":
                 raise CompileError(
                     "[sum_rows] the loss needs a sum over all rows, such as their mean, at each of "
-                    "them, so parts of a batch cannot be computed apart",
+                    "them, so parts of a batch cannot be computed separately",
                     where=x.where,
                     hint=_HINT,
                 )
 
 
 def _check_affine(loss: Node, sums: set[Node]) -> None:
-    """Raises unless every path from a sum to the loss is linear."""
+    """Raise unless every path from a sum to the loss is linear."""
     varies: set[Node] = set()
     for node in _above(loss, sums):
         if node in sums:
@@ -72,7 +72,7 @@ def _check_affine(loss: Node, sums: set[Node]) -> None:
         if not linear and not node.op.jointly_linear:
             raise CompileError(
                 f"[{node.op.name}] the loss is no affine function of its sums over rows, so parts "
-                "of a batch cannot be computed apart",
+                "of a batch cannot be computed separately",
                 where=node.where,
                 hint=_HINT,
             )
@@ -80,6 +80,6 @@ def _check_affine(loss: Node, sums: set[Node]) -> None:
 
 
 def _above(loss: Node, sums: set[Node]) -> list[Node]:
-    """Nodes of the loss that do not lie below its sums, inputs first."""
+    """Return the nodes of the loss that its sums do not depend on, inputs first."""
     below = {n for s in sums for n in toposort(s.inputs)}
     return [n for n in toposort([loss]) if n not in below]

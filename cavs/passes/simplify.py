@@ -22,14 +22,14 @@ from cavs.ir import (
     rebuild,
     rewrite,
 )
-from cavs.passes.repeats import copies
+from cavs.passes.broadcast_blocks import copy_broadcast
 from cavs.passes.rules import Rules, as_type, constant_of, full, of, where, zeros
 
 
 @where(lambda op: op.elementwise and op.name != "broadcast")
 def _fold(node: Node) -> Node | None:
-    """Elementwise operators of known numbers."""
-    if not node.inputs or node.op.evaluate is None:  # of a user, who need not give it
+    """Elementwise operators of constants."""
+    if not node.inputs or node.op.evaluate is None:  # users may leave evaluate out
         return None
     values = []
     for x in node.inputs:
@@ -128,7 +128,7 @@ def _implicit_broadcast(node: Node) -> Node | None:
 
 
 def _repeats_rows(x: Node) -> bool:
-    """Whether it is the rows of a coarser domain, as they are, for each of a finer one."""
+    """True if ``x`` broadcasts whole rows of a coarser domain to a finer one."""
     if x.op.name != "broadcast" or x.inputs[0].op.name == "constant":
         return False
     (y,) = x.inputs
@@ -136,8 +136,9 @@ def _repeats_rows(x: Node) -> bool:
 
 
 def _has_fewer(rows: Domain, finer: Domain) -> bool:
-    """Whether there are no more of them: vertices with children have edges, graphs vertices, but
-    not all of one kind; leaves that edges do not read are left out by specialisation."""
+    """True if there are no more ``rows`` than ``finer`` ones. Vertices with children have edges,
+    and graphs have vertices, but not of every kind; specialisation leaves out leaves that no edge
+    reads."""
     if rows.base == "vertex":
         return rows.kind == finer.kind
     return rows.base == "one" or finer == VERTEX
@@ -206,7 +207,7 @@ def _slice(node: Node) -> Node | None:
             if low < high:
                 pieces.append(piece[low:high] if high - low < piece.shape[-1] else piece)
             at += piece.shape[-1]
-        # The other pieces may have said which kind of vertices the rows are.
+        # The type may have its kind from another piece.
         return as_type(
             pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1), node.type
         )
@@ -261,7 +262,7 @@ def _concat(node: Node) -> Node | None:
 
 
 def _placed(x: Node) -> list[tuple[tuple[int, int], Node]] | None:
-    """Columns and values of a pad, or of a concatenation with gaps of zeros."""
+    """Return columns and values of a pad, or of a concatenation with gaps of zeros."""
     if x.op.name == "pad":
         start = x.attr("start")
         return [((start, start + x.inputs[0].shape[-1]), x.inputs[0])]
@@ -275,11 +276,11 @@ def _placed(x: Node) -> list[tuple[tuple[int, int], Node]] | None:
     return result
 
 
-_MOST_TERMS = 1000  # of a sum; of pads that overlap there may be one for each way through it
+_MOST_TERMS = 1000  # terms of a sum; overlapping pads may have one for each path
 
 
 def _count_placed(node: Node) -> int:
-    """How many terms of a sum `_placed` knows, where 2 are many; kept: sums may be long."""
+    """Return how many terms of a sum `_placed` matches, at most 2; cached, as sums may be long."""
     stack = [node]
     while stack:
         x = stack[-1]
@@ -353,7 +354,7 @@ def _transpose(node: Node) -> Node | None:
 
 @where(lambda op: op.rule is BatchRule.ROWWISE)
 def _graph_at_edges(node: Node) -> Node | None:
-    """A value of the graph reaches edges by way of the vertices."""
+    """Values of a graph are read by edges at their vertex."""
     if node.type.domain.base != "edge":
         return None
     for i, x in enumerate(node.inputs):
@@ -366,14 +367,14 @@ def _graph_at_edges(node: Node) -> Node | None:
 
 @where(lambda op: op.same_row or op.name == "slice")
 def _known(node: Node) -> Node | None:
-    """A part or another shape of one number is that number."""
+    """A constant in another shape, or a part of it."""
     value = constant_of(node.inputs[0])
     return None if value is None else full(value, node.type)
 
 
 @of("stop_gradient")
 def _stopped(node: Node) -> Node | None:
-    """After differentiation a gradient that was stopped says nothing more."""
+    """Drop ``stop_gradient`` after differentiation."""
     return node.inputs[0]
 
 
@@ -405,19 +406,19 @@ RULES = Rules(
     _graph_at_edges,
     _known,
     _one_row,
-    copies,
+    copy_broadcast,
     _stopped,
 )
 
 
-# What the lowering relies on.
-CANONICAL = Rules(_transpose, _graph_at_edges, _known, _one_row, copies)
+# Rules that the lowering relies on.
+CANONICAL = Rules(_transpose, _graph_at_edges, _known, _one_row, copy_broadcast)
 
 
 def simplify_node(node: Node, rules: Rules = RULES) -> Node:
-    """Applies the rules to one node until none fits; its inputs are simplified already.
+    """Apply the rules to one node until none fits; its inputs are simplified already.
 
-    A node never changes, and rules look at nothing else: those that did not fit never will.
+    Nodes are immutable and rules depend on nothing else, so a settled node stays settled.
     """
     for _ in range(100):
         if node.settled is rules:
@@ -434,7 +435,7 @@ def simplify_node(node: Node, rules: Rules = RULES) -> Node:
 
 
 def prune(graph: Graph) -> Graph:
-    """Drops slots that no output needs."""
+    """Drop slots that no output depends on."""
     needed: set[Any] = set()
     seen: set[Node] = set()
     left = list(graph.outputs.values())
@@ -453,7 +454,7 @@ def prune(graph: Graph) -> Graph:
 
 
 def simplify(graph: Graph, rules: Rules = RULES) -> Graph:
-    """Simplifies until nothing changes, and drops what no output needs."""
+    """Simplify until nothing changes, and drop what no output depends on."""
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
         return simplify_node(rebuild(node, inputs), rules)

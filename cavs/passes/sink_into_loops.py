@@ -1,8 +1,8 @@
-"""What batching without eager and lazy operators does: the switch ``partition`` turned off.
+"""Sink nodes into loops, as batching without eager and lazy operators does.
 
-Whatever can be computed a task at a time is: products of inputs in the loop that reads them, and
-parameter gradients in the loop that makes their cotangents, summed task by task. Slower on
-purpose; it shows what hoisting is worth.
+With the switch ``partition`` off, all possible nodes run task by task: products of inputs in the
+loop that reads them, and parameter gradients in the loop that computes their cotangents. This is
+slower on purpose and shows what hoisting is worth.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from cavs.ir import BatchRule, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS, Accesses, behind
 from cavs.passes.loops import Loop
 
-# How a slot is read, in a loop whose tasks run from the leaves up, and from the roots down.
+# Row maps that read a slot, in a loop that runs from the leaves up, and from the roots down.
 _RECURRENT = {False: TO_CHILDREN, True: TO_PARENTS}
 
 
 @dataclass
-class Unhoist:
-    """Moves nodes into loops. loop: of every node in one, changed in place; reads, readers: between
-    computed nodes; space: the rows a node runs over; movable: what may run in a body of rows;
-    roots: what slots and outputs hold."""
+class LoopSinker:
+    """Move nodes into loops. loop: the loop of every node that has one, changed in place. reads,
+    readers: edges between computed nodes. space: the rows that a node runs over. movable: nodes
+    that may run in a body of rows. roots: values of slots and outputs."""
 
     graph: Graph
     accesses: Accesses
@@ -34,24 +34,26 @@ class Unhoist:
     roots: set[Node]
 
     def run(self) -> None:
-        """Eager nodes first, readers before what they read; then lazy ones, the other way round."""
+        """Move eager nodes, readers first, then lazy nodes, inputs first."""
         order = list(self.reads)
         for n in reversed(order):
             loops = {self.loop.get(r) for r in self.readers[n]}
             if self._may_move(n) and len(loops) == 1 and None not in loops:
                 (loop,) = loops
-                if loop is not None and all(self._beside(n, r, loop) for r in self.readers[n]):
+                if loop is not None and all(
+                    self._finds_computed(n, r, loop) for r in self.readers[n]
+                ):
                     self.loop[n] = loop
         terms = self._gradient_terms()
         self._join(n for n in order if n in terms or self._may_move(n))
 
     def sums(self) -> None:
-        """Gradients alone, of what loops make."""
+        """Move only gradients of values that loops compute."""
         terms = self._gradient_terms()
         self._join(n for n in self.reads if n in terms)
 
     def _join(self, nodes: Iterable[Node]) -> None:
-        """Into the loop that makes what they read."""
+        """Move nodes into the loop that computes their operands."""
         for n in nodes:
             for loop in dict.fromkeys(self.loop[x] for x in self.reads[n] if x in self.loop):
                 wanted = loop.gradient or n.op.name == "matmul"
@@ -68,7 +70,7 @@ class Unhoist:
         )
 
     def _gradient_terms(self) -> set[Node]:
-        """Sums over rows that are the term of one gradient and nothing else."""
+        """Return the sums over rows that are a term of one gradient and nothing else."""
         terms = [n for key, n in self.graph.outputs.items() if key.startswith("grad:")]
         return {
             n
@@ -76,8 +78,8 @@ class Unhoist:
             if n.op.rule is BatchRule.REDUCE and terms.count(n) == 1 and not self.readers.get(n)
         }
 
-    def _beside(self, x: Node, reader: Node, loop: Loop) -> bool:
-        """In ``loop`` ``reader`` finds ``x`` made: by its own task, or by those before it."""
+    def _finds_computed(self, x: Node, reader: Node, loop: Loop) -> bool:
+        """True if ``reader`` in ``loop`` finds ``x`` computed by its own task or an earlier one."""
         for _, pieces in self.accesses.operands(reader):
             for p in pieces:
                 if x not in behind(p.source) or p.array in _RECURRENT[loop.backward]:
@@ -90,11 +92,11 @@ class Unhoist:
 
     def _available(self, x: Node, reader: Node, loop: Loop) -> bool:
         if self.loop.get(x) is loop:
-            return self._beside(x, reader, loop)
+            return self._finds_computed(x, reader, loop)
         return not self._depends(x, loop)
 
     def _depends(self, x: Node, loop: Loop) -> bool:
-        """``x`` is there only after ``loop``."""
+        """True if ``x`` depends on a result of ``loop``."""
         stack, seen = [x], {x}
         while stack:
             n = stack.pop()

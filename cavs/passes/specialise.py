@@ -1,8 +1,8 @@
-"""Partial evaluation of F for every kind of vertex that the data has.
+"""Specialise F for every kind of vertex in the data, by partial evaluation.
 
-A kind is (has children or not, which optional features are present). Values that depend on either
-are computed per kind, where gathered zeros and absent inputs fold away: leaves never multiply by U,
-vertices without input never by W. Values that do not stay whole. The paper has none of this.
+A kind is (has children or not, which optional features are present). Values that depend on the kind
+are computed per kind, where gathered zeros and absent inputs fold away: leaves do not multiply by
+U, and vertices without input not by W. Other values stay whole. The paper has no such pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cavs.passes.simplify import simplify_node
 
 @dataclass(frozen=True)
 class Kind:
-    """Vertices specialised alike. key: as the schedule numbers it, 2 * presence bits + inner."""
+    """A kind of vertices. key: its number in the schedule, 2 * presence bits + inner."""
 
     key: int
     inner: bool
@@ -28,7 +28,7 @@ class Kind:
 
     @staticmethod
     def of(key: int, optional: Sequence[str]) -> Kind:
-        """The kind with number ``key`` when bit i of the presence bits is ``optional[i]``."""
+        """Return the kind with number ``key``; bit i of the presence bits is ``optional[i]``."""
         present = frozenset(n for i, n in enumerate(optional) if (key >> 1) >> i & 1)
         return Kind(key, bool(key & 1), present)
 
@@ -77,7 +77,7 @@ class _Specialiser:
         return any(x in self.dependent for x in n.inputs)
 
     def _only_by_kind(self) -> set[Node]:
-        """Elementwise values (and products) that are the same for all kinds, but only they read."""
+        """Return elementwise values (and products) equal for all kinds that only kinds read."""
         readers, roots = users(self.order), set(self.graph.roots())
         found: set[Node] = set()
         for n in reversed(self.order):
@@ -99,14 +99,14 @@ class _Specialiser:
         return Graph(outputs, slots)
 
     def _slot(self, slot: Slot, n: Node) -> Node:
-        """What is held for a child matters at vertices with children; what is held at a child,
-        where a vertex is one."""
+        """Return the value of ``slot``. A cotangent for a child is needed at vertices with
+        children, and a value of a child at vertices that are children."""
         if (slot.child is None and not slot.alike) or n not in self.dependent:
             return self._merged(n)
         if not slot.backward:
             held = [k for k, kind in enumerate(self.kinds) if self._is_child(slot, kind)]
             return self._merged(n, held, "leaves" if slot.leaf else "all")
-        # What is multiplied at the child is wanted for other numbers of a child too: one value.
+        # A product at the child serves several numbers of a child: one value.
         whole = slot.leaf or slot.alike or n in self.of_many
         parents = [
             k
@@ -117,21 +117,21 @@ class _Specialiser:
         return self._of_parents(parents, values) if values else zeros(n.type)
 
     def _is_child(self, slot: Slot, kind: Kind) -> bool:
-        """Whether vertices of ``kind`` may be the child that ``slot`` is held for."""
+        """True if vertices of ``kind`` may be the child that ``slot`` is for."""
         if kind.inner:
             return not slot.leaf
         name = f"{LEAF}{slot.child}"
         return slot.leaf is not False and (name not in self.optional or name in kind.present)
 
     def _is_parent(self, slot: Slot, kind: Kind) -> bool:
-        """Whether vertices of ``kind`` may have the child that ``slot`` is held for."""
+        """True if vertices of ``kind`` may have the child that ``slot`` is for."""
         name = f"{LEAF}{slot.child}"
         return kind.inner and slot.leaf in (None, name in kind.present)
 
     def _of_parents(self, kinds: Sequence[int], values: Sequence[Node]) -> Node:
-        """One value from those of ``kinds``, which have children.
+        """Merge the values of ``kinds``, which have children.
 
-        Values side by side stay apart, where each can take the place of a value it is made from.
+        Values side by side are merged separately, so that each can reuse the buffer of an operand.
         """
         first, inner = values[0], sum(kind.inner for kind in self.kinds)
         if inner == 1:
@@ -152,7 +152,7 @@ class _Specialiser:
             self.kinded[n, k] = self._of_kind(n, k)
 
     def _of_kind(self, n: Node, k: int) -> Node | None:
-        """``n`` for kind ``k``; None where it has no rows (edges of childless vertices)."""
+        """Return ``n`` for kind ``k``; None if it has no rows (edges of leaves)."""
         kind = self.kinds[k]
         domain = n.type.domain.of_kind(k)
         if n.type.domain.base == "edge" and not kind.inner:
@@ -172,12 +172,12 @@ class _Specialiser:
             assert y is not None, n
             inputs.append(y)
         new = rebuild(n, tuple(inputs), domain)
-        if new.type.domain != domain:  # no input is of a kind: the value is the same for all
+        if new.type.domain != domain:  # no input has a kind: the value is equal for all kinds
             new = apply("broadcast", new, shape=n.shape, domain=domain)
         return simplify_node(new)
 
     def _reads_nothing(self, n: Node, kind: Kind) -> bool:
-        """Whether no vertex of ``kind`` has the child, or parent, whose slot ``n`` reads."""
+        """True if no vertex of ``kind`` has the child, or parent, whose slot ``n`` reads."""
         if n.op.name == "gather_grad":
             slot = n.attr("slot")
             parents = any(self._is_parent(slot, other) for other in self.kinds)
@@ -188,9 +188,9 @@ class _Specialiser:
         return not self._is_parent(slot, kind)
 
     def _restricted(self, x: Node, k: int, inside: bool = False) -> Node:
-        """A value that is the same for all kinds, typed for kind ``k`` where that costs nothing:
-        features, numbers, dropout masks, and elementwise values that are read by kinds alone.
-        Others are read where they stand."""
+        """Return a value that is equal for all kinds, typed for kind ``k`` where that is free:
+        features, numbers, dropout masks, and elementwise values that only kinds read. Other values
+        are returned as they are."""
         if not x.type.domain.by_structure:
             return x
         if not self._free(x):
@@ -224,7 +224,7 @@ class _Specialiser:
     def _whole(self, n: Node) -> None:
         if n.op.name == "push":
             self.whole[n] = self._merged(n.inputs[0])
-        elif n.op.name == "count_present":  # of the feature of all kinds
+        elif n.op.name == "count_present":  # counts all kinds
             self.whole[n] = n
         elif not any(x in self.dependent for x in n.inputs):
             self.whole[n] = simplify_node(rebuild(n, tuple(self.whole[x] for x in n.inputs)))
@@ -234,7 +234,7 @@ class _Specialiser:
             self.whole[n] = rebuild(n, tuple(self._merged(x) for x in n.inputs))
 
     def _reduced(self, n: Node) -> Node:
-        """A sum over rows is the sum over the kinds."""
+        """Return a sum over rows as the sum over the kinds."""
         total: Node | None = None
         for k, kind in enumerate(self.kinds):
             inputs = [
@@ -250,9 +250,9 @@ class _Specialiser:
         return zeros(n.type) if total is None else total
 
     def _merged(self, n: Node, kinds: Sequence[int] | None = None, held: str = "all") -> Node:
-        """One value from those of all kinds, or of ``kinds`` where the others are never read.
+        """Merge the values of all kinds, or of ``kinds`` if no other rows are read.
 
-        held: "leaves" where ``kinds`` have no children.
+        held: "leaves" if ``kinds`` have no children.
         """
         if n not in self.dependent:
             return self.whole[n]
@@ -269,8 +269,8 @@ class _Specialiser:
 
 
 def specialise(graph: Graph, kinds: Sequence[Kind], products: bool = False) -> Graph:
-    """Clones what depends on the kind of vertex for each of ``kinds``.
+    """Clone the values that depend on the kind of vertex for each of ``kinds``.
 
-    products: and the products that kinds alone read, so that each can run in the task of its kind.
+    products: also clone products that only kinds read, so that each can run in its task.
     """
     return _Specialiser(graph, kinds, products).run()

@@ -22,7 +22,7 @@ def split_gradients(graph: Graph) -> Graph:
             x = stack.pop()
             below = x.inputs[0] if x.op.name == "pad_rows" else x
             sums = below.op.name == "add" and (x is not below or x.type == value.type)
-            if sums:  # terms of them may be repeated, such as the slope of a mean
+            if sums:  # terms may need a broadcast, such as the slope of a mean
                 terms = [as_type(y, below.type) for y in reversed(below.inputs)]
                 padded = [y if x is below else apply("pad_rows", y, **dict(x.attrs)) for y in terms]
                 stack += padded

@@ -1,8 +1,8 @@
-"""What is known to be zero, or read by nobody, is cut out of products.
+"""Trim products to the columns that are read and the inputs that are not zero.
 
-Specialisation leaves both behind: the forget gate of a leaf is not read, so its columns of W need
-not be multiplied; its cotangent is zero, so neither need its rows of W^T, nor its columns of the
-gradient. The products become as narrow as what is left.
+Specialisation leaves unread columns and zeros behind. The forget gate of a leaf is not read, so its
+columns of W need not be multiplied. Its cotangent is zero, so neither need its rows of W^T, nor its
+columns of the gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Range = tuple[int, int]
 
 
 def _joined(ranges: list[Range]) -> list[Range]:
-    """Ascending ranges that touch nowhere, of the same columns."""
+    """Return the same columns as ascending ranges that do not touch."""
     result: list[Range] = []
     for low, high in sorted(ranges):
         if result and low <= result[-1][1]:
@@ -31,7 +31,7 @@ def size(ranges: list[Range]) -> int:
 
 
 def columns(x: Node, ranges: list[Range]) -> Node:
-    """The columns of ``x`` in ``ranges``, side by side, over the same rows."""
+    """Return the columns of ``x`` in ``ranges``, side by side."""
     if size(ranges) == x.shape[-1]:
         return x
     parts = [simplify_node(x[low:high]) for low, high in ranges]
@@ -39,7 +39,7 @@ def columns(x: Node, ranges: list[Range]) -> Node:
 
 
 def nonzero(x: Node) -> list[Range]:
-    """The columns of ``x`` that are not known to be zero."""
+    """Return the columns of ``x`` that are not known to be zero."""
     if x.op.name != "concat" or x.attr("axis") != -1:
         return [(0, x.shape[-1])]
     found, at = [], 0
@@ -51,7 +51,8 @@ def nonzero(x: Node) -> list[Range]:
 
 
 def _read(graph: Graph) -> dict[Node, list[Range]]:
-    """Products of which slices alone are read, with the columns of these, where some are left."""
+    """Return the products that only slices read, not all columns, with the columns that are
+    read."""
     readers, roots = users(graph.nodes()), set(graph.roots())
     result = {}
     for n in graph.nodes():
@@ -64,7 +65,7 @@ def _read(graph: Graph) -> dict[Node, list[Range]]:
 
 
 def trim_products(graph: Graph) -> Graph:
-    """Narrows products to the columns that are read and the inputs that are not zero."""
+    """Narrow products to the columns that are read and the inputs that are not zero."""
     read = _read(graph)
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -9,7 +9,7 @@ from typing import Any
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.data.merge import LEAF
 from cavs.ir import BatchRule, Node
-from cavs.passes.merge_vertices import features_of_vertices, why_apart
+from cavs.passes.merge_vertices import features_of_vertices, why_separate
 from cavs.passes.specialise import Kind
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.loop_report import LoopReport
@@ -95,7 +95,7 @@ def _unmerged(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[st
     elif not passes.merge_vertices:
         why = "the pass merge_vertices is off"
     else:
-        why = why_apart(graph, variant.key.training)
+        why = why_separate(graph, variant.key.training)
         if not why and vertices < MIN_MERGED:
             why = f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
     names = features_of_vertices(graph)

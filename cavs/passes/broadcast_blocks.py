@@ -1,4 +1,4 @@
-"""How operands repeat in a kernel of blocks, and copies of those that repeat in another way."""
+"""Broadcasting inside the blocks of a fused kernel, and copies for other broadcasts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Shape = tuple[int, ...]
 
 
 def grid(shape: Shape) -> tuple[int, int]:
-    """A row as outer x inner elements: blocks, and numbers in each."""
+    """Return a row as outer x inner elements: the number of blocks, and of elements in each."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def block(x: Shape, shape: Shape) -> tuple[int, bool] | None:
-    """How ``x`` is read block by block of ``shape``: elements from one block to the next, and
-    whether each has one number. None if that is not enough to say it."""
+    """Return how ``x`` is read by blocks of ``shape``: the stride between blocks, and whether a
+    block has one element. None if no such stride exists."""
     outer, inner = grid(shape)
     if x == shape or grid(x) == (outer, inner):
         return (inner if outer > 1 else 0), False
@@ -31,8 +31,8 @@ def block(x: Shape, shape: Shape) -> tuple[int, bool] | None:
 
 
 @where(lambda op: op.elementwise)
-def copies(node: Node) -> Node | None:
-    """(2, 1, 3) read as (2, 4, 3): an axis between others is repeated by joining copies."""
+def copy_broadcast(node: Node) -> Node | None:
+    """Concatenate copies to broadcast an inner axis, such as (2, 1, 3) to (2, 4, 3)."""
     shape = node.shape
     if len(shape) < 2:
         return None
