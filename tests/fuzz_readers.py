@@ -23,9 +23,11 @@ from cavs.data import (
     batch,
     chains,
     dependency_graphs,
+    parse_conllu,
     parse_tree,
     read_conllu,
     read_functions,
+    read_ptb,
     read_sst,
     read_text,
     sst_graphs,
@@ -40,10 +42,12 @@ WORDS = Vocabulary(["a", "b", "<eos>"])
 SEEDS = {
     "sst": b"(3 (2 It) (4 (1 a) (0 -LRB-)))\n(2 (2 x) (1 y))\n",
     "conllu": (
-        b"# text\n1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n1-2\tIx\t_\t_\t_\t_\t_\t_\t_\t_\n"
-        b"2\tsee\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n1\tYes\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
+        b"# text = I\n1-2\tIx\t_\t_\t_\t_\t_\t_\t_\t_\n1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n"
+        b"2\tsee\ta\tVERB\tb\tc=d\t0\troot\t_\te=f\n2.1\tx\t_\t_\t_\t_\t_\t_\t_\t_\n\n"
+        b"1\tYes\t_\tX\t_\t_\t0\troot\t_\t_\n\n"
     ),
     "brackets": b"( (S (NP the -LRB-)\n (VP (V a) b)) )",
+    "ptb": b"( (S (NP the -LRB-)\n (VP (V a) b)) )\n( (NP a) (. .) )\n(TOP (X b))\n",
     "text": b" = Title = \n\n a b <unk> c\nd\n",
     "python": b"def get_a(x, *y):\n    '''s'''\n    return [get_a(z) for z in y if x.get_a]\n",
 }
@@ -97,8 +101,15 @@ def read(kind, folder):
         make = Graph.from_conllu if "\t" in text else Graph.from_brackets
         options = {"tags": WORDS} if "\t" in text else {"labelled": "S" in text, "labels": WORDS}
         return [make(text, vocabulary=WORDS, **options)]
+    if kind == "ptb":
+        return [Graph.from_brackets(tree, vocabulary=WORDS) for tree in read_ptb(path)]
     if kind == "conllu":
-        return dependency_graphs(read_conllu(path), WORDS, Vocabulary(["nsubj"]))
+        sentences = read_conllu(path)
+        written = "".join(sentence.to_conllu() for sentence in sentences)
+        again = [sentence.to_conllu() for sentence in parse_conllu(written)]
+        assert again == [sentence.to_conllu() for sentence in sentences]
+        assert all(len(sentence.tokens) <= len(sentence.forms) for sentence in sentences)
+        return dependency_graphs(sentences, WORDS, Vocabulary(["nsubj"]))
     if kind == "text":
         return chains(read_text(path, max_length=4), WORDS)
     return [Graph(f.children, name=f.name) for f in read_functions(folder, sizes=(1, 200))]
