@@ -17,7 +17,7 @@ from cavs.compiler.pipeline import Passes
 
 PASSES = tuple(field.name for field in fields(Passes) if field.default)
 
-# embedding 0: as wide as the states
+# embedding 0: the width of the states
 SST = Case("tree-lstm", 0, 64)
 CASES: dict[Case, tuple[str, ...]] = {
     SST: PASSES,
@@ -33,7 +33,7 @@ CASES: dict[Case, tuple[str, ...]] = {
     Case("gates", 0, 64, embedding=0): ("fuse", "plan_memory"),
     # A sentence at a time: tasks of one vertex, unless x @ W is done for all words at once.
     Case("var-lstm", 0, 1, embedding=0): ("partition",),
-    # A state is all that a vertex keeps.
+    # The state is the only value that a vertex stores.
     Case("tree-fc", 0, 64): ("hoist_cotangents", "save_memory"),
     # A label at one of 511 vertices.
     Case("root-label", 0, 64, embedding=0): ("restrict_to_labelled",),
@@ -41,7 +41,7 @@ CASES: dict[Case, tuple[str, ...]] = {
 
 
 def cases_of(given: Any) -> dict[Case, list[str]]:
-    """The cases that the options choose, each with its runners."""
+    """Return the cases that the options select, each with its runners."""
     found: dict[Case, list[str]] = {}
     known = {case.workload for case in CASES}
     hiddens = given.hidden[:1] if given.quick else given.hidden
@@ -72,7 +72,7 @@ def cases_of(given: Any) -> dict[Case, list[str]]:
 
 
 def worth(measured: SequenceOf[Any]) -> str:
-    """A row a pass and case: what is without the pass over what is with it."""
+    """Return a row per pass and case: time and traffic without the pass over those with it."""
     rows = []
     for entry in measured:
         whole = entry["runners"].get("cavs")

@@ -22,7 +22,7 @@ def _runner(workload: Workload, case: Case) -> CavsRunner:
 
 
 def errors(case: Case) -> dict[str, float]:
-    """Relative norms of the difference to float64 on the CPU: loss, outputs, worst gradient."""
+    """Return relative norms of the difference to float64: loss, outputs, worst gradient."""
     workload = load(replace(case, batches=1))
     ours = _runner(workload, case)
     exact = _runner(workload, replace(case, device="cpu", precision="fp32"))
@@ -44,7 +44,7 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def curve(case: Case, steps: int) -> dict[str, float]:
-    """The largest relative difference of losses between device and CPU in ``steps`` of training.
+    """Return the largest relative difference of losses to the CPU in ``steps`` of training.
 
     Losses are means over ``WINDOW`` steps, or over half of them where they are few: a single one
     may be near zero. Batches come again when all have been seen.

@@ -20,11 +20,11 @@ from cavs import nn, ops
 from cavs.distributed.balance import CostModel, split_batch
 
 LABELS = 2
-WORDS = 20_000  # so many that few vertices are equal; those would be computed once
+WORDS = 20_000  # many words, so that few vertices are equal and merged
 
 
 def tree(rng: np.random.Generator, depth: int) -> cavs.Graph:
-    """A spine of `depth` levels with ever larger bushes: about depth² / 4 vertices."""
+    """Return a spine of `depth` levels with growing subtrees: about depth² / 4 vertices."""
     children: list[list[int]] = [[]]
     top = 0
     for i in range(depth - 1):
@@ -45,7 +45,7 @@ def tree(rng: np.random.Generator, depth: int) -> cavs.Graph:
 
 
 def trees(count: int, seed: int = 0) -> list[cavs.Graph]:
-    """Depths of a Pareto distribution from 5 to 60: most are small."""
+    """Return trees whose depths have a Pareto distribution from 5 to 60: most are small."""
     rng = np.random.default_rng(seed)
     return [tree(rng, int(min(60, 5 + 5 * rng.pareto(1.2)))) for _ in range(count)]
 
@@ -67,7 +67,7 @@ Cost = Callable[[cavs.Trainer, cavs.GraphBatch], float]
 
 
 def timed(trainer: cavs.Trainer, batch: cavs.GraphBatch) -> float:
-    """Seconds of processor time of a step."""
+    """Return the seconds of processor time of a step."""
     times = []
     for _ in range(2):
         begin = time.process_time()
@@ -77,7 +77,7 @@ def timed(trainer: cavs.Trainer, batch: cavs.GraphBatch) -> float:
 
 
 def counted(trainer: cavs.Trainer, batch: cavs.GraphBatch) -> float:
-    """Seconds that the engine reckons with for the step it has just done."""
+    """Return the seconds that the cost model of the engine gives for its last step."""
     trainer.step(batch)
     return float(trainer.session.report()["estimated_seconds"])
 

@@ -24,7 +24,7 @@ from benchmarks.runner import make_runner
 from benchmarks.workloads import Case, load
 
 PATIENCE = 600  # seconds for one hidden size
-LEAST = 0.05  # seconds of a pass, which goes over its batches as often as that takes
+LEAST = 0.05  # least seconds of a pass, which repeats its batches
 MODES = {True: "training", False: "inference"}
 
 
@@ -36,9 +36,9 @@ def base_case(workload: str, hidden: int, training: bool, data: str) -> Case:
 
 
 def measured(base: Case, sizes: list[int], threads: list[int], trees: int, rounds: int) -> Any:
-    """Vertices a second of every batch size on every number of threads, and their ratios.
+    """Measure vertices per second of every batch size on every number of threads, and ratios.
 
-    One model a batch size, whatever the threads: where in memory one lies makes 2 % of a step.
+    One model per batch size serves all numbers of threads: its address alone changes a step by 2 %.
     """
 
     class Passes:
@@ -48,7 +48,7 @@ def measured(base: Case, sizes: list[int], threads: list[int], trees: int, round
             self.runner = make_runner("cavs", workload)
             self.plans = [self.runner.prepare(batch) for batch in workload.batches]
             self.vertices, self.times = sum(workload.vertices), 1
-            once = [self.run(count) for count in threads]  # memory grows, programs compile
+            once = [self.run(count) for count in threads]  # allocate memory, compile programs
             once = [self.run(count) for count in threads]
             self.times = max(1, round(LEAST / (min(once) * self.vertices)))
 

@@ -41,7 +41,7 @@ def device_name(device: str) -> str:
 
 
 def ceilings(device: str, precisions: list[str], tiny: bool = False) -> dict[str, float]:
-    """``bytes`` a second of a copy, read plus written, and operations a second by precision.
+    """Return ``bytes`` per second of a copy, read and written, and operations by precision.
 
     The inputs are random: on some devices products of zeros run faster.
     """

@@ -34,7 +34,7 @@ from cavs.distributed.strategy import in_order
 from cavs.distributed.strategy.hosts import cluster_of, hosts_of
 from cavs.distributed.strategy.measure import measured_variables
 
-SLOWER = 0.1  # that auto may be
+SLOWER = 0.1  # than the fastest builder
 AUTO = "auto"
 BUILDERS = tuple(dict.fromkeys((*CANDIDATES, *REGISTRY)))
 
@@ -79,7 +79,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     records = {
         runner.name: {
             "milliseconds": 1e3 * statistics.median(seconds[runner.name]),
-            # Within each round, so that its noise counts for all alike.
+            # Ratios within each round, so that its noise affects all alike.
             "slower": statistics.median(
                 t / best for t, best in zip(seconds[runner.name], fastest, strict=True)
             ),
@@ -98,10 +98,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def to_measure(made: Sequence[Runner]) -> tuple[list[Runner], str]:
-    """Those with strategies of their own, and the name of the one that auto takes.
+    """Return runners with distinct strategies, and the name of the one that auto takes.
 
-    made: of each builder, and of auto, which is measured under the name of what it takes where that
-    is none of the others.
+    made: the runners of each builder and of auto; auto is measured, under the name of its builder,
+    if its strategy is none of the others.
     """
     found: dict[str, Runner] = {}
     for runner in made:
@@ -116,7 +116,7 @@ def to_measure(made: Sequence[Runner]) -> tuple[list[Runner], str]:
 
 
 def place(result: dict[str, Any]) -> float:
-    """How much slower the builder that auto takes is than the fastest: 0.1 is a tenth."""
+    """Return how much slower the builder of auto is than the fastest: 0.1 is a tenth."""
     times = {name: r["milliseconds"] for name, r in result["builders"].items()}
     return float(times[result["auto"]] / min(times.values()) - 1)
 

@@ -38,12 +38,12 @@ TABLE = {
 
 
 def cluster(name: str) -> ResourceSpec:
-    """A cluster of the table."""
+    """Return a cluster of the table."""
     return nodes(TABLE[name], flow=float("inf") if name.startswith("A") else 10)
 
 
 def nodes(shapes: Sequence[tuple[int, float]], flow: float = float("inf")) -> ResourceSpec:
-    """Nodes of so many GPUs and Gbit/s; the most of one connection in Gbit/s."""
+    """Return nodes of so many GPUs and Gbit/s; the limit of one connection is in Gbit/s."""
     return ResourceSpec(
         nodes=tuple(
             Node(
@@ -115,7 +115,7 @@ def tree_lstm(hidden=512, vertices=2400):
     )
 
 
-# With the seconds of forward and backward on one of their GPUs, roughly.
+# Models, with approximate seconds of forward and backward on one of these GPUs.
 MODELS: dict[str, tuple[Callable[[], list[Variable]], float]] = {
     "vgg16": (vgg16, 0.3),
     "resnet101": (resnet101, 0.25),
@@ -127,7 +127,7 @@ SHOWN = ("auto", "AllReduce(chunk=8)", "PSLoadBalancing", "PartitionedPS", "Pose
 
 
 def line(model: str, place: str, resources: ResourceSpec) -> str:
-    """Milliseconds of a step by builder; the first is the best that auto finds, with its name."""
+    """Return milliseconds of a step by builder; first the best that auto finds, with its name."""
     make, seconds = MODELS[model]
     variables, compute = make(), Compute(seconds / 3, seconds * 2 / 3)
     best = compare(CANDIDATES, variables, resources, compute)[0]
@@ -139,7 +139,7 @@ def line(model: str, place: str, resources: ResourceSpec) -> str:
     return f"{model:12} {place:>8}{columns}  {best.builder}"
 
 
-SLOWER = 0.1  # that auto may be
+SLOWER = 0.1  # than the fastest rival
 RIVALS = (
     *REGISTRY,
     *(f"{name}(chunk={n})" for name in ("AllReduce", "Parallax") for n in (2, 16, 64)),

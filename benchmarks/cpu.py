@@ -39,7 +39,7 @@ PARTS = (
     "growth",
     "memory",
 )
-Item = tuple[str, str, Callable[[], None]]  # part, what is measured, the work
+Item = tuple[str, str, Callable[[], None]]  # part, name of the measurement, work
 
 
 def prepared(case: Case, rounds: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def prepared(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def held(case: Case) -> dict[str, Any]:
-    """Bytes of a training step: the most alive at once, and kept for backward, by runner."""
+    """Return bytes of a training step by runner: peak, and those stored for backward."""
     from cavs import explain
 
     found: dict[str, Any] = {"case": case.record(), "title": case.title}
@@ -65,7 +65,7 @@ def held(case: Case) -> dict[str, Any]:
 
 
 class Run(Findings):
-    """One run of the program: what it has found so far."""
+    """One run of the program, with its results so far."""
 
     def __init__(self, given: argparse.Namespace, started: float) -> None:
         super().__init__(given, started, "cpu")
@@ -91,19 +91,19 @@ class Run(Findings):
             self.record["batching"].append({"found": found, **needs, "busy_before": before})
 
     def part(self, kind: str, name: str, work: Callable[..., Any], *arguments: Any) -> None:
-        """Adds what ``work`` finds to the record's list of that kind."""
+        """Append the result of ``work`` to the list of this part in the record."""
         before = machine.busy()
         found = self.found(name, work, *arguments)
         if found is not None:
             self.record[kind].append({**found, "busy_before": before})
 
     def items(self) -> list[Item]:
-        """All there is to do."""
+        """Return all measurements."""
         data, quick = self.given.data, self.given.quick
         made: list[Item] = []
         for a in cpu_cases.against(data, quick):
             made.append((a.part, a.case.title, partial(self.against, a)))
-        # Processes of rivals are not needed again, whichever parts there are.
+        # No later part needs the processes of rivals.
         made.append(("", "", lambda: self.drop(*list(self.sessions))))
         for b in cpu_cases.batching(data, quick):
             title = f"{b.case.workload} {batching.MODES[b.case.training]}, h {b.case.hidden}"
@@ -122,7 +122,7 @@ class Run(Findings):
         return made
 
     def all(self) -> None:
-        """Does it all; whatever happens, no process is left."""
+        """Run all measurements; no process remains, also after an error."""
         only = self.given.only
         items = [item for item in self.items() if not only or item[0] in ("", *only)]
         named = sum(1 for _, title, _ in items if title)
@@ -137,7 +137,7 @@ class Run(Findings):
         finally:
             self.kill()
         self.record["bounds"] = checked_rows(self.record)
-        self.save()  # with the time that the table shows
+        self.save()  # sets the time that the table shows
         self.record["text"] = summary_table(self.record)
         self.save()
 

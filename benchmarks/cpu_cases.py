@@ -8,25 +8,25 @@ from benchmarks.batching import base_case
 from benchmarks.gpu_cases import small
 from benchmarks.workloads import WORKLOADS, Case
 
-# Rivals, of which the fastest counts; how many times longer it must take than cavs, or None.
+# Rivals, of which the fastest counts, and the bound on its time over that of cavs, or None.
 Need = tuple[tuple[str, ...], float | None]
 
 SST = Case("tree-lstm", 150, 64, threads=2)
 TREE_FC = Case("tree-fc", 512, 64, embedding=512)
 MANUAL = ("manual", "manual-compile")
 A_TREE = 150e-6  # seconds for one tree, its preparation included
-SECOND_CORE = 1.7  # times one core, in batches of 64 at 512 hidden units
+SECOND_CORE = 1.7  # speed-up over one core, in batches of 64 at 512 hidden units
 NOISE = 0.03  # a ratio of two equal times may be off by this
-BATCHES = 5.0  # times the vertices a second of one tree at a time, at 150 hidden units
+BATCHES = 5.0  # speed-up over one tree at a time, at 150 hidden units
 SHARE = 0.05  # collation and schedule, over a training step
 RATE = 10e6  # vertices a second, prepared on one thread
 LINEAR = 0.1  # deviation of memory from four times that of a quarter of the vertices
-PEAK = 1.5  # times what backward reads
+PEAK = 1.5  # peak memory over the values that backward reads
 
 
 @dataclass(frozen=True)
 class Against:
-    """A case on which rivals take turns with cavs. what: of the table."""
+    """A case on which rivals take turns with cavs. what: its line in the table."""
 
     part: str
     what: str
@@ -36,12 +36,12 @@ class Against:
 
     @property
     def runners(self) -> tuple[str, ...]:
-        """Ratios are taken to the first."""
+        """Runners; ratios are relative to the first."""
         return "cavs", *(name for names, _ in self.needs for name in names)
 
 
 def against(data: str, quick: bool) -> list[Against]:
-    """In the order of the table."""
+    """Return the comparisons in the order of the table."""
     h512 = replace(SST, hidden=512)
     inference = replace(SST, training=False)
     lstm = replace(base_case("var-lstm", 256, True, data), batch_size=64, threads=2)
@@ -79,14 +79,14 @@ def against(data: str, quick: bool) -> list[Against]:
 
 
 def _quick(a: Against) -> Against:
-    """In a size that takes no time; torch.compile takes longer than all else."""
+    """Return a small case, without torch.compile, which takes longer than all others."""
     needs = tuple((tuple(n for n in names if n != MANUAL[1]), least) for names, least in a.needs)
     return replace(a, case=small(a.case), needs=needs, rounds=1)
 
 
 @dataclass(frozen=True)
 class Batching:
-    """Batches of two sizes on one thread and two; what they must be worth, or None."""
+    """Batches of two sizes on one thread and two, with bounds on the speed-ups, or None."""
 
     case: Case
     sizes: tuple[int, ...]
@@ -97,7 +97,7 @@ class Batching:
 
 
 def batching(data: str, quick: bool) -> list[Batching]:
-    """Passes are shorter where steps are long."""
+    """Return the cases; passes are shorter where steps are long."""
     made = []
     for workload in ("tree-lstm", "var-lstm"):
         for training in (True, False):
@@ -114,7 +114,7 @@ def batching(data: str, quick: bool) -> list[Batching]:
 
 
 def preparation(data: str, quick: bool) -> list[Case]:
-    """With the step on one thread, and on two, which leaves preparation a larger share."""
+    """Return cases with the step on one thread and on two, where preparation is a larger share."""
     sst = Case("tree-lstm", 128, 32, batches=8, data=data)
     made = [
         replace(case, threads=threads)
@@ -125,13 +125,13 @@ def preparation(data: str, quick: bool) -> list[Case]:
 
 
 def growth(quick: bool) -> list[tuple[str, int]]:
-    """Shapes of one graph and its vertices."""
+    """Return shapes of one graph and numbers of vertices."""
     sizes = (2_000, 8_000) if quick else (250_000, 1_000_000)
     return [("chain", 5_000), *((shape, n) for shape in ("chain", "tree") for n in sizes)]
 
 
 def memory(data: str, quick: bool) -> list[Case]:
-    """A batch of each workload."""
+    """Return a batch of each workload."""
     made = [
         replace(base_case(workload, 150, True, data), batch_size=64, batches=1)
         for workload in WORKLOADS

@@ -21,7 +21,7 @@ def _line(case: str, row: Row) -> Line:
 
 
 def _times(measure: str, found: float, needed: float | None) -> Row:
-    """A ratio that must be at least so great, or has no bound."""
+    """Return the row of a ratio with a lower bound, or without one."""
     if needed is None:
         return measure, f"{found:.2f}", "", ""
     return checked(measure, found, needed, True, "{:.2f}")
@@ -48,7 +48,7 @@ def _against(record: Any) -> Iterator[Line]:
 
 
 def _a_tree(entries: list[Any]) -> Iterator[Line]:
-    """On the number of threads that takes it the least time."""
+    """Use the number of threads that takes the least time."""
     found = {
         e["title"] + _star(e): ours["step"]["median"] + ours["prepare"]["median"]
         for e in entries
@@ -62,7 +62,7 @@ def _a_tree(entries: list[Any]) -> Iterator[Line]:
 
 
 def _batching(record: Any) -> Iterator[Line]:
-    """One sample at a time takes one thread wherever two are no gain: equal, but for noise."""
+    """Check that one sample at a time runs on one thread where two are no gain, up to noise."""
     for entry in record["batching"]:
         found = entry["found"]
         sizes = [e["case"]["batch_size"] for e in found]
@@ -99,7 +99,7 @@ def _preparation(record: Any) -> Iterator[Line]:
 
 
 def _growth(record: Any) -> Iterator[Line]:
-    """Four times the vertices take four times the memory; what ran is shown to have run."""
+    """Check that four times the vertices take four times the memory."""
     of: dict[str, list[Any]] = {}
     for entry in record["growth"]:
         of.setdefault(entry["shape"], []).append(entry)
@@ -132,20 +132,20 @@ def _failed(record: Any) -> Iterator[Line]:
 
 
 def checked_rows(record: Any) -> list[Line]:
-    """All lines of the table: what failed, then what was measured."""
+    """Return all lines of the table: failures first, then measurements."""
     parts: tuple[Callable[[Any], Iterator[Line]], ...]
     parts = (_failed, _against, _batching, _preparation, _growth, _memory)
     return [line for part in parts for line in part(record)]
 
 
 def missed(record: Any) -> list[str]:
-    """The measures, and their cases, that miss their bound."""
+    """Return the measures that miss their bound, with their cases."""
     lines = checked_rows(record)
     return [f"{measure}: {case}" for measure, case, *_, holds in lines if holds == "NO"]
 
 
 def summary_table(record: Any) -> str:
-    """Markdown, below a line that says where and how it was found."""
+    """Return the table in Markdown, below a line with machine and command."""
     head = f"{record['machine']['cpu']}; load {record['machine']['load']} at the start; "
     head += f"{record['data']} data; {record['seconds']:.0f} s; {record['command']}"
     lines = checked_rows(record)

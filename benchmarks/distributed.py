@@ -59,14 +59,14 @@ STRATEGIES = (
 
 @dataclass
 class Runner:
-    """One way to train, on its own copy of the model."""
+    """A way to train, with its own copy of the model."""
 
     name: str
     trainer: Trainer
     batches: list[Any]
 
     def step(self, i: int) -> tuple[float, Any]:
-        """Seconds of one step, and what it reports."""
+        """Return the seconds of one step and its report."""
         batch = self.batches[i % len(self.batches)]
         begun = time.perf_counter()
         report = self.trainer.advance(batch)
@@ -82,7 +82,7 @@ def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Ru
     graphs = task.required("train")
     c = communicator
     strategy = name.removesuffix(LATE)
-    if strategy == "messages":  # sums in no memory that ranks share
+    if strategy == "messages":  # no sums in memory that ranks share
         c = c.split(0)
         c.common_memory = lambda nbytes: None
     trainer = Trainer(
@@ -133,7 +133,7 @@ def refuse_uncovered(runners: Sequence[Runner]) -> None:
 
 
 def formula(runner: Runner) -> float:
-    """Bytes that a rank sends in a step, averaged over ranks and batches, without agreements.
+    """Return bytes that a rank sends in a step, averaged over ranks and batches, without consensus.
 
     Dense gradients of D bytes: 2 (N - 1) / N D, by ring or by servers. For a table, each rank sends
     the rows that it touched to all others (all-gather), or to their owners and from there to all.
@@ -151,7 +151,7 @@ def formula(runner: Runner) -> float:
 
 
 def rows_sent(runner: Runner, name: str, shape: tuple[int, ...]) -> int:
-    """Rows of a table that all ranks together send in one step on each batch."""
+    """Return the rows of a table that all ranks together send in one step on each batch."""
     c, strategy, total = runner.trainer.communicator, runner.trainer.strategy, 0
     node = None if strategy is None else strategy.node(name)
     for batch in runner.batches:

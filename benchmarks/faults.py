@@ -40,7 +40,7 @@ BUCKETS = "buckets"  # no strategy
 
 
 class Watched(Trainer):
-    """Says which step it is at, to whoever wants to kill it, and keeps what happened."""
+    """Write the number of the current step for the killer, and record events."""
 
     watch: Any
     rank: int
@@ -104,7 +104,7 @@ def run(
     ranks: int,
     kill: tuple[int, int, float] | None = None,
 ) -> FinishedRun:
-    """One training; kill: the victim, the step it dies in, and seconds after its beginning."""
+    """Run one training; kill: the victim, its step, and the delay in that step in seconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         watch = np.memmap(folder / "steps", np.int64, "w+", shape=(ranks,))
@@ -156,7 +156,7 @@ def _kill(
     later: float,
     limit: float,
 ) -> float | None:
-    """Seconds until all survivors have ended another step, or all of it; None: none was killed."""
+    """Return seconds until all survivors finished another step or the training, or None."""
     while watch[victim] < step:
         if process.poll() is not None:
             return None
@@ -164,7 +164,7 @@ def _kill(
     time.sleep(later)
     try:
         os.kill(int((folder / f"pid{victim}").read_text()), signal.SIGKILL)
-    except ProcessLookupError:  # it has come to its end
+    except ProcessLookupError:  # the training is over
         return None
     begun, others = time.monotonic(), np.arange(len(watch)) != victim
     reached = int(watch[others].max())

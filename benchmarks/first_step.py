@@ -16,7 +16,7 @@ from benchmarks.workloads import Case
 
 
 def in_new_process(case: Case, timeout: float, cache: str = "") -> dict[str, float]:
-    """Seconds: ``import`` of cavs, ``first`` step, session and compilation included, ``second``.
+    """Return seconds: ``import`` of cavs, ``first`` step with session and compilation, ``second``.
 
     total: import and first step. cache: the folder of compiled kernels; empty: the user's.
     Raises RuntimeError with what the process wrote where it fails.
@@ -37,7 +37,7 @@ def in_new_process(case: Case, timeout: float, cache: str = "") -> dict[str, flo
 
 
 def measure(case: Case) -> dict[str, float]:
-    """The same, in this process: it should have imported nothing of cavs yet."""
+    """Measure the same in this process, which should have imported nothing of cavs yet."""
     start = time.perf_counter()
     import cavs  # noqa: F401
 

@@ -19,7 +19,7 @@ EPOCHS = 2  # per pass: nothing hides the preparation of the first batch
 
 
 def fresh(case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds a step: of ``ready`` batches, of ``fresh`` ones, to ``prepare`` one alone.
+    """Return seconds per step of ``ready`` and ``fresh`` batches, and to ``prepare`` one.
 
     exposed: of each round, by what share of a ready step a fresh one is longer; summarised. Batches
     that come again run as no CUDA graph, which fresh ones do not either.
@@ -51,7 +51,7 @@ def fresh(case: Case, rounds: int) -> dict[str, Any]:
             runner.prepare(batch)
         return (time.perf_counter() - start) / len(plans)
 
-    ready(), new_batches(0)  # memory grows, programs compile
+    ready(), new_batches(0)  # allocate memory, compile programs
     rows = [(ready(), new_batches(1 + i), alone()) for i in range(rounds)]
     names = ("ready", "fresh", "prepare")
     found: dict[str, Any] = {

@@ -38,12 +38,12 @@ Item = tuple[str, bool, Callable[[], None]]  # name, True if it may be left out,
 
 
 class OutOfTimeError(BaseException):
-    """The deadline has come; no handler of errors on the way may take it for one of a part."""
+    """The deadline has passed; a BaseException, which handlers of errors do not catch."""
 
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raises OutOfTimeError in the block once this time is up, also where it waits."""
+    """Raise OutOfTimeError in the block at the deadline, also while it waits."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTimeError
@@ -58,7 +58,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 class Run(Findings):
-    """One run of the program: what it has found so far, and how much time is left."""
+    """One run of the program, with its results so far and the time that is left."""
 
     def __init__(self, given: argparse.Namespace, started: float) -> None:
         super().__init__(given, started, "gpu")
@@ -67,7 +67,7 @@ class Run(Findings):
         self.hangs = 0  # first attempts that hung
 
     def part(self, name: str, work: Callable[..., tuple[Any, Failures]]) -> None:
-        """Puts what ``work`` finds in the record."""
+        """Store the result of ``work`` in the record."""
         answer = self.found(name, work, self.given)
         if answer is not None:
             self.record[name], failed = answer
@@ -75,7 +75,7 @@ class Run(Findings):
                 self.fail(what, why)
 
     def piece(self, piece: Piece) -> None:
-        """Adds what the first attempt finds that works, to what the record has of its part."""
+        """Append the result of the first attempt that works to the list of its part."""
         several = len(piece.attempts) > 1
         for number, work in enumerate(piece.attempts):
             if several and number == 0 and self.hangs >= MOST_HANGS:
@@ -91,7 +91,7 @@ class Run(Findings):
             self.hangs += number == 0 and SILENT in self.record["failed"][-1]["error"]
 
     def case(self, group: Group, case: Case) -> None:
-        """A case for its runners, but for those that hung in an earlier one."""
+        """Measure a case with its runners, except those that hung in an earlier one."""
         name = f"{group.name}: {case.title}"
         runners = [runner for runner in group.runners if runner not in self.hung]
         for runner in self.hung.intersection(group.runners):
@@ -109,7 +109,7 @@ class Run(Findings):
         self.record["cases"].append(entry)
 
     def items(self) -> Iterator[Item]:
-        """All there is to do, what has a bound first."""
+        """Return all measurements, those with a bound first."""
         given = self.given
 
         def parts(of: dict[str, Any]) -> Iterator[Item]:
@@ -121,7 +121,7 @@ class Run(Findings):
                 for case in group.cases:
                     name = f"{group.name}: {case.title}"
                     yield name, group.optional, partial(self.case, group, case)
-                # Processes that no later group has are not needed again.
+                # Processes that no later group uses are not needed again.
                 later = {runner for g in made[made.index(group) + 1 :] for runner in g.runners}
                 gone = [runner for runner in group.runners if runner not in later]
                 yield "", False, partial(self.drop, *gone)
@@ -142,7 +142,7 @@ class Run(Findings):
             self.record["optional_skipped" if optional else "skipped"].append(name)
 
     def all(self) -> None:
-        """Does it all; nothing is begun after the limit, and at the deadline nothing goes on."""
+        """Run all measurements; none starts after the limit, and all stop at the deadline."""
         items = list(self.items())
         done = 0
         try:
@@ -169,7 +169,7 @@ class Run(Findings):
 
 
 def build(patience: float) -> None:
-    """Builds the engine into this environment if it is not there.
+    """Build the engine in this environment if it is missing.
 
     Raises RuntimeError with what pip wrote if that fails, or takes longer than `patience` seconds.
     """
@@ -193,7 +193,7 @@ def build(patience: float) -> None:
 
 
 def refused(given: argparse.Namespace) -> str:
-    """Why the options cannot be followed on this machine; empty if they can."""
+    """Return why this machine cannot run with these options; empty if it can."""
     if find_spec("torch") is None:
         return 'the rivals need PyTorch: pip install "cavs[bench]"'
     if given.device != "cpu":
@@ -257,4 +257,4 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # the interpreter's end would wait for processes that a driver holds
+    os._exit(status)  # a normal exit would wait for processes that hang in a driver

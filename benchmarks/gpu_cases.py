@@ -16,7 +16,7 @@ BATCH_SIZES = (1, 4, 16, 64, 256)
 
 @dataclass(frozen=True)
 class Group:
-    """Cases of one question; the first runner is the one that ratios are taken to.
+    """Cases of one question; ratios are relative to the first runner.
 
     bounded: it has a bound to hold, and is measured first. optional: may be left out for want of
     time.
@@ -34,7 +34,7 @@ def precisions(device: str) -> list[str]:
 
 
 def small(case: Case) -> Case:
-    """The same workload in a size that takes no time."""
+    """Return the same workload in a small size."""
     size = min(case.batch_size, 4)
     hidden = {256: 8, 512: 12}.get(case.hidden, 10)
     width = hidden if case.embedding == case.hidden else 6
@@ -45,12 +45,12 @@ def small(case: Case) -> Case:
 
 
 def _batches(case: Case) -> Case:
-    """Enough batches that a pass of small ones lasts."""
+    """Return a number of batches for which a pass is long enough."""
     return replace(case, batches=32 if case.batch_size < 64 else 8)
 
 
 def groups(device: str, data: str, full: bool, tiny: bool) -> list[Group]:
-    """All groups in order of importance: a run that is short of time leaves out the last."""
+    """Return all groups in order of importance: a run that is short of time leaves out the last."""
     from benchmarks.runners_cavs import SWITCHES
     from cavs.compiler.pipeline import default_passes
 

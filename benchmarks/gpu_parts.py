@@ -20,7 +20,7 @@ Failures = list[tuple[str, str]]  # name and reason of each
 
 @dataclass(frozen=True)
 class Piece:
-    """A share of a part, which fails alone: what to try until something works, in this order.
+    """A share of a part that may fail alone: attempts, tried in this order until one works.
 
     ``patience``: seconds that an attempt may take.
     """
@@ -36,7 +36,7 @@ CHECKED = ("cavs", "hand", "manual")
 
 
 def _small(given: argparse.Namespace, workload: str) -> Case:
-    """A case to check results on."""
+    """Return a case for the comparison of results."""
     tiny = given.tiny
     return Case(
         workload,
@@ -66,7 +66,7 @@ def ceilings(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def agreement(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Disagreements between programs, which are failures too."""
+    """Return disagreements between programs, which are failures too."""
     wrong = [
         line
         for workload in WORKLOADS
@@ -77,7 +77,7 @@ def agreement(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def cudnn(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Disagreements between LSTMs by cuDNN and by our own kernels; none on the CPU."""
+    """Return disagreements between LSTMs by cuDNN and by our own kernels; none on the CPU."""
     if given.device == "cpu":
         return [], []
     lstms = [w for w in WORKLOADS if RUNNERS[w].get("cavs-cudnn")]
@@ -86,7 +86,7 @@ def cudnn(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def accuracy(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Relative norms of the difference to float64, by precision and workload."""
+    """Return relative norms of the difference to float64, by precision and workload."""
     from benchmarks.accuracy import errors
 
     found: dict[str, Any] = {}
@@ -105,9 +105,9 @@ def accuracy(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def curve(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Losses of training against the CPU's, on as many trees as the treebank has.
+    """Compare losses of training with those of the CPU, on as many trees as the treebank has.
 
-    Where few batches are learnt by heart, rounding decides what is left of a loss, on CPUs too.
+    With few batches a model overfits, and rounding decides the small rest of the loss.
     """
     from benchmarks.accuracy import curve as found
 
@@ -128,7 +128,7 @@ def first_step(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def fresh(given: argparse.Namespace) -> tuple[Any, Failures]:
-    """Training on batches made as they are needed against ready ones."""
+    """Compare training on batches built when needed with ready ones."""
     from benchmarks.fresh import fresh as found
 
     case = replace(_main(given), batches=2 if given.tiny else 24)
@@ -163,9 +163,9 @@ def launches(given: argparse.Namespace) -> tuple[Any, Failures]:
 
 
 def level_pieces(given: argparse.Namespace) -> list[Piece]:
-    """Time a level, a process for each model; where it fails, again without the kernel that walks.
+    """Time a level, one process per model; after a failure, without the persistent kernel.
 
-    Before that the kernels of all are compiled side by side, but for a run in one process.
+    Before, the kernels of all models are compiled in parallel, except for a run in one process.
     """
     from benchmarks.level_points import LEVELS, WAYS, WIDTHS, compiled_ahead, points
     from benchmarks.levels import levels_of
@@ -185,7 +185,7 @@ def level_pieces(given: argparse.Namespace) -> list[Piece]:
 
 
 def latency_pieces(given: argparse.Namespace) -> list[Piece]:
-    """One tree at a time, in float32 and tf32; the same second attempt."""
+    """Time one tree at a time, in float32 and tf32, with the same second attempt."""
     from benchmarks.latency import latency, latency_case, ways_on
 
     pieces = []

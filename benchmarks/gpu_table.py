@@ -17,10 +17,10 @@ EXPOSED = 0.05  # preparation that the device does not hide, over a step
 # Relative difference of the mean loss to the CPU's after each of 1,000 steps: errors accumulate.
 CURVE = 0.001
 
-# Microseconds a level by the kernel that walks, in tf32, up to these sizes.
+# Microseconds per level by the persistent kernel, in tf32, up to these sizes.
 LEVEL = {"forward": 4.0, "both": 8.0}
 LEVEL_HIDDEN, LEVEL_WIDTH = 512, 64
-LATENCY = 120.0  # microseconds that one tree waits, the median, by the kernel that walks
+LATENCY = 120.0  # median latency of one tree in microseconds, by the persistent kernel
 MODES = {"forward": "forward", "both": "forward and backward"}
 
 
@@ -29,7 +29,7 @@ def _entries(record: Any, group: str) -> Iterator[Any]:
 
 
 def _targets(record: Any) -> Iterator[Row]:
-    """The measures that have a bound."""
+    """Yield the measures that have a bound."""
     for precision, workloads in record.get("accuracy", {}).items():
         worst = max(max(found.values()) for found in workloads.values())
         measure = f"difference to float64, {precision}"
@@ -66,7 +66,7 @@ def _targets(record: Any) -> Iterator[Row]:
 
 
 def _level_targets(record: Any) -> Iterator[Row]:
-    """The worst width of every cell and hidden size."""
+    """Yield the worst width of every cell and hidden size."""
     for found in record.get("levels", ()):
         if found["precision"] != "tf32" or found["hidden"] > LEVEL_HIDDEN:
             continue
@@ -113,7 +113,7 @@ def _fresh(found: Any) -> Iterator[Row]:
 
 
 def _ceilings(record: Any) -> Iterator[Row]:
-    """The device's own, and what cavs reaches of them."""
+    """Yield the peak rates of the device, and the share that cavs reaches."""
     top = record.get("ceilings", {})
     for name, found in top.items():
         if name == "device":
@@ -155,7 +155,7 @@ def _launches(record: Any) -> Iterator[Row]:
 
 
 def _levels(record: Any) -> Iterator[Row]:
-    """Microseconds a level by every way, with its launches; then the lines through them."""
+    """Yield microseconds per level of every way, with its launches; then the fitted lines."""
     for found in record.get("kernels", ()):
         yield f"kernels of {found['points']} models compiled, s", f"{found['seconds']:.1f}", "", ""
     for found in record.get("levels", ()):
@@ -176,7 +176,7 @@ def _levels(record: Any) -> Iterator[Row]:
 
 
 def _latency(record: Any) -> Iterator[Row]:
-    """One tree: medians, and what nine of ten stay below."""
+    """Yield medians and 90th percentiles of the latency of one tree."""
     for found in record.get("latency", ()):
         measure = f"one tree of {found['trees']}, h {found['hidden']}, {found['precision']}"
         costs = [
@@ -188,7 +188,7 @@ def _latency(record: Any) -> Iterator[Row]:
 
 
 def _measured(record: Any) -> Iterator[Row]:
-    """Every case and runner: milliseconds a batch with quartiles, and time over that of cavs."""
+    """Yield milliseconds per batch with quartiles, and time over that of cavs."""
     for entry in record["cases"]:
         for name, runner in entry["runners"].items():
             step, times = runner["step"], times_over(entry, name)
@@ -208,12 +208,12 @@ def _missing(record: Any) -> Iterator[Row]:
 
 
 def missed(record: Any) -> list[str]:
-    """The measures that miss their bound."""
+    """Return the measures that miss their bound."""
     return bounds.missed(list(_targets(record)))
 
 
 def summary_table(record: Any) -> str:
-    """Markdown: cases and rivals first, then ceilings, then what is missing, then the bounds."""
+    """Return Markdown: cases and rivals, ceilings, missing parts, bounds."""
     parts: tuple[Callable[[Any], Iterator[Row]], ...] = (
         _measured,
         _ceilings,

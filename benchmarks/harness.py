@@ -31,7 +31,7 @@ REST = 0.005  # seconds between passes, in which threads of the last one fall as
 
 
 def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
-    """A Markdown table, columns padded."""
+    """Return a Markdown table with padded columns."""
     table = [list(headers), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
     lines = [
@@ -48,7 +48,7 @@ def write_report(path: Path, text: str, results: Any) -> None:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Atomically: readers see the old file or the whole new one."""
+    """Write JSON atomically: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -65,10 +65,10 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: str) -> Any:
-    """One case: times of every runner round by round, their summaries, and ratios to `reference`.
+    """Measure one case: times of every runner round by round, summaries, and ratios to `reference`.
 
-    Times are seconds a vertex, so that runners that got fewer batches still compare. A runner that
-    fails is recorded with its error and left out; the others go on.
+    Times are seconds per vertex, so that runners with fewer batches are comparable. A runner that
+    fails is recorded with its error and left out; the others continue.
     """
     before = machine.busy()
     vertices: dict[str, int] = {}
@@ -128,9 +128,9 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
 
 
 def table(measured: SequenceOf[Any]) -> str:
-    """One row a case and runner: milliseconds a batch, spread, and time over the reference's.
+    """Return a row per case and runner: milliseconds per batch, spread, time over the reference.
 
-    A case is starred where other work used more than `QUIET` of the cores just before it.
+    A case has a star if other work used more than `QUIET` of the cores just before it.
     """
     rows, starred = [], False
     for entry in measured:
@@ -205,7 +205,7 @@ def parser_for(
     batch_sizes: SequenceOf[int],
     runners: SequenceOf[str],
 ) -> GridParser:
-    """The options every program shares."""
+    """Return a parser with the options that every program has."""
     parser = GridParser(program, description)
     add = parser.add_argument
     add("--hidden", type=int, nargs="+", default=list(hidden), metavar="H", help="hidden sizes")
@@ -254,13 +254,13 @@ def parser_for(
 
 
 def batches_for(batch_size: int, quick: bool) -> int:
-    """Batches of a pass: enough to last, few enough to be many rounds."""
+    """Return the number of batches of a pass: long enough to time, short enough for many rounds."""
     wanted = {True: 64, False: 256}[quick]
     return max(1, min(8 if quick else 32, wanted // batch_size))
 
 
 def cases_from(given: argparse.Namespace, base: Case) -> list[Case]:
-    """The grid of the options over a case that fixes the rest."""
+    """Return the grid of the options over a case that fixes the other fields."""
     hidden, sizes = given.hidden, given.batch_size
     if given.quick:
         hidden = hidden[:1]
@@ -287,9 +287,9 @@ def cases_from(given: argparse.Namespace, base: Case) -> list[Case]:
 def kept(
     given: argparse.Namespace, record: Any, reference: str, runners: Mapping[str, SequenceOf[str]]
 ) -> dict[str, Any]:
-    """Entries that an earlier run has written to the result file, if they are as those to come.
+    """Return the entries of an earlier run in the result file, if its settings are the same.
 
-    By their case as JSON, as ``runners`` are, those of each.
+    Keys are cases as JSON, as in ``runners``.
     """
     if not given.resume or not given.out.exists():
         return {}
@@ -322,7 +322,7 @@ def run(
     runners: Mapping[Case, SequenceOf[str]] | None = None,
     summarise: Callable[[SequenceOf[Any]], str] | None = None,
 ) -> int:
-    """Measures all cases; the result file is complete after each. 1 if a runner failed.
+    """Measure all cases; the result file is complete after each. Return 1 if a runner failed.
 
     While every case has failed, and where data are missing (then 2), that file stays as it was.
 

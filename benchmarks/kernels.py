@@ -18,9 +18,9 @@ CODE = KERNELS.MapOpcode
 
 
 def best_seconds(run: Callable[[], None], budget: float) -> float:
-    """The shortest of as many runs as fit into `budget` seconds, at least five.
+    """Return the shortest time of as many runs as fit into `budget` seconds, at least five.
 
-    Counts the thread's own processor time, so that other processes disturb it less.
+    It is processor time of the thread, which other processes disturb less.
     """
     best = float("inf")
     end = time.perf_counter() + budget
@@ -34,7 +34,7 @@ def best_seconds(run: Callable[[], None], budget: float) -> float:
 
 
 def product_error(table: Any, source: Any, dtype: str) -> float:
-    """The difference of a product to the exact one, relative norm."""
+    """Return the relative norm of the difference of a product to the exact one."""
     rng = np.random.default_rng(0)
     a, w = (rng.standard_normal(shape).astype(dtype) for shape in ((64, 300), (300, 750)))
     packed, c = table.packed(300, 750), np.zeros((64, 750), dtype)
@@ -45,7 +45,7 @@ def product_error(table: Any, source: Any, dtype: str) -> float:
 
 
 def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
-    """Prints the speed of both products over the shapes of a Tree-LSTM and an LSTM."""
+    """Print the speed of both products over the shapes of a Tree-LSTM and an LSTM."""
     peak = table.peak_gflops()
     print(f"{table.name} {dtype}: ceiling {peak:.0f} GFLOP/s")
     print(f"products are within {product_error(table, source, dtype):.1e} (relative norm)")
@@ -92,7 +92,7 @@ def report_products(table: Any, source: Any, dtype: str, budget: float) -> None:
 
 
 def tree_lstm_ops() -> list[tuple[Any, ...]]:
-    """The pointwise block of a binary Tree-LSTM: i, o, u, two forget gates, two child cells."""
+    """Return the pointwise block of a binary Tree-LSTM: i, o, u, two forget gates and cells."""
     return [
         (CODE.SIGMOID, 7, 0, 0, 0, 0.0),
         (CODE.TANH, 8, 2, 0, 0, 0.0),
@@ -108,7 +108,7 @@ def tree_lstm_ops() -> list[tuple[Any, ...]]:
 
 
 def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -> None:
-    """Prints nanoseconds an element of the fused Tree-LSTM block, and of single operations."""
+    """Print nanoseconds per element of the fused Tree-LSTM block, and of single operations."""
     rng = np.random.default_rng(0)
     print("\nmap, Tree-LSTM pointwise block")
     for rows, h in ((1, 150), (64, 150), (64, 512), (2560, 150), (4096, 512)):
@@ -157,7 +157,7 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
 
 
 def main() -> None:
-    """Parses the arguments and prints the tables."""
+    """Parse the arguments and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     isas = [*KERNELS.supported_isas(), *UNITS]
     parser.add_argument("--isa", default=_engine.isa(), choices=isas, help="instruction set")

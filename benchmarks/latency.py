@@ -29,7 +29,7 @@ Failures = list[tuple[str, str]]
 
 
 def latency_case(device: str, source: str, precision: str, tiny: bool = False) -> Case:
-    """A tree a batch; those that warm up come first."""
+    """Return a case of one tree per batch; the trees of the warm-up come first."""
     case = replace(
         SST, batch_size=1, training=False, device=device, data=source, precision=precision
     )
@@ -41,7 +41,7 @@ def latency_case(device: str, source: str, precision: str, tiny: bool = False) -
 
 
 def ways_on(device: str) -> list[str]:
-    """A CPU has but one."""
+    """Return the ways of a device; a CPU has one."""
     return list(WAYS)[:1] if device == "cpu" else list(WAYS)
 
 
@@ -51,7 +51,7 @@ def _shown(values: SequenceOf[float]) -> dict[str, float]:
 
 
 def latency(case: Case, ways: SequenceOf[str]) -> tuple[dict[str, Any], Failures]:
-    """Median and 90th percentile: of the whole, and of collation alone."""
+    """Return median and 90th percentile of the whole latency, and of collation alone."""
     workload = load(case)
     runners: dict[str, CavsRunner] = {}
     for way in ways:

@@ -18,14 +18,14 @@ from typing import Any
 
 from cavs.cuda.device import Device, open_device
 
-COUNT = 200  # launches in a row: those of a training step
+COUNT = 200  # launches in a series, as in a training step
 KERNEL = """
 struct Bytes { unsigned long long word[WORDS]; };
 extern "C" __global__ void nothing(Bytes bytes, unsigned long long* to) {
   if (to != nullptr) *to = bytes.word[0];
 }
 """
-FEW, MANY = 16, 440  # bytes of arguments; the latter of a product of several operands
+FEW, MANY = 16, 440  # bytes of arguments: few, and those of a product of several operands
 
 
 class Launcher:
@@ -52,7 +52,7 @@ class Launcher:
 
     def _stream(self) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
-        # Waits for no other stream; the least priority is 0.
+        # A non-blocking stream of the lowest priority, 0.
         self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         return stream
 
@@ -74,7 +74,7 @@ class Launcher:
             self.launch()
 
     def forked(self) -> None:
-        """Every second launch is on another stream, which waits for the one before."""
+        """Launch on two streams in turns, each waiting for the launch before."""
         for _ in range(COUNT // 2):
             self.launch()
             self.call("cuEventRecord", self.event, self.streams[0])
@@ -82,7 +82,7 @@ class Launcher:
             self.launch(1)
 
     def captured(self) -> ctypes.c_void_p:
-        """A graph of as many launches."""
+        """Capture a graph of as many launches."""
         graph = ctypes.c_void_p()
         self.call("cuStreamBeginCapture_v2", self.streams[0], 2)  # mode: relaxed, this thread
         self.one_by_one()
@@ -103,7 +103,7 @@ class Launcher:
 
 
 def _each(launcher: Launcher, work: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Microseconds a launch: until all are under way, and until all are done."""
+    """Return microseconds per launch: until all are issued, and until all are done."""
     enqueue, done = [], []
     for _ in range(rounds):
         launcher.wait()
@@ -131,7 +131,7 @@ def measured(device: Device, bytes_of_arguments: int, rounds: int) -> dict[str, 
     launcher.one_by_one()
     found: dict[str, Any] = {
         "bytes": bytes_of_arguments,
-        # Python's own share, with a call that does nothing at the driver.
+        # The share of Python, measured with a call that does nothing in the driver.
         "call": _each(launcher, lambda: [launcher.call("cuInit", 0) for _ in range(COUNT)], rounds),
         "one_by_one": _each(launcher, launcher.one_by_one, rounds),
         "forked": _each(launcher, launcher.forked, rounds),
@@ -157,7 +157,7 @@ def measured(device: Device, bytes_of_arguments: int, rounds: int) -> dict[str, 
 
 
 def launches(device: Device, rounds: int) -> list[dict[str, Any]]:
-    """With few bytes of arguments, and with many."""
+    """Measure launches with few and with many bytes of arguments."""
     return [measured(device, size, rounds) for size in (FEW, MANY)]
 
 

@@ -36,7 +36,7 @@ Failures = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Point:
-    """A model to measure: everything but the width of a level."""
+    """A model to measure, without the width of a level."""
 
     cell: str
     hidden: int
@@ -63,7 +63,7 @@ def _chain(levels: int, random: np.random.Generator) -> data.Graph:
 
 
 def _comb(levels: int, random: np.random.Generator) -> data.Graph:
-    """Leaves at even vertices, an inner one behind each but the first."""
+    """Return a comb: leaves at even vertices, an inner vertex after each but the first."""
     children: list[list[int]] = [[]]
     for level in range(levels):
         children += [[], [2 * level, 2 * level + 1]]
@@ -74,14 +74,14 @@ def _comb(levels: int, random: np.random.Generator) -> data.Graph:
 
 
 def batch_of(cell: str, width: int, levels: int) -> data.GraphBatch:
-    """So many graphs of so many levels."""
+    """Return a batch of so many graphs of so many levels."""
     random = np.random.default_rng(width)
     make = {"lstm": _chain, "tree": _comb}[cell]
     return data.batch([make(levels, random) for _ in range(width)])
 
 
 def session_of(point: Point, way: str) -> Session:
-    """A model of a point, the same for every way, on the device as the way has it."""
+    """Return a session of the model of a point, on a device with the options of a way."""
     sizes = Sizes(VOCABULARY, point.hidden, point.hidden, CLASSES)
     model = Classifier(sizes, CELLS[point.cell](sizes))
     model.initialize(1, np.float32)
@@ -94,7 +94,7 @@ def session_of(point: Point, way: str) -> Session:
 
 
 def compile_one(point: Point, widths: SequenceOf[int], levels: int) -> float:
-    """Compiles what a point needs, so that it is found on disk; seconds. Nothing runs."""
+    """Compile the kernels of a point into the cache on disk; return seconds. Nothing runs."""
     started = perf_counter()
     for way in ("persistent", "launched"):
         session = session_of(point, way)
@@ -105,7 +105,7 @@ def compile_one(point: Point, widths: SequenceOf[int], levels: int) -> float:
 
 
 def compiled_ahead(of: SequenceOf[Point], widths: SequenceOf[int], levels: int) -> Any:
-    """The kernels of all points, in processes side by side; failures show again where it counts."""
+    """Compile the kernels of all points in parallel; failures appear again when measured."""
     started = perf_counter()
     failed: Failures = []
     workers = max(1, min(len(of), (os.cpu_count() or 1) // 2))

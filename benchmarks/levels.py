@@ -37,12 +37,12 @@ from benchmarks.ratios import summary
 from cavs import data
 from cavs.runtime import Session
 
-SETTLED = 8  # runs after which a batch that comes again is a graph, in both places of the staging
+SETTLED = 8  # runs after which a repeated batch is a graph, in both staging buffers
 AGREES = 0.02  # relative difference of losses between ways, bfloat16 included
 
 
 class _Run:
-    """One way to run one batch, forward alone or with its backward."""
+    """A way to run one batch, forward alone or with backward."""
 
     def __init__(self, session: Session, batch: data.GraphBatch, training: bool) -> None:
         self.executor, self.inputs, _ = session.ready(batch, training)
@@ -51,11 +51,11 @@ class _Run:
         return float(self.executor.run(*self.inputs, 0, 0))
 
     def replays(self) -> int:
-        """Runs so far that were CUDA graphs."""
+        """Number of runs so far that were CUDA graphs."""
         return int(self.executor.report()["replay"]["replays"])
 
     def whole(self) -> float:
-        """Seconds on the device, from the first launch to the last."""
+        """Return seconds on the device, from the first launch to the last."""
         self.executor.clock()
         self.loss()
         seconds = self.executor.clocked()
@@ -64,7 +64,7 @@ class _Run:
         return float(seconds)
 
     def loops(self) -> tuple[float, float]:
-        """Seconds of the loops: those upwards, those of cotangents."""
+        """Return seconds of the loops: forward, and of cotangents."""
         self.executor.set_profiling(True)
         try:
             self.loss()
@@ -79,13 +79,13 @@ class _Run:
 
 
 def _settled(session: Session, batch: data.GraphBatch, way: str) -> tuple[dict[str, _Run], float]:
-    """Runs of a batch that are ready to be timed, and the loss."""
+    """Return runs of a batch that are ready to be timed, and the loss."""
     made = {mode: _Run(session, batch, training) for mode, training in MODES.items()}
     for run in made.values():
         for _ in range(SETTLED):
             run.loss()
         before = run.replays()
-        loss = [run.loss(), run.loss()][-1]  # in either place of the staging
+        loss = [run.loss(), run.loss()][-1]  # for both staging buffers
         if way == "graphs" and run.replays() != before + 2:
             raise RuntimeError("runs are not replayed as CUDA graphs")
     return made, loss
@@ -123,9 +123,9 @@ def _timed(of: dict[str, dict[str, _Run]], rounds: int) -> dict[str, dict[str, f
 def measured(
     sessions: dict[str, Session], point: Point, width: int, levels: int, rounds: int
 ) -> tuple[dict[str, Any], Failures]:
-    """One width: of every way microseconds a level, launches and the loss.
+    """Measure one width: microseconds per level, launches and the loss of every way.
 
-    RuntimeError where the levels are no tasks of so many vertices.
+    RuntimeError if the levels are not tasks of so many vertices.
     """
     batch = batch_of(point.cell, width, levels)
     of, losses = {}, {}
@@ -160,7 +160,7 @@ def _wrong(name: str, ways: dict[str, dict[str, Any]], levels: int) -> Failures:
 
 
 def fitted(rows: SequenceOf[float], times: SequenceOf[float]) -> dict[str, float]:
-    """The line of least squares a + b * rows, and by which share of itself a time lies off it."""
+    """Return the least-squares line a + b * rows, and the largest relative deviation from it."""
     b, a = np.polyfit(rows, times, 1) if len(rows) > 1 else (0.0, times[0])
     off = max(abs(a + b * r - t) / t if t > 0 else 0.0 for r, t in zip(rows, times, strict=True))
     return {"a": float(a), "b": float(b), "off": float(off)}
@@ -186,7 +186,7 @@ def levels_of(
     levels: int = LEVELS,
     ways: Iterable[str] = tuple(WAYS),
 ) -> tuple[dict[str, Any], Failures]:
-    """All widths of a point, and the fits; a width that fails is told and left out."""
+    """Measure all widths of a point, and fit; a width that fails is reported and left out."""
     sessions = {way: session_of(point, way) for way in ways}
     found: list[Any] = []
     failed: Failures = []

@@ -31,7 +31,7 @@ def _run(*words: str) -> None:
 
 
 def refusal() -> str:
-    """Why this machine cannot make slow links; empty if it can."""
+    """Return why this machine cannot make slow links; empty if it can."""
     if os.geteuid() != 0:
         return "it needs root"
     for tool in ("ip", "tc", "unshare", "hostname"):
@@ -46,9 +46,9 @@ def refusal() -> str:
 
 @contextmanager
 def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
-    """Namespaces with cards of so many Mbit/s; yields what mpirun puts before a rank's program.
+    """Create namespaces with links of so many Mbit/s; yield the prefix of a rank's command.
 
-    Raises `LinkError`. Nothing is left behind, also when SIGTERM ends the program.
+    Raises `LinkError`. Everything is removed, also when SIGTERM ends the program.
     """
     name, net = f"cv{os.getpid() % 100000}", _network()
     bridge, made = f"{name}b", list[list[str]]()
@@ -64,7 +64,7 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
             made.append(["ip", "netns", "del", space])
             peer = ["peer", "name", "eth0", "netns", space]
             _run("ip", "link", "add", outside, "type", "veth", *peer)
-            made.append(["ip", "link", "del", outside])  # the kernel would, but later
+            made.append(["ip", "link", "del", outside])  # the kernel does it, but later
             _run("ip", "link", "set", outside, "master", bridge, "up")
             _run("ip", "-n", space, "addr", "add", f"{net}.{rank + 2}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
@@ -77,7 +77,7 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
         yield ["sh", "-c", script, "sh"]
     finally:
         for words in reversed(made):
-            with suppress(LinkError):  # somebody else was faster
+            with suppress(LinkError):  # another process was faster
                 _run(*words)
         signal.signal(signal.SIGTERM, before)
 
@@ -88,7 +88,7 @@ def _network() -> str:
 
 
 def over_tcp(command: list[str]) -> list[str]:
-    """An mpirun command whose ranks speak TCP over these links alone."""
+    """Return an mpirun command whose ranks use TCP over these links alone."""
     only = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     only += ["--mca", "btl_tcp_if_include", f"{_network()}.0/24"]
     return [

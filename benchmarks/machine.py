@@ -36,7 +36,7 @@ def _cpu() -> tuple[str, set[str]]:
 
 
 def _quota() -> float | None:
-    """Cores the control group allows, if it sets a limit."""
+    """Return the cores that the control group allows; None without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -45,13 +45,13 @@ def _quota() -> float | None:
 
 
 def forget_peak() -> None:
-    """Lets `peak_memory` count from now on, where the system can."""
+    """Reset `peak_memory`, if the system can."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held since `forget_peak`, or since it began."""
+    """Return the peak of the bytes of this process since `forget_peak`, or since its start."""
     try:
         text = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
@@ -62,7 +62,7 @@ def peak_memory() -> int:
 
 
 def busy(seconds: float = 0.2) -> float | None:
-    """Share of all cores that other work used just now; None where the system does not say.
+    """Return the share of all cores that other work uses now; None if unknown.
 
     Above a few hundredths, times of several threads mean little: threads that wait for each other
     wait for the other work too.
@@ -84,7 +84,7 @@ def busy(seconds: float = 0.2) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, vector extensions, cores this process may use, memory, load."""
+    """Return CPU model, vector extensions, cores this process may use, memory, load."""
     model, flags = _cpu()
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -123,9 +123,9 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the working tree, marked where it has changes; empty outside a checkout.
+    """Return the commit of the working tree, marked if it has changes; empty outside a checkout.
 
-    Results are no change: those that a run writes would make it another's when it is resumed.
+    Results do not count as changes: a run that writes some can still be resumed.
     """
 
     def git(*arguments: str) -> str:
@@ -144,7 +144,7 @@ def commit() -> str:
 
 
 def command() -> str:
-    """The command line that repeats this run; folders of this machine are left out."""
+    """Return the command line that repeats this run, without folders of this machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
     program = ["python", "-m", name] if name else ["python", Path(sys.argv[0]).name]

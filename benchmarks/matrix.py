@@ -60,7 +60,7 @@ COMPRESSORS = (
     "topk(ratio=0.01, momentum=0.5, clip=5, warm_up=50)",
 )
 TABLES = ("dense", "sparse")
-GRAPHS, BATCHES = 16, 10  # a global batch; different ones
+GRAPHS, BATCHES = 16, 10  # graphs of a global batch; number of batches
 BYTES = 0.05  # relative deviation of bytes sent from the formula
 EQUAL = {"float32": 1e-6, "float64": 1e-12}  # relative norm of the difference to one process
 OPTIMIZERS = {
@@ -77,7 +77,7 @@ ROUNDING = 10
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the matrix; refused: why verification does not admit it."""
+    """One cell of the matrix; refused: the error of verification, if any."""
 
     table: str
     builder: str
@@ -89,7 +89,7 @@ class Case:
 def cases(
     variables: Sequence[Variable], table: str, ranks: int, given: argparse.Namespace
 ) -> Iterator[Case]:
-    """Every builder with every compressor."""
+    """Return every builder with every compressor."""
     resources = ResourceSpec.local(ranks)
     for builder in given.builders:
         plain = build(builder, variables, resources)
@@ -100,7 +100,7 @@ def cases(
 
 
 def _compressed(strategy: Strategy, variables: Sequence[Variable], compressor: str) -> Strategy:
-    """`compressor` for every dense parameter and shard; sparse gradients are never compressed."""
+    """Return the strategy with `compressor` for dense parameters; sparse gradients have none."""
     sparse = {v.name for v in variables if v.sparse}
 
     def with_compressor(node: NodeConfig) -> NodeConfig:
@@ -124,13 +124,13 @@ def values_of(model: cavs.Model) -> dict[str, Any]:
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """The largest of the parameters' relative distances, in the norm."""
+    """Return the largest relative norm of the difference of a parameter."""
     norm = np.linalg.norm
     return float(np.max([norm(found[n] - v) / norm(v) for n, v in expected.items()]))
 
 
 def load_of(trainer: Trainer, part: Any, c: Communicator) -> Load:
-    """The rows and factor pairs that every rank had in the step just done on its `part`."""
+    """Return the rows and factor pairs of every rank in the last step on its `part`."""
     rows: dict[str, list[int]] = {}
     if "token" in part.local.feature_schema():
         token = part.local["token"]
@@ -155,7 +155,7 @@ def run_case(
     expected: dict[str, Any],
     given: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Trains, and says what came of it; the same on all ranks."""
+    """Train, and return the result, which is the same on all ranks."""
     model, steps, dtype = Sentiment(case.table == "sparse"), given.steps, given.dtype
     trainer = Trainer(
         model,
@@ -194,7 +194,7 @@ def run_case(
 def alone(
     table: str, batches: Sequence[Any], given: argparse.Namespace, dtype: str
 ) -> dict[str, Any]:
-    """The parameters of one process after the same steps."""
+    """Return the parameters of one process after the same steps."""
     model = Sentiment(table == "sparse")
     session = cavs.Session(model, dtype=np.dtype(dtype), threads=1)
     trainer = cavs.Trainer(model, OPTIMIZERS[given.optimizer](), session=session)
@@ -205,7 +205,7 @@ def alone(
 def nearest(
     table: str, batches: Sequence[Any], expected: dict[str, Any], given: argparse.Namespace
 ) -> float:
-    """How far from one process ranks may be."""
+    """Return the allowed difference between ranks and one process."""
     bound = EQUAL[given.dtype]
     if given.optimizer == "adagrad" and given.dtype == "float32":
         exact = alone(table, batches, given, "float64")
@@ -265,7 +265,7 @@ def measure(c: Communicator, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show(records: Sequence[dict[str, Any]]) -> str:
-    """Tables of what ran and of what was refused."""
+    """Return tables of the cases that ran and of those that were refused."""
     headers = ["ranks", "table", "builder", "compressor", "KB a step and rank", "formula"]
     headers += ["off", "worst rank", "from one process", "faults"]
     rows = []

@@ -38,17 +38,17 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
-    """Seconds a batch: prepared after a ``step``, ``between`` two, and on and on, ``alone``."""
+    """Return seconds per batch: a ``step``, preparation ``between`` steps, and ``alone``."""
     workload = load(case)
     runner = make_runner(runner_name, workload)
     assert isinstance(runner, CavsRunner)
     plans = [runner.prepare(batch) for batch in workload.batches]
-    runner.train_all(plans)  # memory grows, programs compile
+    runner.train_all(plans)  # allocate memory, compile programs
 
     def prepare(passes: int) -> float:
         start = time.perf_counter()
         for _ in range(passes):
-            for batch in workload.batches:  # one is dropped as the next comes, as in training
+            for batch in workload.batches:  # a batch is freed when the next comes, as in training
                 runner.prepare(batch)
         return (time.perf_counter() - start) / len(plans) / passes
 

@@ -32,7 +32,7 @@ class Product:
 def _forward_and_back(
     rows: SequenceOf[int], k: int, n: int, training: bool, input_gradient: bool = True
 ) -> list[Product]:
-    """A product by [k, n] for each of `rows`, and what its gradients take."""
+    """Return a product by [k, n] for each of `rows`, and the products of its gradients."""
     rows = [m for m in rows if m]
     products = [Product(m, k, n) for m in rows]
     if training and rows:
@@ -43,7 +43,7 @@ def _forward_and_back(
 
 
 def distinct_levels(samples: SequenceOf[Sample], training: bool) -> list[int]:
-    """How many distinct vertices of the batch stand at each level: height or time step."""
+    """Return the number of distinct vertices of the batch at each level: height or time step."""
     number: dict[tuple[int, ...], int] = {}
     levels: list[int] = []
     for sample in samples:
@@ -65,7 +65,7 @@ def distinct_levels(samples: SequenceOf[Sample], training: bool) -> list[int]:
 
 
 def products_of(workload: Workload, samples: SequenceOf[Sample], training: bool) -> list[Product]:
-    """The products of one batch."""
+    """Return the products of one batch."""
     s, kind = workload.sizes, workload.case.workload
     h, e = s.hidden, s.embedding
     first, *levels = distinct_levels(samples, training)

@@ -19,7 +19,7 @@ class Summary(TypedDict):
 
 
 def summary(values: SequenceOf[float]) -> Summary:
-    """Raises ValueError where there is nothing to summarise."""
+    """Return the summary of some values; ValueError without values."""
     if not values:
         raise ValueError("no values to summarise")
     q25, median, q75 = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))

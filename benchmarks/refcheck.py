@@ -29,7 +29,7 @@ ROUNDED = dict.fromkeys(_BFLOAT16, 3e-2) | {"cavs-in-int16": 1e-3}
 def relative_error(
     a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], rounding: float = 0.0
 ) -> float:
-    """Largest difference beyond `rounding`, as a share of the largest value of `b`."""
+    """Return the largest difference beyond `rounding`, relative to the largest value of `b`."""
     if a.shape != b.shape:
         raise AssertionError(f"shapes differ: {a.shape} and {b.shape}")
     difference = max(float(np.abs(a - b).max(initial=0.0)) - rounding, 0.0)
@@ -37,12 +37,12 @@ def relative_error(
 
 
 def relative_norm(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> float:
-    """The norm of the difference, as a share of the norm of `b`."""
+    """Return the norm of the difference, relative to the norm of `b`."""
     return float(np.linalg.norm(a - b)) / max(float(np.linalg.norm(b)), 1e-12)
 
 
 def rivals_of(workload: str) -> list[str]:
-    """All rivals that compute results, but those whose library this environment lacks."""
+    """Return all rivals that compute results, except those whose library is missing."""
     names = []
     for name in RUNNERS[workload]:
         if name.startswith("cavs") or "floor" in name:
@@ -58,7 +58,7 @@ def rivals_of(workload: str) -> list[str]:
 
 
 def _computed(name: str, case: Case) -> dict[str, npt.NDArray[np.float32]]:
-    """Here, or where the runner has a Python of its own, there."""
+    """Compute in this process, or in the Python of the runner if it has its own."""
     kind = LocalSession if python_of(name) == sys.executable else RemoteSession
     session = kind(name)
     try:
@@ -74,7 +74,7 @@ def off_by(
     a: npt.NDArray[np.float32],
     b: npt.NDArray[np.float32],
 ) -> float | None:
-    """The error of a runner's result ``key`` beyond what is allowed; None if it agrees."""
+    """Return the error of a runner's result ``key`` beyond the tolerance; None if it agrees."""
     update, adagrad = "update" in key, case.optimizer == "adagrad"
     if name in ROUNDED:
         error = 0.0 if update and adagrad else relative_norm(a, b)
@@ -83,7 +83,7 @@ def off_by(
     if update and adagrad and name in EPSILON_IN_ROOT:
         error = relative_norm(a, b)
     else:
-        # An update is read off two values of the parameter, each rounded.
+        # An update is the difference of two rounded values of the parameter.
         error = relative_error(a, b, 4 * np.finfo(np.float32).eps if update else 0.0)
     # Adagrad divides by the gradient's size: where a gradient is nearly zero, rounding decides the
     # step, so an update may differ where the gradient agrees.
@@ -91,7 +91,7 @@ def off_by(
 
 
 def check(case: Case, names: SequenceOf[str], reference: str = "naive") -> list[str]:
-    """The disagreements beyond 1e-4 (more of ``ROUNDED``), as sentences; empty if there is none."""
+    """Return the disagreements beyond 1e-4 (more for ``ROUNDED``) as sentences."""
     case = replace(case, batches=2, batch_size=min(case.batch_size, 8), threads=1)
     results = {reference: _computed(reference, case)}
     wrong = []

@@ -59,7 +59,7 @@ _LSTM = _FLOORS | {
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualLSTM",
 }
-# Programs of cavs alone, which show what its passes are worth.
+# Programs of cavs alone, which measure its passes.
 _OWN = {
     "child-sum": {"cavs": "benchmarks.runners_cavs:ChildSum"},
     "lattice": {"cavs": "benchmarks.runners_cavs:Lattice"},
@@ -76,7 +76,7 @@ RUNNERS: dict[str, dict[str, str]] = {
 
 
 class MissingLibrary(ImportError):
-    """The library that a rival is written in cannot be had in this Python."""
+    """The library of a rival is missing in this Python."""
 
     def __init__(self, runner: str, why: str, install: str) -> None:
         super().__init__(
@@ -100,24 +100,24 @@ class Timed(ABC):
 
     @abstractmethod
     def load_parameters(self, parameters: Parameters) -> None:
-        """Takes over a copy of the parameters and forgets the optimiser's state."""
+        """Copy the parameters and reset the optimiser."""
 
     @abstractmethod
     def prepare(self, samples: SequenceOf[Sample]) -> Any:
-        """The plan of a batch."""
+        """Return the plan of a batch."""
 
     def settle(self, plans: SequenceOf[Any]) -> None:  # noqa: B027
-        """Hook: these are all the plans of the case; what is captured or compiled may be now."""
+        """Hook: called with all plans of the case, to capture or compile them."""
 
     def synchronize(self) -> None:  # noqa: B027
-        """Hook: waits until all that was asked for has been done."""
+        """Hook: wait until all work is done."""
 
     @abstractmethod
     def train(self, plan: Any) -> float:
-        """One whole training step, the update included; the loss before it."""
+        """Run a training step with its update; return the loss before it."""
 
     def device_memory(self) -> int:
-        """Most bytes of a device that were held so far; 0 without a device."""
+        """Return the peak of the bytes of a device; 0 without a device."""
         return 0
 
     def moved(self, plans: SequenceOf[Any]) -> dict[str, int]:
@@ -125,39 +125,39 @@ class Timed(ABC):
         return {}
 
     def train_all(self, plans: SequenceOf[Any]) -> list[float]:
-        """A step on each; on a GPU losses are read when all are on their way."""
+        """Run a step on each; on a GPU, read losses after all are launched."""
         return [self.train(plan) for plan in plans]
 
     @abstractmethod
     def infer(self, plan: Any) -> Any:
-        """Logits of every labelled vertex, in the runner's own order; nothing for backward."""
+        """Return logits of every labelled vertex, in the runner's own order, without backward."""
 
 
 class Runner(Timed):
-    """One program for one model, with what the check of its results needs."""
+    """A program for one model, with the outputs for the comparison of results."""
 
     @abstractmethod
     def parameters(self) -> Parameters:
-        """The parameters now."""
+        """Return the parameters."""
 
     @abstractmethod
     def gradients(self, plan: Any) -> tuple[float, Parameters]:
-        """Loss and dense gradients, without an update."""
+        """Return loss and dense gradients, without an update."""
 
     @abstractmethod
     def logits(self, plan: Any) -> npt.NDArray[np.float32]:
-        """Logits of every labelled vertex [n, classes], in the order of the samples' vertices."""
+        """Return logits of every labelled vertex [n, classes], in the order of the samples."""
 
 
 def python_variable(name: str) -> str:
-    """The environment variable that names the Python of a runner."""
+    """Return the environment variable that names the Python of a runner."""
     return "CAVS_BENCH_PYTHON_" + base_of(name)[0].upper().replace("-", "_")
 
 
 def python_of(name: str) -> str:
-    """The Python that a runner's process is started with: this one, unless a variable names one.
+    """Return the Python of a runner's process: this one, unless a variable names another.
 
-    Some libraries want an older Python, or older packages, than the rest.
+    Some libraries need an older Python, or older packages, than the others.
     """
     given = os.environ.get(python_variable(name), "")
     if given and shutil.which(given) is None:
@@ -166,7 +166,7 @@ def python_of(name: str) -> str:
 
 
 def base_of(name: str) -> tuple[str, dict[str, str]]:
-    """The name in RUNNERS and the options that the rest of a runner's name stands for."""
+    """Return the name in RUNNERS and the options in the rest of a runner's name."""
     most, _, without = name.partition("-without-")
     base, _, precision = most.partition("-in-")
     given = {"without": without, "precision": precision}
@@ -174,7 +174,7 @@ def base_of(name: str) -> tuple[str, dict[str, str]]:
 
 
 def class_of(name: str, workload: str) -> Any:
-    """The class of the runner of that name; raises MissingLibrary where its library is missing."""
+    """Return the class of a runner by name; MissingLibrary if its library is missing."""
     known, base = RUNNERS[workload], base_of(name)[0]
     if base not in known:
         raise ValueError(f"no runner {base!r} for {workload}; {', '.join(known)}")
@@ -183,7 +183,7 @@ def class_of(name: str, workload: str) -> Any:
 
 
 def make_runner(name: str, workload: Workload) -> Timed:
-    """The runner of that name for a workload.
+    """Return the runner of a name for a workload.
 
     ``cavs-without-PASS`` is cavs with that compiler pass switched off, ``cavs-in-PRECISION`` with
     products in that precision of the CPU.

@@ -100,7 +100,7 @@ class Cell(VertexFunction):
 
 
 class GatedCell(VertexFunction):
-    """LSTM, as textbooks write it: a matrix for each gate."""
+    """LSTM in the form of textbooks: a matrix for each gate."""
 
     def __init__(self, sizes: Sizes) -> None:
         h = sizes.hidden
@@ -166,7 +166,7 @@ def _name(name: str) -> str:
 
 
 class CavsRunner(Runner):
-    """Trains by ``Trainer.step``, infers by ``Session.predict``.
+    """Train by ``Trainer.step``, infer by ``Session.predict``.
 
     ``without``: a compiler pass, or one of SWITCHES, that is switched off. ``precision``: of
     products on the CPU; a device has the case's.
@@ -187,7 +187,7 @@ class CavsRunner(Runner):
         self.passes = replace(default_passes(workload.case.device), **changed)
         self.switched = SWITCHES[without] if switched else {}
         self.ahead = without != "launch-ahead"
-        # Samples become graphs once, as they would when a data set is read.
+        # Samples become graphs once, as when a data set is read.
         self.graphs = {
             id(sample): self.graph(sample) for batch in workload.batches for sample in batch
         }
@@ -228,9 +228,9 @@ class CavsRunner(Runner):
         return plan
 
     def settle(self, plans: SequenceOf[data.GraphBatch]) -> None:
-        """On a device: until it is known which of them are replayed.
+        """On a device, run passes until it is decided which plans are replayed.
 
-        An odd number a pass: two places of what goes up take turns.
+        An odd number of runs per pass: two staging buffers take turns.
         """
         device = self.session.device
         replay = device.replay if device else "never"
@@ -262,7 +262,7 @@ class CavsRunner(Runner):
         return sum(self.report()["memory"].values())
 
     def moved(self, plans: SequenceOf[data.GraphBatch]) -> dict[str, int]:
-        """As the engine of the CPU counts; profiling is slower, so it is done last.
+        """Return the counts of the CPU engine; profiling is slower, so it is done last.
 
         gather_bytes and write_bytes are means over the plans, peak_bytes is the most of any.
         """
@@ -324,7 +324,7 @@ class ChildSum(CavsRunner):
 
 
 class Lattice(ChildSum):
-    """A span lies over the two that are a word shorter, and over two that are two words shorter."""
+    """A span gathers the two spans that are a word shorter, and two that are two words shorter."""
 
     def graph(self, sample: Sample) -> data.Graph:
         assert isinstance(sample, Tree)
@@ -341,12 +341,12 @@ class Gates(CavsRunner):
 
 
 class RootLabel(CavsRunner):
-    """Tree-FC whose inner vertices have the label -1, as where a reader gives every vertex one."""
+    """Tree-FC whose inner vertices have the label -1, as from a reader that labels all vertices."""
 
     cell = FullyConnected
 
 
 class CudnnLSTM(LSTM):
-    """The same model, its LSTM run by cuDNN: on a GPU alone."""
+    """The same model, its LSTM run by cuDNN, on a GPU only."""
 
     cudnn = "always"

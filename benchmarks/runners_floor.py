@@ -18,7 +18,7 @@ Plan = list[Callable[[], None]]
 
 
 class EngineFloor(Timed):
-    """Weights are packed beforehand; the kernels are called from Python one by one.
+    """Weights are packed before; the kernels are called from Python one by one.
 
     Threads share every product as the engine does: by rows, or by columns where rows are few.
     """

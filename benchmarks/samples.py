@@ -21,7 +21,7 @@ FILES = {"sst": ("train.txt",), "wikitext2": ("valid.txt", "test.txt")}
 
 @dataclass(frozen=True)
 class Tree:
-    """A binary tree of n vertices; children stand before their parents, the root is the last.
+    """A binary tree of n vertices; children come before their parents, the root is the last.
 
     Every array is int32[n]. ``left``, ``right``: vertex of the child, -1 at a leaf. ``token``: -1
     at an inner vertex. ``label``: -1 where there is none. ``height``: 0 at a leaf.
@@ -52,7 +52,7 @@ Sample = Tree | Sequence
 
 
 class Vocabulary:
-    """Tokens numbered in order of their first appearance; 0 stands for the unknown."""
+    """Numbers of tokens in order of their first appearance; 0 is the unknown token."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {"<unk>": 0}
@@ -65,7 +65,7 @@ class Vocabulary:
 
 
 def data_folder(name: str, given: str = "") -> Path:
-    """The folder `name` of the data; raises FileNotFoundError that says how to name it."""
+    """Return the folder `name` of the data; FileNotFoundError says how to pass it."""
     base = given or os.environ.get("CAVS_DATA", "")
     if not base:
         raise FileNotFoundError(
@@ -86,7 +86,7 @@ _BRACKETS = re.compile(r"[()]|[^\s()]+")
 
 
 def parse_tree(text: str, vocabulary: Vocabulary) -> Tree:
-    """One bracketed tree, ``(3 (2 It) (4 works))``, without recursion."""
+    """Parse one bracketed tree, ``(3 (2 It) (4 works))``, without recursion."""
     left: list[int] = []
     right: list[int] = []
     token: list[int] = []
@@ -121,7 +121,7 @@ def parse_tree(text: str, vocabulary: Vocabulary) -> Tree:
 
 @lru_cache(maxsize=4)
 def sentiment_trees(data: str, split: str = "train") -> tuple[list[Tree], int]:
-    """The trees of a split of the Stanford Sentiment Treebank, and the size of the vocabulary."""
+    """Return the trees of a split of the Stanford Sentiment Treebank, and the vocabulary size."""
     path = data_folder("sst", data) / f"{split}.txt"
     vocabulary = Vocabulary()
     with path.open(encoding="utf-8") as lines:
@@ -131,7 +131,7 @@ def sentiment_trees(data: str, split: str = "train") -> tuple[list[Tree], int]:
 
 @lru_cache(maxsize=4)
 def random_trees(count: int) -> tuple[list[Tree], int]:
-    """Binary trees about as large as those of the treebank: 1 to 50 words, 19 on average."""
+    """Return binary trees of sizes as in the treebank: 1 to 50 words, 19 on average."""
     random = np.random.default_rng(7)
     words = Vocabulary()
     for n in range(1, 16_000):
@@ -150,7 +150,7 @@ def random_trees(count: int) -> tuple[list[Tree], int]:
 
 @lru_cache(maxsize=4)
 def random_text(tokens: int, vocabulary: int) -> tuple[list[Ints], int]:
-    """Sentences of 2 to 60 tokens, at least ``tokens`` in all and half as many sentences."""
+    """Return sentences of 2 to 60 tokens, with at least ``tokens`` tokens in total."""
     random = np.random.default_rng(7)
     lengths = random.integers(2, 61, max(tokens // 2, 1))
     text = random.integers(0, vocabulary, int(lengths.sum())).astype(np.int32)
@@ -158,7 +158,7 @@ def random_text(tokens: int, vocabulary: int) -> tuple[list[Ints], int]:
 
 
 def complete_tree(leaves: int, tokens: Ints, label: int) -> Tree:
-    """The complete binary tree over `leaves` (a power of two) leaves; labelled at the root only."""
+    """Return the complete binary tree over `leaves` (a power of two); only the root has a label."""
     if leaves < 1 or leaves & (leaves - 1):
         raise ValueError(f"{leaves} leaves; a complete tree needs a power of two")
     n = 2 * leaves - 1
@@ -179,7 +179,7 @@ def complete_tree(leaves: int, tokens: Ints, label: int) -> Tree:
 
 
 def lattice(leaves: int, tokens: Ints, label: int) -> Tree:
-    """All spans of a sentence, each over the two that lack its last and its first word.
+    """Return all spans of a sentence, each above the two without its last and its first word.
 
     A DAG of binary vertices whose children are shared; labelled at the root only.
     """
@@ -211,7 +211,7 @@ def _sentences(lines: Iterable[str]) -> Iterator[list[str]]:
 
 @lru_cache(maxsize=4)
 def wikitext(data: str, limit: int) -> tuple[list[Ints], int]:
-    """Sentences of WikiText-2 (test and validation text) as token ids, the vocabulary's size.
+    """Return sentences of WikiText-2 (test and validation) as token ids, and the vocabulary size.
 
     The `limit` most frequent words keep a number of their own, the rest share 0.
     """

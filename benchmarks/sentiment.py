@@ -15,7 +15,7 @@ WORDS, WIDTH, HIDDEN, CLASSES = 2000, 96, 96, 5
 
 
 class Sentiment(cavs.Model):
-    """A binary Tree-LSTM over words: their numbers, or vectors that come with the data."""
+    """A binary Tree-LSTM over words, given as numbers or as vectors."""
 
     def __init__(self, table: bool) -> None:
         if table:
@@ -33,7 +33,7 @@ class Sentiment(cavs.Model):
 
 
 def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
-    """Random binary trees over skewed word frequencies; a phrase's label depends on its words."""
+    """Return random binary trees with skewed word frequencies; labels depend on the words."""
     rng = np.random.default_rng(seed)
     graphs = []
     for _ in range(count):
@@ -55,7 +55,7 @@ def trees(count: int, table: bool, seed: int = 5) -> list[cavs.Graph]:
 
 
 def treebank(folder: str, count: int, table: bool) -> list[cavs.Graph]:
-    """The first trees of SST, whose train.txt stands in `folder`; rare words are one."""
+    """Return the first trees of train.txt of SST in `folder`; rare words share a number."""
     found = read_sst(Path(folder, "train.txt"), CLASSES)[:count]
     known = Vocabulary.build((w for tree in found for w in tree.tokens), max_size=WORDS)
     return [

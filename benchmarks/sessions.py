@@ -27,7 +27,7 @@ from benchmarks.runner import Timed, computed, make_runner, python_of
 from benchmarks.samples import ROOT
 from benchmarks.workloads import Case, load
 
-# A vertex at a time is slow: these runners get the first batches of a pass only.
+# One vertex at a time is slow: these runners get only the first batches of a pass.
 SLOW = {"naive": 1}
 
 
@@ -40,29 +40,29 @@ class Pass:
 
 
 class Session(ABC):
-    """One runner, case after case."""
+    """A runner that measures case after case."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
     def configure(self, case: Case) -> int:
-        """Loads data and runner for a case and warms up; the vertices of a pass."""
+        """Load data and runner for a case and warm up; return the vertices of a pass."""
 
     @abstractmethod
     def run(self) -> Pass:
-        """One pass of training steps or of inference, plans made before."""
+        """Run one pass of training steps or of inference on prepared plans."""
 
     @abstractmethod
     def prepare(self) -> Pass:
-        """One pass of preparation: collation, index tensors or schedules."""
+        """Run one pass of preparation: collation, index tensors or schedules."""
 
     @abstractmethod
     def peak_memory(self) -> int:
-        """Most bytes held: of the device so far, or of the process since its case began."""
+        """Return the peak of the bytes of the device, or of the process since its case began."""
 
     def moved(self) -> dict[str, int]:
-        """Bytes that a step gathers and writes, and the most of its values at once; if known."""
+        """Return the bytes that a step gathers and writes, and its peak, if known."""
         return {}
 
     def own_versions(self) -> dict[str, str]:
@@ -71,15 +71,15 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
 
     def kill(self) -> None:
-        """Ends it at once, whatever it does."""
+        """Kill its process."""
         self.close()
 
 
 class LocalSession(Session):
-    """In this process."""
+    """A session in this process."""
 
     runner: Timed
     plans: list[Any]
@@ -119,7 +119,7 @@ class LocalSession(Session):
         self.runner.synchronize()
 
     def run(self) -> Pass:
-        self._pass(self.plans[:1])  # another process had the caches: wake up, untimed
+        self._pass(self.plans[:1])  # other processes used the caches: warm up, untimed
         cpu, wall = time.process_time(), time.perf_counter()
         self._pass(self.plans)
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
@@ -150,7 +150,7 @@ class LocalSession(Session):
 
 
 def serve(name: str, connection: Connection) -> None:
-    """The life of a process: one request, one answer."""
+    """Answer requests until the connection closes."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     session = LocalSession(name)
     while True:
@@ -170,17 +170,17 @@ def serve(name: str, connection: Connection) -> None:
 
 
 class SessionError(RuntimeError):
-    """A runner failed in its process; carries its traceback."""
+    """A runner failed in its process; has its traceback."""
 
 
 def _path() -> str:
-    """PYTHONPATH of a process that must find this package, wherever it is started."""
+    """Return the PYTHONPATH of a process that imports this package from any folder."""
     given = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([str(ROOT), *filter(None, [given])])
 
 
 class RemoteSession(Session):
-    """In a process of its own, of the Python that the runner wants, which idles between its turns.
+    """A session in a new process, with the Python of the runner, which is idle between its turns.
 
     patience: seconds to wait for an answer before the process is killed; None waits forever.
     """

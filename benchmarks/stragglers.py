@@ -49,12 +49,16 @@ from cavs.distributed.step.run import Run
 
 CASES = ("skewed", "slowed")
 PAIRS = "pairs"  # Algorithm 2 of LB-BSP, which predicts no speed
-FASTER, SKEWED = 1.2, 24  # than equal counts, in batches of so many
-LONGER = 1.05  # an iteration, than the ranks compute on average
-CONVERGED, LATER, IDEAL = 40, 0.95, 1.1  # iterations, share of later ones near the optimum, time
+FASTER, SKEWED = 1.2, 24  # speed-up over equal counts, in batches of this size
+LONGER = 1.05  # iteration time over the mean of the ranks
+CONVERGED, LATER, IDEAL = (
+    40,
+    0.95,
+    1.1,
+)  # iterations, share of later ones near the optimum, time
 BALANCERS: dict[str, Callable[[], Any]] = {
     **{name: partial(SpeedBalancer, predictor=kind, lag=0) for name, kind in PREDICTORS.items()},
-    # The network itself, which the paper trains on 500 iterations.
+    # The network, which the paper trains on 500 iterations.
     "narx from 40": partial(SpeedBalancer, predictor=partial(NARX, warm_up=40, period=20), lag=0),
     PAIRS: partial(PairBalancer, lag=0),
 }
@@ -63,7 +67,7 @@ CHECKED = ("narx", "narx from 40", "ema")
 
 @contextlib.contextmanager
 def repeated(times: int) -> Iterator[None]:
-    """Forward and backward are computed so many times in this process; the last time counts."""
+    """Compute forward and backward so many times in this process; the last time counts."""
     go = Run.go
 
     def slower(self: Run, words: Any, inputs: tuple[Any, ...]) -> Any:
@@ -88,7 +92,7 @@ def trainer_of(c: Any, hidden: int, split: Any) -> Trainer:
 
 
 def step(trainer: Trainer, graphs: Sequence[cavs.Graph]) -> dict[str, Any]:
-    """Seconds of an iteration on a batch that a loader has made before, those of the ranks."""
+    """Return seconds of an iteration on a prepared batch, and those of the ranks."""
     c = trainer.communicator
     begun = time.perf_counter()
     part = shard(graphs, None, c.rank, c.size, trainer.session.split)
@@ -116,7 +120,7 @@ def skewed(c: Any, given: argparse.Namespace, size: int) -> dict[str, Any]:
     steps: dict[str, list[Any]] = {name: [] for name in trainers}
     large = []  # True if one tree has more vertices than a rank's share
     for _ in range(given.warm_up + given.steps):
-        # As a loader does: a graph that came twice would be computed once.
+        # As a loader does: equal graphs would be merged.
         graphs = [data[i] for i in rng.choice(len(data), size, replace=False)]
         sizes = [graph.num_vertices for graph in graphs]
         large.append(max(sizes) * c.size > sum(sizes))
@@ -138,7 +142,7 @@ def skewed(c: Any, given: argparse.Namespace, size: int) -> dict[str, Any]:
 
 
 def optimum(size: int, each: Sequence[float]) -> list[int]:
-    """The counts whose slowest rank is the fastest, by the seconds that a graph takes on each."""
+    """Return the counts with the fastest slowest rank, from the seconds per graph of each rank."""
     counts = [0] * len(each)
     for _ in range(size):
         counts[min(range(len(each)), key=lambda r: (counts[r] + 1) * each[r])] += 1

@@ -37,7 +37,7 @@ def _warm(case: Case) -> tuple[CavsRunner, Any]:
 
 
 def profiled(case: Case) -> dict[str, Any]:
-    """The engine's report of one step, after three to warm up."""
+    """Return the engine's report of one step, after three warm-up steps."""
     runner, plan = _warm(case)
     runner.session.set_profiling(True)
     try:
@@ -74,7 +74,7 @@ def traced(case: Case) -> list[Span]:
 
 
 def busy(spans: Iterable[Span], lanes: Iterable[int] = (0, 1)) -> float:
-    """The share of the time, from first to last, in which something was on one of some lanes."""
+    """Return the share of the time, from first to last, in which one of some lanes was busy."""
     chosen = set(lanes)
     found = sorted((begin, end) for _, lane, begin, end in spans if lane in chosen)
     covered, until = 0.0, float("-inf")
@@ -85,7 +85,7 @@ def busy(spans: Iterable[Span], lanes: Iterable[int] = (0, 1)) -> float:
 
 
 def _event(name: str, kind: str, track: int, begin: float, length: float, of: Any) -> Any:
-    """Microseconds, as the format wants."""
+    """Return an event in microseconds, as the format needs."""
     return {
         "name": name, "cat": kind, "ph": "X", "pid": 0, "tid": track,
         "ts": begin * 1e6, "dur": length * 1e6, "args": of,
@@ -97,7 +97,7 @@ def _named(track: int, name: str) -> dict[str, Any]:
 
 
 def trace_of_spans(spans: list[Span]) -> dict[str, Any]:
-    """A track for the host's work in Python and in the engine, for uploads, for each lane."""
+    """Return a trace with tracks for Python, the engine, uploads and each lane."""
     zero = min((begin for _, _, begin, _ in spans), default=0.0)
     tracks = {lane: number for number, lane in enumerate(TRACKS)}
     events = [_named(tracks[lane], name) for lane, name in TRACKS.items()]
@@ -109,9 +109,9 @@ def trace_of_spans(spans: list[Span]) -> dict[str, Any]:
 
 
 def chrome_trace(report: dict[str, Any]) -> dict[str, Any]:
-    """Stages one after the other, as they ran; the largest instructions where they are timed.
+    """Return a trace of the stages in order, with the largest instructions where they are timed.
 
-    Each event carries what the report counted.
+    Each event has the counts of the report.
     """
     events = [_named(0, "stages"), _named(1, "instructions, summed over tasks")]
     for track, lines in enumerate((report["stages"], report["instructions"])):

@@ -67,7 +67,7 @@ class Case:
     training: bool = True
     threads: int = 1
     batches: int = 4
-    embedding: int = 300  # tree-fc ignores it: a leaf's embedding is its state
+    embedding: int = 300  # unused by tree-fc, where the embedding of a leaf is its state
     classes: int = 5  # 0, LSTMs only: the next token, among the whole vocabulary
     length: int = 64  # fixed-lstm
     leaves: int = 256  # tree-fc, lattice
@@ -88,7 +88,7 @@ class Case:
         return f"{self.workload} {mode}, h {self.hidden}, bs {self.batch_size}, {where}"
 
     def record(self) -> dict[str, Any]:
-        """The case as JSON values; the place of the data is left out."""
+        """Return the case as JSON values, without the folder of the data."""
         return {k: v for k, v in asdict(self).items() if k != "data"}
 
 
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def vertices(self) -> list[int]:
-        """Vertices of each batch."""
+        """Number of vertices of each batch."""
         return [sum(len(sample) for sample in batch) for batch in self.batches]
 
 
@@ -122,7 +122,7 @@ def _sequence(tokens: npt.NDArray[np.int32], classes: int) -> Sequence:
     return Sequence(tokens[:-1].copy(), label.astype(np.int32))
 
 
-# Where samples are read from; those of other workloads are made.
+# Folders of samples; those of other workloads are synthetic.
 _FOLDERS = {"tree-lstm": "sst", "var-lstm": "wikitext2", "fixed-lstm": "wikitext2"}
 
 
@@ -177,7 +177,7 @@ def _samples(case: Case, count: int) -> tuple[list[Sample], int]:
 
 
 def load(case: Case) -> Workload:
-    """The samples of a case, the same for every runner."""
+    """Return the samples of a case, the same for every runner."""
     count = case.batch_size * case.batches
     samples, vocabulary = _samples(case, count)
     like_fc = OWN.get(case.workload, case.workload) == "tree-fc"
@@ -191,7 +191,7 @@ def load(case: Case) -> Workload:
 
 
 def initial_parameters(workload: Workload) -> Parameters:
-    """The parameters every runner starts from: uniform in +-1/sqrt(rows), the embedding +-0.5."""
+    """Return the initial parameters of all runners: uniform in +-1/sqrt(rows), embedding +-0.5."""
     sizes, kind = workload.sizes, workload.case.workload
     h, e = sizes.hidden, sizes.embedding
     shapes: dict[str, tuple[int, ...]]

@@ -20,9 +20,9 @@ from benchmarks.workloads import Parameters
 
 
 class TorchRunner(Runner):
-    """Parameters live in ``self.p``; gates may stand in another order than the common one.
+    """Parameters are in ``self.p``; the order of gates may differ from the common one.
 
-    ``gate_order[name]``: which common block stands at each place of this runner's parameter.
+    ``gate_order[name]``: the common block at each position of this runner's parameter.
     """
 
     gate_order: ClassVar[dict[str, tuple[int, ...]]] = {}
@@ -43,7 +43,7 @@ class TorchRunner(Runner):
         self.updates = Updates(self.case.optimizer, self.case.lr, dense, self.p["embedding"])
 
     def parameters_loaded(self) -> None:
-        """Hook: parameters are in ``self.p``, the optimiser is not yet made."""
+        """Hook: parameters are in ``self.p``, the optimiser does not exist yet."""
 
     def parameters(self) -> Parameters:
         return {
@@ -57,10 +57,10 @@ class TorchRunner(Runner):
 
     @abstractmethod
     def compute_gradients(self, plan: Any) -> tuple[Tensor, Tensor]:
-        """Loss, and the gradient of the embedding's rows ``plan.unique``; the rest in .grad."""
+        """Return loss and gradient of the rows ``plan.unique``; other gradients are in .grad."""
 
     def step(self, plan: Any) -> Tensor:
-        """The loss before an update; on a GPU it may still be on its way."""
+        """Return the loss before an update; on a GPU it may not be computed yet."""
         loss, rows_grad = self.compute_gradients(plan)
         self.updates.step(plan.unique, rows_grad)
         return loss.detach()
@@ -84,17 +84,17 @@ class TorchRunner(Runner):
         return loss.item(), result
 
     def placed(self, plan: Any) -> Any:
-        """The plan on the device."""
+        """Return the plan on the device."""
         return placed(plan, self.device)
 
     def rows_of(self, matrix: Tensor, index: Tensor) -> Tensor:
-        """Rows of a matrix; with the cheaper backward pass of two that PyTorch has."""
+        """Return rows of a matrix, with the cheaper of two backward passes of PyTorch."""
         if self.device.type == "cpu":
             return F.embedding(index, matrix)
         return matrix.index_select(0, index.flatten()).view(*index.shape, -1)
 
     def rows_gradient(self, grad: Tensor, index: Tensor, rows: int) -> Tensor:
-        """Sums the rows of ``grad`` by ``index``: the backward pass of ``rows_of``."""
+        """Sum the rows of ``grad`` by ``index``: the backward pass of ``rows_of``."""
         if self.device.type == "cpu":
             return torch.ops.aten.embedding_dense_backward(grad, index, rows, -1, False)  # type: ignore[no-any-return]
         return grad.new_zeros(rows, grad.shape[1]).index_add_(0, index, grad)
@@ -106,6 +106,6 @@ class TorchRunner(Runner):
         return 0 if self.device.type == "cpu" else torch.cuda.max_memory_reserved(self.device)
 
     def clear_gradients(self) -> None:
-        """Gradients are written, not added: autograd takes over the tensors it made."""
+        """Drop gradients, so that autograd writes instead of adding."""
         for tensor in self.p.values():
             tensor.grad = None

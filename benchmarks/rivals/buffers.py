@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class Buffers:
-    """Named float matrices that only ever grow."""
+    """Named float matrices that only grow."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.kept: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, width: int) -> Tensor:
-        """A [rows, width] matrix, contiguous; its contents are whatever was there."""
+        """Return a contiguous [rows, width] matrix with undefined contents."""
         size = rows * width
         kept = self.kept.get(name)
         if kept is None or kept.numel() < size:

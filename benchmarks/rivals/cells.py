@@ -59,13 +59,13 @@ def _input_and_output(u: Tensor, i: Tensor, o: Tensor, t: Tensor, dh: Tensor, dc
 
 
 def _through_output(o: Tensor, t: Tensor, dh: Tensor, dc: Tensor) -> None:
-    """Adds to dc what comes through h = o tanh(c)."""
+    """Add the cotangent through h = o tanh(c) to dc."""
     through = dh * o
     dc.add_(_tanh_backward(through, t, grad_input=through))
 
 
 def leaf_backward(gates: Tensor, t: Tensor, dh: Tensor, dc: Tensor) -> None:
-    """Gates to their gradient, from dh and the dc of the parents; both are used up."""
+    """Overwrite gates with their gradient, from dh and the dc of the parents."""
     u, i, o = gates.split(t.shape[1], 1)
     _through_output(o, t, dh, dc)
     _input_and_output(u, i, o, t, dh, dc)
@@ -74,7 +74,7 @@ def leaf_backward(gates: Tensor, t: Tensor, dh: Tensor, dc: Tensor) -> None:
 def inner_backward(
     gates: Tensor, children_c: Tensor, t: Tensor, dh: Tensor, dc: Tensor, children_dc: Tensor
 ) -> None:
-    """Gates to their gradient; children_dc [rows, 2, h] is written; dh and dc are used up."""
+    """Overwrite gates with their gradient; write children_dc [rows, 2, h]; overwrite dh and dc."""
     n = t.shape[1]
     u, i, o, f = gates.split([n, n, n, 2 * n], 1)
     _through_output(o, t, dh, dc)
@@ -86,7 +86,7 @@ def inner_backward(
 
 
 def lstm_backward(gates: Tensor, c_before: Tensor, t: Tensor, dh: Tensor, dc: Tensor) -> None:
-    """Gates to their gradient; dc, the gradient by this step's c, becomes that of c_before."""
+    """Overwrite gates with their gradient, and dc, that of c, with that of c_before."""
     g, i, f, o = gates.split(t.shape[1], 1)
     _through_output(o, t, dh, dc)
     _input_and_output(g, i, o, t, dh, dc)

@@ -17,7 +17,7 @@ ON_HOST = {"batch_sizes"}  # a PackedSequence needs them on the host
 
 
 def set_up(case: Case) -> torch.device:
-    """Threads and precision of this process; the device of the case.
+    """Set threads and precision of this process; return the device of the case.
 
     Raises RuntimeError where PyTorch sees no GPU, ValueError for an unknown precision.
     """
@@ -37,14 +37,14 @@ def set_up(case: Case) -> torch.device:
 
 
 def autocast(case: Case) -> AbstractContextManager[Any]:
-    """Products in bfloat16 inside, where the case says so."""
+    """Compute products in bfloat16 inside, if the case has this precision."""
     return torch.autocast(
         torch.device(case.device).type, torch.bfloat16, enabled=case.precision == "bf16"
     )
 
 
 def placed(plan: Any, device: torch.device) -> Any:
-    """A plan whose tensors lie on the device."""
+    """Return a plan with its tensors on the device."""
     if device.type == "cpu":
         return plan
     if isinstance(plan, Tensor):
@@ -60,7 +60,7 @@ def placed(plan: Any, device: torch.device) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for all that was asked of the device."""
+    """Wait for all work on the device."""
     if device.type != "cpu":
         torch.cuda.synchronize(device)
 
@@ -76,7 +76,7 @@ class Graphs:
         self.captured: dict[int, tuple[torch.cuda.CUDAGraph, Any, Any]] = {}
 
     def capture(self, work: Callable[[Any], Any], plans: SequenceOf[Any]) -> None:
-        """Captures ``work`` on every plan, after a round of it on a stream of its own."""
+        """Capture ``work`` on every plan, after a round on another stream."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -87,7 +87,11 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
                 result = work(plan)
-            self.captured[id(plan)] = graph, result, plan  # the plan keeps its number taken
+            self.captured[id(plan)] = (
+                graph,
+                result,
+                plan,
+            )  # keeps the id unique
 
     def __contains__(self, plan: Any) -> bool:
         return id(plan) in self.captured

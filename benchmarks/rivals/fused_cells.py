@@ -91,6 +91,6 @@ class Compiled(TorchRunner):
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., Any]:
-    """The function fused by torch.compile, for any number of rows."""
+    """Return the function fused by torch.compile, for any number of rows."""
     result: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
     return result

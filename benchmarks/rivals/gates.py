@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def permute_gates(array: npt.NDArray[Any], order: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Blocks of columns in another order: block i of the result is block order[i] of `array`."""
+    """Return blocks of columns in another order: block i is block order[i] of `array`."""
     blocks = np.split(array, len(order), axis=-1)
     return np.concatenate([blocks[i] for i in order], axis=-1)
 

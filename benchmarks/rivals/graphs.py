@@ -23,7 +23,7 @@ TOLERANCE = 1e-3  # between the loss of a replayed and of an eager step, relativ
 
 
 class Graphed(TorchRunner):
-    """Mixed into a runner: ``settle`` captures its step, or its inference, for every plan."""
+    """Mix-in of a runner: ``settle`` captures its step, or its inference, for every plan."""
 
     graphs: Graphs | None = None
 
@@ -36,13 +36,13 @@ class Graphed(TorchRunner):
             self._compare(plans[0])
 
     def _compare(self, plan: Any) -> None:
-        """Raises ArithmeticError where a replayed step finds another loss than an eager one."""
+        """Raise ArithmeticError if a replayed step has another loss than an eager one."""
         assert self.graphs is not None
         state = [*self.p.values(), *self.updates.states]
         before = [x.detach().clone() for x in state]
         losses = []
         for work in (super().step, self.graphs.replay):
-            work(plan)  # the second step sees what the first has moved
+            work(plan)  # the second step depends on the update of the first
             losses.append(float(work(plan)))
             with torch.no_grad():
                 for x, kept in zip(state, before, strict=True):

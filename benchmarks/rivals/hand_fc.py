@@ -24,7 +24,7 @@ from benchmarks.samples import Sample, Tree
 @dataclass(frozen=True)
 class CompletePlan:
     unique: Tensor
-    token: Tensor  # leaf -> place in `unique`
+    token: Tensor  # leaf -> index in `unique`
     leaf_token: Tensor
     levels: list[int]  # rows of each level; 0: leaves
     label: Tensor  # one per root
@@ -78,7 +78,7 @@ class HandTreeFC(TorchRunner):
 
 
 class ManualTreeFC(TorchRunner):
-    """With the backward pass by hand and buffers kept: one product for the gradient of W."""
+    """With the backward pass by hand and reused buffers: one product for the gradient of W."""
 
     autograd = False
 

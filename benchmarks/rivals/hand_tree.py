@@ -36,7 +36,7 @@ class HandPlan:
 
 
 def hand_plan(samples: SequenceOf[Sample]) -> HandPlan:
-    """Everything of a batch that depends on structure and tokens alone."""
+    """Return the part of a batch that depends on structure and tokens alone."""
     rows = plan_trees(samples)
     unique, token = np.unique(rows.leaf_token, return_inverse=True)
     levels = len(rows.level_rows) - 1
@@ -62,7 +62,7 @@ def hand_plan(samples: SequenceOf[Sample]) -> HandPlan:
 
 
 class HandTreeLSTM(TorchRunner):
-    """Gates stand as u, i, o, f_l, f_r: one tanh slice, one sigmoid slice, one bias for both."""
+    """The order of gates is u, i, o, f_l, f_r: one tanh slice, one sigmoid slice, one bias."""
 
     gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
     leaf_states_by_token = False
@@ -71,7 +71,7 @@ class HandTreeLSTM(TorchRunner):
         return self.placed(hand_plan(samples))  # type: ignore[no-any-return]
 
     def forward(self, plan: HandPlan, embedding_rows: Tensor) -> Tensor:
-        """Logits of all rows [rows, classes]."""
+        """Return logits of all rows [rows, classes]."""
         h_size = self.sizes.hidden
         p = self.p
         x = embedding_rows
@@ -128,6 +128,6 @@ class HandTreeLSTM(TorchRunner):
 
 
 class HandTreeLSTMUnique(HandTreeLSTM):
-    """Leaf states are computed once for each distinct token of the batch, not once a leaf."""
+    """Leaf states are computed once for each distinct token of the batch, not for each leaf."""
 
     leaf_states_by_token = True

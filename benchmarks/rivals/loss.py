@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def cross_entropy_backward(logits: Tensor, label: Tensor, labelled: int) -> tuple[Tensor, Tensor]:
-    """Loss and its gradient [rows, classes] by the logits; a negative label counts nothing."""
+    """Return loss and its gradient [rows, classes]; rows with a negative label do not count."""
     log_p = torch.log_softmax(logits, 1)
     loss = F.nll_loss(log_p, label, ignore_index=-1)
     gradient = log_p.exp_()

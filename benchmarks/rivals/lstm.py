@@ -28,15 +28,15 @@ from benchmarks.workloads import Parameters
 @dataclass(frozen=True)
 class SequencePlan:
     unique: Tensor
-    token: Tensor  # row -> place in `unique`
+    token: Tensor  # row -> index in `unique`
     row_token: Tensor  # row -> token
     steps: list[int]  # sequences still running at each step
     batch_sizes: Tensor  # the same
     label: Tensor  # [rows]
     vertex: npt.NDArray[np.int64]  # row -> number of the token in the batch
-    padded_token: Tensor  # [steps, sequences], place in `unique`
+    padded_token: Tensor  # [steps, sequences], index in `unique`
     padded_row: Tensor  # row -> row of the padded matrix
-    before: Tensor  # row of every step but the first -> row of the step before
+    before: Tensor  # row of every later step -> row of the step before
 
 
 def plan_sequences(samples: SequenceOf[Sample]) -> SequencePlan:
@@ -106,7 +106,7 @@ class _LSTM(TorchRunner):
 
 
 class _Module(_LSTM):
-    """nn.LSTM holds the parameters transposed, and a second bias, which stays zero."""
+    """nn.LSTM has transposed parameters, and a second bias, which stays zero."""
 
     def load_parameters(self, parameters: Parameters) -> None:
         turned = {
@@ -148,9 +148,9 @@ class PackedLSTM(_Module):
 
 
 class HandLSTM(_LSTM):
-    """One product for all inputs, then a step at a time over the sequences still running.
+    """One product for all inputs, then one step at a time over the running sequences.
 
-    Gates stand as g, i, f, o: one tanh slice, one sigmoid slice.
+    The order of gates is g, i, f, o: one tanh slice, one sigmoid slice.
     """
 
     gate_order: ClassVar = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}

@@ -20,7 +20,7 @@ from benchmarks.samples import Sample
 
 
 class ManualLSTM(TorchRunner):
-    """Gates stand as g, i, f, o."""
+    """The order of gates is g, i, f, o."""
 
     gate_order: ClassVar = {"W": (2, 0, 1, 3), "U": (2, 0, 1, 3), "b": (2, 0, 1, 3)}
     autograd = False

@@ -29,7 +29,7 @@ from benchmarks.samples import Sample
 class ManualPlan:
     rows: TreePlan
     unique: Tensor
-    token: Tensor  # leaf -> place in `unique`
+    token: Tensor  # leaf -> index in `unique`
     leaf_token: Tensor
     levels: list[tuple[int, int]]  # rows of each level
     child: Tensor  # [2 * inner]
@@ -39,7 +39,7 @@ class ManualPlan:
 
 
 class ManualTreeLSTM(TorchRunner):
-    """Gates stand as u, i, o, f_l, f_r."""
+    """The order of gates is u, i, o, f_l, f_r."""
 
     gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
     autograd = False
@@ -70,7 +70,7 @@ class ManualTreeLSTM(TorchRunner):
         return self.placed(plan)  # type: ignore[no-any-return]
 
     def forward(self, plan: ManualPlan) -> Tensor:
-        """Logits of all rows; what backward reads stays in the buffers."""
+        """Return logits of all rows; the buffers keep the values that backward reads."""
         p, take, n = self.p, self.buffers.take, self.sizes.hidden
         rows, leaves = plan.rows.rows, plan.rows.leaves
         inner = rows - leaves
@@ -99,7 +99,7 @@ class ManualTreeLSTM(TorchRunner):
         return torch.addmm(p["b_out"], h, p["W_out"], out=logits)
 
     def backward(self, plan: ManualPlan, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient of the unique embedding rows; the rest goes to ``self.grads``."""
+        """Return loss and gradient of the unique embedding rows; others go to ``self.grads``."""
         p, g, take, n = self.p, self.grads, self.buffers.take, self.sizes.hidden
         rows, leaves = plan.rows.rows, plan.rows.leaves
         inner = rows - leaves
@@ -113,7 +113,7 @@ class ManualTreeLSTM(TorchRunner):
         dh_out = take("dh_out", rows, n)
         torch.mm(d_logits, p["W_out"].t(), out=dh_out)
 
-        # One row an edge, written by the parent and read by the child; the last stays zero.
+        # One row per edge, written by the parent and read by the child; the last stays zero.
         edge_dh, edge_dc = take("edge_dh", 2 * inner + 1, n), take("edge_dc", 2 * inner + 1, n)
         edge_dh[-1].zero_()
         edge_dc[-1].zero_()

@@ -47,10 +47,10 @@ class _Naive(TorchRunner):
 
     @abstractmethod
     def states(self, sample: Any, token: Tensor) -> list[Tensor]:
-        """h of every vertex in order, each [1, hidden]."""
+        """Return h of every vertex in order, each [1, hidden]."""
 
     def forward(self, plan: NaivePlan) -> Tensor:
-        """Logits of every vertex, [vertices, classes]."""
+        """Return logits of every vertex, [vertices, classes]."""
         h: list[Tensor] = []
         for sample, token in zip(plan.samples, plan.tokens, strict=True):
             h.extend(self.states(sample, token))

@@ -24,9 +24,9 @@ def _medium() -> Iterator[None]:
 
 
 class Medium:
-    """Products of float32 may be computed in bfloat16: PyTorch's precision "medium".
+    """Products of float32 in bfloat16: PyTorch's precision "medium".
 
-    On a processor with AMX they are; elsewhere it takes oneDNN's products of float32 instead of
+    This holds on processors with AMX; others use oneDNN's products of float32 instead of
     MKL's. PyTorch's "high" changes nothing on a CPU with this version.
     """
 
@@ -52,8 +52,8 @@ class ManualTreeLSTMCompiledMedium(Medium, ManualTreeLSTMCompiled):
 
 
 class HandTreeLSTMAutocast(HandTreeLSTM):
-    """Under ``torch.autocast``: weights and what they meet are rounded to bfloat16, and so are
-    results and the pointwise part behind them."""
+    """Under ``torch.autocast``: operands of products are rounded to bfloat16, and so are results
+    and the pointwise part after them."""
 
     def forward(self, plan: HandPlan, embedding_rows: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -17,7 +17,7 @@ Longs = npt.NDArray[np.int64]
 class TreePlan:
     """Rows are the vertices of the batch sorted by (height, height of the parent), stably.
 
-    So the rows of a level are contiguous, and inside them the rows each later level consumes.
+    The rows of a level are contiguous, and so are those that each later level reads.
     Level l has rows level_rows[l] .. level_rows[l + 1]; level 0 is the leaves.
     """
 
@@ -25,10 +25,10 @@ class TreePlan:
     leaf_token: Longs  # [leaves]
     child: Longs  # [inner, 2]: rows of the children of row `leaves + i`
     up: Longs  # [rows]: 2 * (row of the parent - leaves) + side, or 2 * inner at a root
-    label: Longs  # [rows]; -1 where there is none
+    label: Longs  # [rows]; -1 without a label
     vertex: Longs  # [rows]: the vertex's number in the batch
     consumed: Longs  # [levels, levels]: rows of level j whose parent is at level l (0: roots)
-    pool_position: Longs  # [rows]: place among all rows that the parent's level consumes
+    pool_position: Longs  # [rows]: index among all rows that the parent's level reads
 
     @property
     def leaves(self) -> int:
@@ -40,7 +40,7 @@ class TreePlan:
 
 
 def plan_trees(samples: SequenceOf[Sample]) -> TreePlan:
-    """The plan of a batch of trees."""
+    """Return the plan of a batch of trees."""
     trees = [sample for sample in samples if isinstance(sample, Tree)]
     if len(trees) != len(samples) or not trees:
         raise ValueError(f"{len(trees)} trees among {len(samples)} samples; all must be trees")

@@ -13,8 +13,8 @@ EPSILON = 1e-10  # Adagrad's
 class Updates:
     """SGD or Adagrad. Only the rows of the embedding that a batch touched move.
 
-    On the CPU dense parameters take PyTorch's fused step; on a GPU a few kernels over all of them,
-    which, unlike its Adagrad, a CUDA graph can hold.
+    On the CPU, dense parameters use PyTorch's fused step; on a GPU, a few kernels over all of
+    them, which a CUDA graph can capture, unlike its Adagrad.
     """
 
     def __init__(self, kind: str, lr: float, dense: SequenceOf[Tensor], embedding: Tensor) -> None:
@@ -44,7 +44,7 @@ class Updates:
 
     @torch.no_grad()
     def step(self, rows: Tensor, grad: Tensor) -> None:
-        """Dense parameters by their .grad; embedding rows `rows` (distinct) by `grad`."""
+        """Update dense parameters by their .grad, distinct embedding rows `rows` by `grad`."""
         if self.optimizer is not None:
             self.optimizer.step()
         else:

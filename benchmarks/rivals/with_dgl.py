@@ -29,10 +29,10 @@ try:
     import torch.nn.functional as F
     from torch import Tensor
 
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else it writes a file into the home folder
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else it writes a file in the home folder
     if tuple(map(int, torch.__version__.split(".")[:2])) > (2, 2):
         # Importing DGL loads GraphBolt, its loader of sampled neighbours, which is built for each
-        # PyTorch up to 2.2. No message passes through it, so an empty module takes its place and
+        # PyTorch up to 2.2. No message passes through it, so an empty module replaces it, and
         # the rest of DGL computes with the PyTorch of the other rivals.
         sys.modules.setdefault("dgl.graphbolt", ModuleType("dgl.graphbolt"))
     import dgl
@@ -57,7 +57,7 @@ def _send(edges: Any) -> dict[str, Tensor]:
 
 
 class DGLTreeLSTM(TorchRunner):
-    """Gates stand as u, i, o, f_l, f_r: one tanh slice, one sigmoid slice."""
+    """The order of gates is u, i, o, f_l, f_r: one tanh slice, one sigmoid slice."""
 
     gate_order: ClassVar = {"W": (2, 0, 1), "U": (2, 0, 1, 3, 4), "b": (2, 0, 1, 3, 4)}
 
@@ -90,7 +90,7 @@ class DGLTreeLSTM(TorchRunner):
         )
 
     def forward(self, plan: GraphPlan, embedding_rows: Tensor) -> Tensor:
-        """Logits of every vertex [n, classes]."""
+        """Return logits of every vertex [n, classes]."""
         n, p = self.sizes.hidden, self.p
 
         def receive(nodes: Any) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ class DGLTreeLSTM(TorchRunner):
         assert rows.grad is not None
         return loss.detach(), rows.grad
 
-    @torch.no_grad()  # DGL writes in place what inference tensors do not let it
+    @torch.no_grad()  # DGL writes in place, which inference tensors forbid
     def infer(self, plan: GraphPlan) -> Tensor:
         return self.forward(plan, self.p["embedding"].index_select(0, plan.unique))
 

@@ -28,13 +28,13 @@ from benchmarks.workloads import Parameters
 try:
     import dynet_config
 
-    dynet_config.set(autobatch=1, random_seed=1)  # heard only before dynet is imported
+    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
     import _dynet
     import dynet as dy
 except ImportError as error:
     raise MissingLibrary("dynet", str(error), "pip install numpy dyNET38 (Python 3.11)") from error
 
-# Found in what DyNet is linked with, so only if that is MKL.
+# The symbol is in a library that DyNet is linked with only if that is MKL.
 _set_threads = getattr(ctypes.CDLL(_dynet.__file__), "MKL_Set_Num_Threads", None)
 
 Vector = npt.NDArray[np.float32]
@@ -42,7 +42,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Plan:
-    """Lists, as expressions are made in Python one by one."""
+    """Lists, because expressions are built in Python one by one."""
 
     samples: list[Any]
     chosen: list[int]  # the labelled vertices
@@ -50,7 +50,7 @@ class Plan:
 
 
 class _DyNet(Runner):
-    """DyNet holds matrices transposed. ``gate_order`` as in TorchRunner."""
+    """DyNet stores matrices transposed. ``gate_order`` as in TorchRunner."""
 
     gate_order: ClassVar[dict[str, tuple[int, ...]]] = {}
 
@@ -72,7 +72,7 @@ class _DyNet(Runner):
         kinds = {"sgd": dy.SimpleSGDTrainer, "adagrad": dy.AdagradTrainer}
         self.trainer = kinds[self.case.optimizer](self.collection, self.case.lr)
         self.trainer.set_clip_threshold(-1)  # the others clip no gradients
-        # An update clears the gradients. That of a trainer which goes nowhere does nothing else.
+        # An update clears the gradients; with a learning rate of 0 it does nothing else.
         self.clear = dy.SimpleSGDTrainer(self.collection, 0.0)
 
     def _theirs(self, name: str, array: Vector) -> Vector:
@@ -97,14 +97,14 @@ class _DyNet(Runner):
 
     @abstractmethod
     def listed(self, sample: Any) -> Any:
-        """A sample's arrays as lists."""
+        """Return the arrays of a sample as lists."""
 
     @abstractmethod
     def states(self, samples: list[Any]) -> list[Any]:
-        """Expressions of h of every vertex, in order."""
+        """Return expressions of h of every vertex, in order."""
 
     def output(self, plan: Plan) -> Any:
-        """The expression of the logits of all labelled vertices, side by side as a batch."""
+        """Return the expression of the logits of all labelled vertices, concatenated as a batch."""
         dy.renew_cg()
         h = self.states(plan.samples)
         if len(plan.chosen) < len(h):
@@ -130,7 +130,7 @@ class _DyNet(Runner):
         return loss, found
 
     def infer(self, plan: Plan) -> Any:
-        """The expression, evaluated: its way to NumPy, number by number, is left out."""
+        """Evaluate the expression, without the slow conversion to NumPy."""
         output = self.output(plan)
         output.forward()
         return output
@@ -142,7 +142,7 @@ class _DyNet(Runner):
 
 class DyNetTreeLSTM(_DyNet):
     def listed(self, sample: Tree) -> list[tuple[int, int, int]]:
-        """Left child, right child and token of every vertex."""
+        """Return left child, right child and token of every vertex."""
         arrays = (sample.left, sample.right, sample.token)
         return list(zip(*(array.tolist() for array in arrays), strict=True))
 
@@ -176,7 +176,7 @@ class DyNetTreeLSTM(_DyNet):
 
 
 class DyNetLSTM(_DyNet):
-    """By DyNet's own operations for an LSTM. Its gates stand as i, f, o, g, and to f it adds 1."""
+    """DyNet's operations for an LSTM. The order of its gates is i, f, o, g; it adds 1 to f."""
 
     gate_order: ClassVar = {"W": (0, 1, 3, 2), "U": (0, 1, 3, 2), "b": (0, 1, 3, 2)}
 
@@ -189,7 +189,7 @@ class DyNetLSTM(_DyNet):
         return found | {"b": found["b"] + self._added()}
 
     def _added(self) -> Vector:
-        """To the bias, by DyNet; f is second in its order of gates as in ours."""
+        """Return the addend of DyNet's bias: 1 for f, the second gate in both orders."""
         return np.repeat(np.array([0, 1, 0, 0], np.float32), self.sizes.hidden)
 
     def listed(self, sample: Sequence) -> list[int]:
