@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,61 @@ def python_violations(root: Path) -> list[str]:
     return found
 
 
+def module_imports(root: Path) -> dict[str, set[str]]:
+    """Return the modules of ``cavs`` that each of them imports.
+
+    Imports under ``TYPE_CHECKING`` and inside of functions count. A package is the module of its
+    ``__init__.py``; a compiled module imports nothing.
+    """
+    paths = {}
+    for path in sorted((root / "cavs").rglob("*.py*")):
+        if path.suffix in (".py", ".pyi"):
+            parts = path.relative_to(root).with_suffix("").parts
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        imported: set[str] = set()
+        for _, base, names in _imports(path, root):
+            members = {f"{base}.{name}" for name in names}
+            imported |= {m if m in paths else base for m in members} or {base}
+        found[module] = imported & paths.keys() - {module} if path.suffix == ".py" else set()
+    return found
+
+
+def import_cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one module, by Tarjan's algorithm."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def enter(module: str) -> tuple[str, Iterator[str]]:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        return module, iter(sorted(imports[module]))
+
+    for start in imports:
+        path = [] if start in number else [enter(start)]
+        while path:
+            module, left = path[-1]
+            following = next(left, None)
+            if following is None:
+                path.pop()
+                if path:
+                    parent = path[-1][0]
+                    lowest[parent] = min(lowest[parent], lowest[module])
+                if lowest[module] == number[module]:
+                    at = stack.index(module)
+                    if len(stack) - at > 1:
+                        cycles.append(sorted(stack[at:]))
+                    del stack[at:]
+            elif following not in number:
+                path.append(enter(following))
+            elif following in stack:
+                lowest[module] = min(lowest[module], number[following])
+    return cycles
+
+
 def _is_module(stem: Path) -> bool:
     return stem.with_suffix(".py").exists() or (stem / "__init__.py").exists()
 
@@ -109,6 +165,11 @@ def test_includes_of_the_engine() -> None:
 
 def test_imports_of_the_package() -> None:
     assert python_violations(ROOT) == []
+
+
+def test_no_import_cycle() -> None:
+    """Neither of types alone, nor of imports inside of functions."""
+    assert import_cycles(module_imports(ROOT)) == []
 
 
 @pytest.mark.parametrize(
@@ -182,3 +243,63 @@ def test_import_scan_finds_a_planted_violation(
     (tmp_path / file).write_text(line + "\n")
     (found,) = python_violations(tmp_path)
     assert found.startswith(file) and reason in found
+
+
+CYCLES = {
+    "two modules": {
+        "cavs/ops/a.py": "from cavs.ops import b",
+        "cavs/ops/b.py": "from cavs.ops.a import name",
+    },
+    "types alone": {
+        "cavs/ops/a.py": "if TYPE_CHECKING:\n    from cavs.ops.b import B",
+        "cavs/ops/b.py": "import cavs.ops.a",
+    },
+    "inside of a function": {
+        "cavs/ops/a.py": "def f():\n    from cavs.ops.b import B",
+        "cavs/ops/b.py": "from .a import name",
+    },
+    "three modules of two packages": {
+        "cavs/ops/a.py": "from cavs.ir.c import C",
+        "cavs/ir/c.py": "from ..ops import b",
+        "cavs/ops/b.py": "from cavs.ops import a",
+    },
+    "a package and its module": {
+        "cavs/ops/__init__.py": "from cavs.ops.a import name",
+        "cavs/ops/a.py": "from cavs.ops import name",
+    },
+    "the root": {
+        "cavs/__init__.py": "from cavs.ops.a import name",
+        "cavs/ops/a.py": "from cavs import name",
+    },
+}
+
+
+def planted(root: Path, files: Mapping[str, str]) -> list[list[str]]:
+    """Cycles of a package with ``files``."""
+    around = {
+        "cavs/__init__.py": "import cavs.ops",
+        "cavs/_engine.pyi": "from cavs.ops import a",
+        "cavs/ops/__init__.py": "",
+        "cavs/ops/top.py": "from cavs import _engine\nfrom cavs.ops.a import name",
+        "cavs/ops/a.py": "from cavs import _engine",
+        "cavs/ops/b.py": "import numpy",
+        "cavs/ir/c.py": "",
+    }
+    for file, text in (around | dict(files)).items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text + "\n")
+    return import_cycles(module_imports(root))
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_cycle_scan_finds_a_planted_cycle(tmp_path: Path, name: str) -> None:
+    assert planted(tmp_path, {}) == []
+    (found,) = planted(tmp_path, CYCLES[name])
+    files = (file.removesuffix(".py").removesuffix("/__init__") for file in CYCLES[name])
+    assert set(found) == {file.replace("/", ".") for file in files}
+
+
+def test_cycle_scan_finds_every_cycle(tmp_path: Path) -> None:
+    two = {"cavs/ir/c.py": "from cavs.ir import d", "cavs/ir/d.py": "from cavs.ir import c"}
+    found = planted(tmp_path, CYCLES["two modules"] | two)
+    assert sorted(found) == [["cavs.ir.c", "cavs.ir.d"], ["cavs.ops.a", "cavs.ops.b"]]

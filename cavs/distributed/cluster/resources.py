@@ -26,10 +26,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from cavs.errors import ConfigError
 
@@ -179,14 +177,3 @@ class ResourceSpec:
             return self.network.local_bandwidth, self.network.local_latency
         limit = min(self.bandwidth(first), self.bandwidth(second), self.network.flow_bandwidth)
         return limit, self.network.latency
-
-
-def load_resources(path: str | os.PathLike[str]) -> ResourceSpec:
-    """Reads a resource specification from a YAML file. Raises `ConfigError`, naming the line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None
-    from cavs.distributed.cluster.text import parse_resources
-
-    return parse_resources(text, str(path))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -204,3 +206,12 @@ class _Reader:
 
     def refuse(self, item: Any, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self.source}, line {item.start_mark.line + 1}: {what}", hint=hint)
+
+
+def load_resources(path: str | os.PathLike[str]) -> ResourceSpec:
+    """Reads a resource specification from a YAML file. Raises `ConfigError`, naming the line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None
+    return parse_resources(text, str(path))

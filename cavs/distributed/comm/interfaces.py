@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from cavs.distributed.comm.hang_detection import Waiting
+from cavs.distributed.comm.mailbox import Mailbox
 from cavs.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from cavs.distributed.comm.hang_detection import Waiting
-    from cavs.distributed.comm.mailbox import Mailbox
 
 Array = NDArray[Any]
 A = TypeVar("A")

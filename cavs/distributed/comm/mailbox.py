@@ -12,12 +12,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cavs.distributed.comm.interfaces import Array
 from cavs.errors import CommunicationError
 
+Array = NDArray[Any]
 _DTYPES = [np.dtype(name) for name in ("u1", "i4", "i8", "f4", "f8")]
 _WORD = 8  # bytes; arrays begin at multiples of it
 

@@ -13,10 +13,9 @@ from cavs.distributed.cluster.resources import (
     Network,
     Node,
     ResourceSpec,
-    load_resources,
     node_of,
 )
-from cavs.distributed.cluster.text import parse_resources, text_of
+from cavs.distributed.cluster.text import load_resources, parse_resources, text_of
 from cavs.errors import ConfigError
 
 TEXT = """\
