@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -19,6 +19,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
 
+FORMAT = 1  # of a strategy as JSON
 REDUCTIONS = ("mean", "sum")
 
 
@@ -217,6 +218,21 @@ class NodeConfig:
         assert self.synchroniser is not None, f"{self.name} is partitioned: ask its shards"
         return self.synchroniser
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the node as lists, dicts, strings, numbers and booleans."""
+        if self.shards:
+            return {
+                "name": self.name,
+                "partition": list(self.partition),
+                "shards": [shard.to_dict() for shard in self.shards],
+            }
+        return {
+            "name": self.name,
+            "placement": list(self.placement),
+            "synchroniser": {"type": self.sync.type, **asdict(self.sync)},
+            "compressor": self.compressor,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig:
@@ -320,11 +336,22 @@ class Strategy:
         """True if all are stale, so that a step waits for no other rank."""
         return all(leaf.sync.is_stale for leaf in self.leaves)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the strategy as lists, dicts, strings, numbers and booleans."""
+        return {
+            "format": FORMAT,
+            "builder": self.builder,
+            "graph": {
+                "replicas": list(self.graph.replicas),
+                "servers": list(self.graph.servers),
+                "gradients": self.graph.gradients,
+            },
+            "nodes": [node.to_dict() for node in self.nodes],
+        }
+
     @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits, equal for equal strategies on every machine (SHA-256)."""
-        from cavs.distributed.strategy.text import to_dict
-
-        content = {key: value for key, value in to_dict(self).items() if key != "builder"}
+        content = {key: value for key, value in self.to_dict().items() if key != "builder"}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 
 from cavs.data.whole_file import write_whole
 from cavs.distributed.strategy.expression import (
+    FORMAT,
     REGISTRY,
     GraphConfig,
     NodeConfig,
@@ -19,40 +20,9 @@ from cavs.distributed.strategy.expression import (
 )
 from cavs.errors import ConfigError
 
-FORMAT = 1
-
-
-def to_dict(strategy: Strategy) -> dict[str, Any]:
-    """The strategy as lists, dicts, strings, numbers and booleans."""
-    return {
-        "format": FORMAT,
-        "builder": strategy.builder,
-        "graph": {
-            "replicas": list(strategy.graph.replicas),
-            "servers": list(strategy.graph.servers),
-            "gradients": strategy.graph.gradients,
-        },
-        "nodes": [_node_to_dict(node) for node in strategy.nodes],
-    }
-
-
-def _node_to_dict(node: NodeConfig) -> dict[str, Any]:
-    if node.shards:
-        return {
-            "name": node.name,
-            "partition": list(node.partition),
-            "shards": [_node_to_dict(shard) for shard in node.shards],
-        }
-    return {
-        "name": node.name,
-        "placement": list(node.placement),
-        "synchroniser": {"type": node.sync.type, **dataclasses.asdict(node.sync)},
-        "compressor": node.compressor,
-    }
-
 
 def from_dict(content: Any) -> Strategy:
-    """The strategy that `to_dict` wrote. Raises `ConfigError` that names the place."""
+    """Return the strategy of a `Strategy.to_dict`; ConfigError that names the field."""
     fields = _fields(content, "strategy", ("format", "graph", "nodes"), ("builder",))
     if fields["format"] != FORMAT:
         raise ConfigError(
@@ -131,7 +101,7 @@ def _strings(value: Any, place: str) -> tuple[str, ...]:
 
 def to_text(strategy: Strategy) -> str:
     """The strategy as JSON text."""
-    return json.dumps(to_dict(strategy), indent=2, ensure_ascii=True) + "\n"
+    return json.dumps(strategy.to_dict(), indent=2, ensure_ascii=True) + "\n"
 
 
 def from_text(text: str, source: str = "strategy") -> Strategy:

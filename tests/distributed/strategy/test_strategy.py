@@ -22,7 +22,7 @@ from cavs.distributed.strategy import (
     shards_of,
     to_text,
 )
-from cavs.distributed.strategy.text import from_text, to_dict
+from cavs.distributed.strategy.text import from_text
 from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
 from cavs.errors import ConfigError
 
@@ -152,7 +152,7 @@ def test_files(tmp_path):
     ],
 )
 def test_invalid_json_fields_are_refused(path, value, message):
-    content = to_dict(one())
+    content = one().to_dict()
     place = content
     for key in path[:-1]:
         place = place[key]
