@@ -27,7 +27,7 @@ from tests.tracked import ROOT
 # Folders and files that are not rewritten yet: the rules hold for all others.
 UNFINISHED = [
     *("cavs/_cuda.pyi", "cavs/config.py", "cavs/errors.py"),
-    *("benchmarks", "cavs/codegen", "cavs/compiler", "cavs/cuda"),
+    *("benchmarks/runners_cavs.py", "cavs/codegen", "cavs/compiler", "cavs/cuda"),
     *("cavs/distributed", "cavs/frontend", "cavs/ir", "cavs/ops", "cavs/passes"),
     *("cavs/runtime", "csrc/base", "csrc/bindings", "csrc/exec", "csrc/graph"),
     *("csrc/kernels", "csrc/schedule", "cuda/bindings", "cuda/driver", "cuda/executor"),
