@@ -120,7 +120,7 @@ def rewrite(
 
     rules: nodes that are settled for these, and whose inputs stay, are skipped.
     """
-    new: dict[Node, Node] = {}  # of nodes that change
+    new: dict[Node, Node] = {}  # replaced nodes
     with origin("") as lines:
         for node in graph.nodes():
             inputs = node.inputs

@@ -16,7 +16,7 @@ from cavs.errors import FAULT, CompileError
 from cavs.ir import BatchRule, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_view
 from cavs.passes.loops import Loop, loops_of
-from cavs.passes.sink_into_loops import LoopSinker
+from cavs.passes.sink_into_loops import SinkIntoLoops
 
 CHEAP = 3  # operators up to this cost are recomputed rather than read again
 FEW = 3  # at most so many of them, from no more than two stored values
@@ -100,7 +100,7 @@ class _Partitioner:
         """Move all possible nodes into loops, parameter gradients too; or these alone."""
         movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
         state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
-        moves = LoopSinker(*state, _space, movable, self.roots)
+        moves = SinkIntoLoops(*state, _space, movable, self.roots)
         if sums_alone:
             moves.sums()
         else:

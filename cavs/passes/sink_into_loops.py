@@ -19,7 +19,7 @@ _RECURRENT = {False: TO_CHILDREN, True: TO_PARENTS}
 
 
 @dataclass
-class LoopSinker:
+class SinkIntoLoops:
     """Move nodes into loops. loop: the loop of every node that has one, changed in place. reads,
     readers: edges between computed nodes. space: the rows that a node runs over. movable: nodes
     that may run in a body of rows. roots: values of slots and outputs."""

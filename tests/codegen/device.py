@@ -44,7 +44,7 @@ class Runner:
         outs: list[np.ndarray],
         last: tuple[Any, ...] = (),
     ) -> list[np.ndarray]:
-        """What ``outs`` hold after a launch over rows [begin, end).
+        """Return the contents of ``outs`` after a launch over rows [begin, end).
 
         The same launch on other grids, in another order, must give the same bits.
         """  # fmt: skip

@@ -46,8 +46,8 @@ def maps(draw, half):
     loads = []
     for _ in range(draw(st.integers(1, 4))):
         scalar = draw(st.booleans())
-        apart = draw(st.integers(0, 4))
-        outer_stride = draw(st.sampled_from((0, 1 if scalar else inner + apart)))
+        gap = draw(st.integers(0, 4))
+        outer_stride = draw(st.sampled_from((0, 1 if scalar else inner + gap)))
         width = 1 if scalar else inner
         needed = (outer - 1) * outer_stride + width
         column = draw(st.integers(0, 4))

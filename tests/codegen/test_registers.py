@@ -170,6 +170,6 @@ def test_no_kernel_that_walks_a_loop_spills(compiler, folder, number):
 
 
 def cell_names():
-    """Of each program of `of_cells` the name of its cell, once; else none."""
+    """Return the name of the cell of each program of `of_cells`, once; else none."""
     names = [name for name in CELLS for _ in SIZES.get(name, (33, 64))]
     return [None if name in names[:n] else name for n, name in enumerate(names)]

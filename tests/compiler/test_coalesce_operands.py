@@ -1,4 +1,4 @@
-"""What products read side by side lies side by side on a device."""
+"""Operands that products read side by side are stored side by side on a device."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def sides(program):
 @pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.LSTM, nn.ChildSumTreeLSTM, nn.GRU])
 def test_cotangents_of_gates_are_one_operand(cell):
     """Where there are several, no two of them could have been one."""
-    apart, joined = (compiled(cell(8, 8), target) for target in (CPU, DEVICE))
+    separate, joined = (compiled(cell(8, 8), target) for target in (CPU, DEVICE))
     assert not adjacent_buffers(joined)
-    assert sum(map(len, sides(joined))) < sum(map(len, sides(apart)))
+    assert sum(map(len, sides(joined))) < sum(map(len, sides(separate)))
 
 
 def test_little_memory_is_needed_for_it():
-    """Dying values of other rows, whose places are not taken, are few."""
+    """Dead values of other rows, which are not reused, are few."""
 
     def floats(program):
         return sum(b.width for b in program.buffers if b.role == "arena" and b.space > 1)
 
-    apart, joined = (compiled(nn.BinaryTreeLSTM(8, 8), target) for target in (CPU, DEVICE))
-    assert floats(joined) <= 1.15 * floats(apart)
+    separate, joined = (compiled(nn.BinaryTreeLSTM(8, 8), target) for target in (CPU, DEVICE))
+    assert floats(joined) <= 1.15 * floats(separate)
 
 
 def by_hand(widths=(16, 8, 24), **changed):
@@ -85,7 +85,7 @@ def test_columns_by_hand():
 
 
 @pytest.mark.parametrize("changed", [{"space": 3}, {"held": "leaves"}, {"role": "param"}])
-def test_other_rows_stay_apart(changed):
+def test_other_rows_stay_separate(changed):
     program = by_hand(**changed)
     before = copy.deepcopy(program)
     coalesce_operands(program)

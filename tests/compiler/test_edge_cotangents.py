@@ -1,4 +1,4 @@
-"""What a parent makes for each of its children, made by the child: no row is held for each edge."""
+"""Per-edge cotangents are recomputed at the child: no row is stored per edge."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, treebank
 
 SIZE = 8
 PLANS = [plan for plan in save_memory.PLANS if plan.sum_at_child]
-# What a cell reads of child, parent x and the number of an edge, which are summed over the children
-# before they are multiplied.
+# Functions of child, parent x and the number of an edge, which a cell sums over the children before
+# it multiplies them.
 READS = {
     "a function": lambda c, x, w: ops.relu(c),
     "weighted": lambda c, x, w: c * w,
@@ -122,7 +122,7 @@ def test_what_all_parents_pull_is_zero(read, plan):
 @pytest.mark.parametrize("specialise", [False, True])
 @pytest.mark.parametrize("fold", ["max", "mean"])
 def test_a_fold_that_gives_each_child_its_own(fold, specialise):
-    """Of a maximum each child finds by its own row whether it is the greatest."""
+    """Each child finds by its own row whether it is the maximum."""
     read = READS["of the parent too"] if fold == "mean" else lambda c, x, w: c
     model = Weighted(Each(read, fold=fold), SIZE)
     model.initialize(0, np.float64)
@@ -176,7 +176,8 @@ def test_states_of_rank_two(plan):
 @pytest.mark.parametrize("cell", ["attention", "maximum"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_all_structures(structure, cell):
-    """Of leaves, shared children, several roots, up to 50 children; twice the same one."""
+    """Graphs with leaves, shared children, several roots, up to 50 children, and one child
+    twice."""
     rng = np.random.default_rng(0)
     batch = cavs.batch([numbered(children, rng) for children in STRUCTURES[structure]])
     made = nn.TreeAttention(SIZE, SIZE) if cell == "attention" else Each(READS["weighted"])
@@ -244,7 +245,7 @@ COMPARED = {
     "the least": lambda c, x, w: -((-(2.5 * c + x)).max()),
     "with the parent": lambda c, x, w: ops.maximum(2.5 * c + x, x).sum(),
     "weighted": lambda c, x, w: (c * (x + 0.3) + w).max(),
-    "beside a sum": lambda c, x, w: (c * x + w).max() + (c * x).sum(),
+    "next to a sum": lambda c, x, w: (c * x + w).max() + (c * x).sum(),
     "of its columns": lambda c, x, w: ops.tanh(c * 2.5 + x).max(-1).sum() * x,
 }
 
@@ -331,7 +332,9 @@ STACKS = {
     "downwards and up": lambda: Two(Down(), Scaled()),
     "up and downwards": lambda: Two(Scaled(), Down()),
     "downwards twice": lambda: Two(Down(), Down()),
-    "beside a mean of all rows": lambda: Two(Scaled(), Scaled(), lambda h, x: x * ops.mean_rows(h)),
+    "next to a mean of all rows": lambda: Two(
+        Scaled(), Scaled(), lambda h, x: x * ops.mean_rows(h)
+    ),
 }
 
 
@@ -376,7 +379,7 @@ def test_what_has_a_wide_row_for_each_edge_anyway_stays(how):
 
 
 def test_what_a_step_holds_is_what_the_compiler_says():
-    """A maximum over merged vertices judged at their roots; the other plan holds a third more."""
+    """A maximum over merged vertices with losses at roots; the other plan stores a third more."""
 
     class Greatest(cavs.VertexFunction):
         def __init__(self):

@@ -58,8 +58,8 @@ class Case:
         bound=0.0,
         **options,
     ):
-        """bound: of products of fewer bits. What the oracle's own values move by, if its products
-        are off by as much, may be missing beyond the tolerance."""
+        """bound: of products of fewer bits. The tolerance grows by the change of the oracle's
+        values if its products are off by as much."""
         batch, known = self.batch, (self.graph, self.batch, self.expected)
         session = cavs.Session(self.model, dtype=dtype, passes=passes or ALL_ON, **options)
         session.set_serial(serial)
@@ -80,7 +80,7 @@ class Case:
 
 
 def check(session, batch, expected, forward, tolerance, moved=None):
-    """The three programs of ``session`` on ``batch``; moved: what may be missing besides."""
+    """The three programs of ``session`` on ``batch``; moved: further tolerance."""
     more = (moved or {}).get
     loss, gradients = session.gradients(batch, seed=5, step=2)
     assert_close(loss, expected["loss"], tolerance, "loss", more("loss", 0.0))
@@ -92,7 +92,7 @@ def check(session, batch, expected, forward, tolerance, moved=None):
     assert_close(result.loss, forward["loss"], tolerance, "loss without dropout")
     assert result.weight == forward.get("weight", batch.num_graphs)
     for name, rows in result.outputs.items():
-        one = np.shape(forward[name])  # what all rows share is an output of one row
+        one = np.shape(forward[name])  # a value that all rows share is an output of one row
         assert_close(rows.reshape(one), forward[name], tolerance, name)
 
 
@@ -104,7 +104,7 @@ A_FIFTH = st.just(True) if EXAMPLES else st.integers(1, 100).map(lambda i: 20 < 
 @examples(CASES)
 @given(models(smooth=True), batches(), A_FIFTH)
 def test_every_precision_equals_the_oracle(model, batch, narrow):
-    """What all read is compiled once.
+    """Compile each program once.
 
     Narrow products, of those that this processor has instructions for, are put to a fifth of the
     cells, or to all that are asked for. Their factors have 16 or 8 bits: models are within 1e-4 or
@@ -194,7 +194,7 @@ def test_gradients_equal_finite_differences(model, batch, seed):
     assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-7)
 
 
-def test_cotangents_of_leaves_beside_those_of_their_parents():
+def test_cotangents_of_leaves_next_to_those_of_their_parents():
     """One buffer holds both; a leaf's is a sum over parents that are rows of other kinds."""
     cell = {"state": {"c": 1}, "top_down": False, "width": 1, "reads": {"c": "nth"}, "steps": []}
     cell |= dict.fromkeys(("edge_feature", "loss"), True)

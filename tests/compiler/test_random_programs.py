@@ -25,7 +25,7 @@ def with_parameters(model, batch):
     """The model with all parameters that its trace asks for, drawn; None if it cannot be traced."""
     try:
         traced(model, batch, training=False)
-    except TraceError as error:  # what runs top-down has no value of an edge of several parents
+    except TraceError as error:  # a top-down cell has no value of an edge of several parents
         assert "runs on a reversed graph, and this value of an edge needs" in str(error)
         return None
     model.initialize(3, np.float64)

@@ -21,7 +21,7 @@ def checked(model, batch):
 
 
 class OfChildren(cavs.VertexFunction):
-    """Both children beside each other, times a weight that is no parameter of its own."""
+    """Both children side by side, times a weight that is not a parameter itself."""
 
     def __init__(self, how, n=8):
         self.how = how
@@ -93,7 +93,7 @@ def shared_graphs(count):
     return cavs.batch(graphs)
 
 
-def test_what_is_infinite_where_nobody_reads_it_is_not_computed_there():
+def test_an_infinite_value_without_a_reader_is_not_computed():
     gradients = checked(Shared(), shared_graphs(30))
     assert all(np.isfinite(g).all() for g in gradients.values())
 
@@ -160,7 +160,7 @@ class Dropping(cavs.VertexFunction):
         v.push(h)
 
 
-def test_a_cell_that_is_called_twice_drops_out_anew():
+def test_a_cell_that_is_called_twice_drops_out_each_time():
     batch = treebank(6)
     gradients = checked(Twice(0.5), batch)
     assert np.abs(gradients["cell.U"]).max() > 0

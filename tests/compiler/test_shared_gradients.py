@@ -1,4 +1,4 @@
-"""What a gradient is made of may be read by something else, repeated, or a view of itself."""
+"""Terms of a gradient may have other readers, be broadcast, or be a view of themselves."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_penalty_on_a_table(penalty):
     checked(Penalised(penalty), treebank(5))
 
 
-def test_an_operator_of_ones_own_is_not_computed_where_nobody_reads_it():
+def test_an_operator_without_a_reader_is_not_computed():
     elementwise(
         "rsqrt_of_a_test",
         lambda e, a: e.constant(1.0) / e.sqrt(a),

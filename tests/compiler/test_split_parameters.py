@@ -1,4 +1,4 @@
-"""A parameter whose parts are used apart has one gradient, made of theirs."""
+"""A parameter whose parts are used separately has one gradient, composed of theirs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Split(cavs.VertexFunction):
 
 
 @pytest.mark.parametrize("gates", [(1,), (2,), (1, 2)])
-def test_parts_of_a_parameter_that_are_used_apart(gates):
+def test_parts_of_a_parameter_that_are_used_separately(gates):
     model, batch = Classifier(Split(gates), input_size=5), treebank(3, longest=5)
     model.initialize(1, np.float64)
     _, expected = reference(model, batch)

@@ -18,8 +18,8 @@ from tests.oracle import assert_close, reference
 WIDTH = 5
 ALL_OFF = Passes(**dict.fromkeys(vars(Passes()), False))
 
-# Every elementwise operator that is not total: a function of one value that is made of it, a value
-# at which it or its slope is infinite or NaN, and the values at which both are finite.
+# Every elementwise operator that is not total: a function of one value that uses it, a value at
+# which it or its slope is infinite or NaN, and the values at which both are finite.
 SINGULAR = {
     "div": (lambda x: (x + 1.0) / x, 0.0, lambda x: x != 0),
     "exp": (ops.exp, 1000.0, lambda x: x < 80),
@@ -27,7 +27,7 @@ SINGULAR = {
     "sqrt": (ops.sqrt, 0.0, lambda x: x > 0),
     "power": (lambda x: x**0.3, 0.0, lambda x: x > 0),
 }
-# Operators that are finite, but not of what is infinite.
+# Total operators of values that may be infinite.
 COMPOSED = {
     "log below 0": (ops.log, -1.0, lambda x: x > 0),
     "tanh of a root": (lambda x: ops.tanh(ops.sqrt(x)), -1.0, lambda x: x > 0),
@@ -51,8 +51,8 @@ def test_every_operator_with_an_infinite_slope_has_a_case():
     assert partial == set(SINGULAR)
 
 
-# What a cell makes of its inputs; f is guarded by the mask in "safe" cells. own, sum, kids: where
-# the vertex's own value, the sum over its children, or the value of each child is a good one.
+# Cells; ``f`` is guarded by the mask in "safe" ones. own, sum, kids: 1 where the own value of a
+# vertex, the sum over its children, or the value of each child is a good one.
 def of_inputs(cell, v, f):
     x = v.pull("a") * cell.scale
     out = ops.where(v.pull("own"), f(x, "own"), x) + 0.1 * v.gather().h.sum()

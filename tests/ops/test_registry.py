@@ -116,7 +116,7 @@ BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the r
 
 
 class Env:
-    """What a case is written with."""
+    """The values that cases are written with."""
 
     def __init__(self, cell, v):
         self.v, self.W, self.bias = v, cell.W, cell.bias
@@ -196,7 +196,7 @@ def test_an_operator_without_a_case_fails():
 
 @functools.cache
 def references(name):
-    """Of a case on a batch: in training, and the forward pass alone."""
+    """Return the results of a case on a batch: in training, and of the forward pass alone."""
     model, batch = case_of(name), cavs.batch(graphs(0))
     return reference(model, batch, seed=5, step=2), reference(model, batch, training=False)
 
@@ -246,5 +246,5 @@ def test_a_batch_equals_its_graphs_stacked(name):
     model, made = case_of(name), graphs(3)
     session = cavs.Session(model, dtype=np.float64)
     together = session.predict(cavs.batch(made))["value"]
-    apart = np.concatenate([session.predict(cavs.batch([g]))["value"] for g in made])
-    assert_close(together, apart, 1e-12, name)
+    one_by_one = np.concatenate([session.predict(cavs.batch([g]))["value"] for g in made])
+    assert_close(together, one_by_one, 1e-12, name)

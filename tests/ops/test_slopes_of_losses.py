@@ -85,7 +85,7 @@ WAYS = {
         lambda m, b, h: ops.mean_rows(rows(m, b, h), b["weight"] * b["weight"] + 1.0),
         SELF,
     ),
-    "a value beside others": (
+    "a value next to others": (
         lambda m, b, h: ops.sum_rows(rows(m, b, h) * ops.reshape(ops.tanh(h)[2:3], ())),
         SELF,
     ),

@@ -64,7 +64,7 @@ def test_an_infinite_slope_is_infinite():
 
 
 class Focal(cavs.Model):
-    """Lin et al. 2017: of a row that is judged right nothing is left, and no gradient."""
+    """Lin et al. 2017: a row without error has neither loss nor gradient."""
 
     def __init__(self):
         self.w = cavs.Parameter((1, 2), init=[[0.0, 200.0]])

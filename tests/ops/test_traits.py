@@ -46,7 +46,7 @@ class Matrix:
 
 
 LABEL = apply("feature", name="label", dtype=INT, shape=(), domain=VERTEX, optional=True)
-# What an operator is applied to, if not rows of vertices: domains and shapes; and its attributes.
+# Operands of an operator other than rows of vertices, as domains and shapes, and its attributes.
 VECTOR, MATRIX = (VERTEX, (4,)), (ONE, (4, 4))
 EDGES = ((EDGE, (4,)),)
 CASES = {

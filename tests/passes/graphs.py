@@ -51,7 +51,7 @@ def value(name):
 
 
 def simplified(node):
-    """What one value becomes."""
+    """Return the equations of one value after the passes."""
     return simplify(Graph({"y": node})).outputs["y"]
 
 

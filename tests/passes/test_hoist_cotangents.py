@@ -1,4 +1,4 @@
-"""What parents scatter in backward, multiplied at the child: what it says, where it is done."""
+"""Cotangents multiplied at the child: which ones, with which values, in which programs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_interpreter_sees_no_difference(name):
 
 
 class Total(cavs.VertexFunction):
-    """What is read is the sum of the children, or of a product a child: ``relu`` of each."""
+    """Reads the sum of the children, or of a product of each child: ``relu`` of each."""
 
     def __init__(self, relu):
         self.relu = relu
@@ -109,7 +109,7 @@ def test_what_all_children_read_is_a_row_of_the_parent(relu):
 
 
 def test_what_is_no_narrower_than_its_product_stays():
-    """Five gates for two states; and what is scattered beside a product of one."""
+    """Five gates for two states; and a value scattered next to a product of one."""
     for cell in (nn.BinaryTreeLSTM(8, 6), nn.GRU(8, 6), nn.RNTN(8)):
         before = differentiated(Classifier(cell, 8))
         assert hoist_cotangent_products(before, shared=False) is before
@@ -172,7 +172,7 @@ def test_rows_of_edges_are_no_longer_kept():
         loops = [n for n, s in enumerate(program.stages) if s.kind == "loop"]
         alive = [b for b in program.buffers if b.role == "arena" and b.first <= loops[-1] <= b.last]
         widths.append(sorted(b.width for b in alive if b.space > 1))
-    assert widths == [[8, 8], [8, 8, 16]]  # it takes the place of the cotangent of the labels
+    assert widths == [[8, 8], [8, 8, 16]]  # it is written over the cotangent of the labels
 
 
 def test_a_multiple_by_one_row_is_made_at_the_child():

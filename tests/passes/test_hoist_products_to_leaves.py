@@ -1,4 +1,4 @@
-"""Products of numbered children at the leaves: what the pass says, what is left, where it lies."""
+"""Products of numbered children at the leaves: values, remaining products and buffers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_wide_products_stay():
 
 
 def test_memory_of_merged_words_and_phrases(monkeypatch):
-    """Cotangents of all that have children lie where gates lay, of each kind one; a part of U is
+    """Cotangents of vertices with children are written over gates, one per kind; a part of U is
     packed with U where it starts a panel."""
     model, batch = SentimentClassifier(WORDS, 64, 64, 0.0), treebank(40)
     found = cavs.explain(model, batch)

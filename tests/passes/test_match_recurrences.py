@@ -1,4 +1,4 @@
-"""Which vertex functions are LSTMs, told from what they trace."""
+"""Which vertex functions are LSTMs, by their traced graphs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_lstm_of_a_model_is_found(model, count):
     assert count_recurrences(traced(model)) == count
 
 
-def test_an_lstm_beside_another_cell_is_found_alone():
+def test_an_lstm_next_to_another_cell_is_found_alone():
     model = Tagger(nn.LSTM, 2)
     model.cells[1] = nn.GRU(4, 4)
     found = match_recurrences(traced(model))

@@ -90,7 +90,7 @@ def test_the_gradient_of_gather_is_scatter():
     before = traced(nn.ChildSumTreeLSTM(8, 6))
     after = differentiate(before)
     assert equations(before, "gather_grad") == []
-    assert len(equations(after, "gather_grad")) == 2  # of c and h
+    assert len(equations(after, "gather_grad")) == 2  # for c and h
     assert {repr(s) for s in after.slots if s.backward} == {
         "ChildSumTreeLSTM.c'",
         "ChildSumTreeLSTM.h'",
@@ -100,7 +100,7 @@ def test_the_gradient_of_gather_is_scatter():
         assert f"return grad:{name} = " in text
 
 
-def test_what_is_not_trained_has_no_gradient():
+def test_untrained_parameters_have_no_gradient():
     model = Classifier()
     model.embedding.weight.trainable = False
     graph = differentiate(trace_model(model, SCHEMA, training=True))
@@ -121,7 +121,7 @@ def test_leaves_never_multiply_by_the_recurrent_weights(cell):
     assert equations(graph, "gather", kind=1) == []
 
 
-def test_nor_do_their_cotangents():
+def test_cotangents_of_leaves_never_multiply_by_them():
     graph = by_kind()
     for x in equations(graph, "matmul_tn", kind=None):
         assert "f32[12,30]" not in x or "vertex.1" not in x
@@ -135,7 +135,7 @@ def test_an_absent_input_is_never_multiplied():
     graph = by_kind()
     assert not any("tree.W" in x for x in equations(graph, "matmul", kind=0))
     assert equations(graph, "lookup", kind=0) == []
-    assert len(equations(graph, "lookup_grad")) == 1  # of the leaves alone
+    assert len(equations(graph, "lookup_grad")) == 1  # for leaves only
 
 
 def test_dropout_of_an_absent_input_is_absent_too():
@@ -150,7 +150,7 @@ def test_dropout_of_an_absent_input_is_absent_too():
     assert not any("tree.W" in x for x in equations(found, "matmul", kind=0))
 
 
-def test_values_of_both_kinds_meet_in_a_merge():
+def test_values_of_both_kinds_are_merged():
     graph = by_kind(training=False)
     merged = equations(graph, "merge")
     assert len(merged) == 2 and all("kinds=(0, 1)" in x and "@vertex" in x for x in merged)
@@ -158,7 +158,7 @@ def test_values_of_both_kinds_meet_in_a_merge():
     assert output.endswith("f32[5]@vertex")  # around the structure all kinds are one
 
 
-def test_what_kinds_alone_read_is_computed_by_kind():
+def test_values_that_only_kinds_read_are_computed_by_kind():
     class Everywhere(Classifier):
         def forward(self, batch):
             return self.output(self.tree(batch.graph, x=ops.sigmoid(batch["a"])))
@@ -170,7 +170,7 @@ def test_what_kinds_alone_read_is_computed_by_kind():
     sums = [x for x in equations(found, "add") if "tree.b" in x or "slice" in x]
     assert not any(x.endswith("@vertex") for x in sums)
     biased = [n for n in found.nodes() if n.op.name == "add" and n.type.domain.kind is None]
-    assert [n.shape for n in biased] == [(5,)]  # of the output layer
+    assert [n.shape for n in biased] == [(5,)]  # for the output layer
 
 
 # ---- partition, lifetimes ----
@@ -272,14 +272,14 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
         merge_gradient_products(program, **rest)
         return [instructions_of(s) for s in program.stages]
 
-    apart, joined = [[0], [1], [2]], [[1], [0, 2]]
+    separate, joined = [[0], [1], [2]], [[1], [0, 2]]
     assert stages(3) == joined
-    assert stages(1) == stages(2) == stages(0) == apart
-    assert stages(3, read=0) == apart  # the gradient, before it is whole
+    assert stages(1) == stages(2) == stages(0) == separate
+    assert stages(3, read=0) == separate  # the gradient, before it is whole
     assert stages(3, between="loop") == joined
     assert stages(0, between="loop") == joined  # sums of tasks are added, too
-    assert stages(1, between="loop") == stages(3, read=0, between="loop") == apart
-    assert stages(3, between="loop", concurrent=True) == apart
+    assert stages(1, between="loop") == stages(3, read=0, between="loop") == separate
+    assert stages(3, between="loop", concurrent=True) == separate
 
 
 def test_only_recurrent_products_run_a_task_at_a_time():
@@ -297,7 +297,7 @@ def test_products_of_inputs_are_hoisted(hoist, inside):
     assert sum(n.op.name == "matmul" for b in forward for n in b.nodes) == inside
 
 
-def test_cheap_values_are_computed_again_and_not_kept():
+def test_cheap_values_are_recomputed_and_not_stored():
     def stored(passes):
         c = compiled(passes=passes)
         arena = [b for b in c.program.buffers if b.role == "arena"]
@@ -310,7 +310,7 @@ def test_cheap_values_are_computed_again_and_not_kept():
     assert not names & {"sub", "neg"}  # 1 - z and the like
 
 
-def test_a_value_read_after_its_stage_keeps_its_place():
+def test_buffers_that_are_alive_at_once_share_no_memory():
     """No two buffers that are alive at once share memory: the engine lays them out by lifetime."""
     p = compiled().program
     uses = {}
@@ -345,7 +345,7 @@ def test_the_arena_is_smaller_than_all_its_values_together():
     assert run.run.peak_bytes < off.run.peak_bytes
 
 
-def test_sums_into_places_of_one_gradient_come_together():
+def test_sums_into_parts_of_one_gradient_are_neighbours():
     """Each kind of vertices adds to parts of the same matrix and bias: no more turns than kinds."""
     model, batch = SentimentClassifier(WORDS, 8, 8, 0.0), treebank(40)
     program = cavs.Session(model).compiled(batch).program

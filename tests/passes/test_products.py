@@ -1,4 +1,4 @@
-"""The passes that move, cut and join products, on small graphs."""
+"""The passes that hoist, trim and merge products, on small graphs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_product_of_gathered_values_moves_to_the_child(cell):
     assert not any("@edge" in x for x in equations(back, "matmul"))
 
 
-def test_what_depends_on_more_than_the_child_stays_at_the_edge():
+def test_functions_of_more_than_the_child_stay_at_the_edge():
     class Mixed(cavs.VertexFunction):
         def __init__(self):
             self.state = cavs.State(h=6)
@@ -58,7 +58,7 @@ def test_what_depends_on_more_than_the_child_stays_at_the_edge():
 
         def vertex(self, v):
             child, x = v.gather().h, v.pull("x")[0:6]
-            twice = ops.tanh(child @ self.W + self.b) @ self.V  # of the child alone
+            twice = ops.tanh(child @ self.W + self.b) @ self.V  # a function of the child only
             h = ops.tanh(x + (twice + (child * x) @ self.U).sum())
             v.scatter(h=h)
             v.push(h)
@@ -79,7 +79,7 @@ def test_products_move_only_where_edges_outnumber_vertices():
         assert ("hoist_products_to_child" in names) is shared
         (variant,) = session.state_dict()["variants"]
         assert variant["shared"] is shared
-        # What resumes runs the same program, whatever batch comes first.
+        # A resumed session runs the same program, whatever its first batch.
         resumed = cavs.Session(Classifier(nn.TreeGRU(8, 6)))
         resumed.load_state_dict(session.state_dict())
         names = [name for name, _ in resumed.compiled(cavs.batch([graph(dag, rng)])).stages]
@@ -110,7 +110,7 @@ def test_a_leaf_multiplies_by_the_columns_it_reads(cell, gates, read):
     assert term.shape == (8, 6 * gates) and term.inputs[1].shape == (6 * read,)
 
 
-def test_a_zero_beside_a_value_is_not_multiplied():
+def test_zeros_next_to_values_are_not_multiplied():
     a, zero = value("a"), 0.0 * value("b")
     W = cavs.Parameter((18, 4))
     graph = simplify(trim_products(simplify(Graph({"y": ops.concat([a, zero, a]) @ W}))))
@@ -155,7 +155,7 @@ def test_a_gradient_is_summed_in_the_windows_that_are_not_zero():
     for name in ("grad:W#0", "grad:b#0"):
         parts = [v for k, v in after.items() if k.startswith(name)]
         assert np.array_equal(sum(parts), before[name])
-    # What something else reads too stays whole.
+    # A product with another reader stays whole.
     shared = Graph({"grad:W#0": product, "y": product})
     assert trim_gradients(simplify(shared)).outputs == simplify(shared).outputs
 
@@ -219,7 +219,7 @@ def products(node):
     return sorted(n.inputs[0].shape[0] for n in joined.nodes() if n.op.name == "matmul")
 
 
-def test_products_of_a_sum_need_not_stand_side_by_side():
+def test_terms_of_a_sum_need_not_be_neighbours():
     a, b, c = (value(n) for n in "abc")
     W, V = cavs.Parameter((6, 6)), cavs.Parameter((6, 6))
     assert products(a @ W + (c + ops.tanh(c)) + b @ V) == [12]
@@ -241,7 +241,7 @@ def test_columns_of_a_sum_of_products_are_a_sum_of_products():
     assert products(ops.tanh(x[0:6] + y[0:6]) * x[6:12] * y[6:12]) == [6, 6]
 
 
-def test_a_product_that_needs_another_is_not_joined_with_it():
+def test_a_product_is_not_merged_with_one_it_depends_on():
     a, b = value("a"), value("b")
     U, V, W = (cavs.Parameter((6, 6)) for _ in range(3))
     r = ops.sigmoid(a @ U + b @ V)  # as a reset gate: one product

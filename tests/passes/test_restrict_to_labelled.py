@@ -1,4 +1,4 @@
-"""What losses read of vertices without a label: left out, and nothing else changes."""
+"""Losses are computed at labelled vertices only, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What partial evaluation must fold away for specialisation to pay."""
+"""Values that simplification must fold for specialisation to pay."""
 
 from __future__ import annotations
 

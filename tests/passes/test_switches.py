@@ -50,12 +50,12 @@ def products(program, parameter=""):
 
 
 def of_leaves_alone(compiled):
-    """Whether leaves multiply by no recurrent weight."""
+    """True if leaves multiply by no recurrent weight."""
     return not any(space == "vertex.1" for space, *_ in products(compiled.program, "tree.U"))
 
 
 def in_loops(compiled):
-    """Labels of what runs a task at a time."""
+    """Labels of instructions that run task by task."""
     p = compiled.program
     inside = [i for s in p.stages if s.kind == "loop" for body in s.bodies for i in body]
     return [p.instructions[i].label for i in inside]
@@ -66,7 +66,7 @@ def maps(compiled):
 
 
 def lifetimes(compiled):
-    """Through which part of the stages a value keeps its place, on average."""
+    """Return the average part of the stages through which a value is alive."""
     values = [b for b in compiled.program.buffers if b.role in ("arena", "scratch")]
     return np.mean([b.last - b.first + 1 for b in values]) / len(compiled.program.stages)
 
@@ -76,8 +76,8 @@ def pads(compiled):
 
 
 BINARY, CHILD_SUM = nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM
-# Of each switch: a cell, a batch, what is read of the compiled program, and what that is with the
-# pass; without the pass it is not so.
+# Each switch with a cell, a batch, a property of the compiled program, and a predicate that is true
+# of it only with the pass.
 SWITCHES = {
     "restrict_to_labelled": (
         BINARY,

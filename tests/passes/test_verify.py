@@ -159,7 +159,7 @@ PASSES = {p.name: p.function for p in pipeline.PIPELINE if p.name != "trace"}
 
 
 def test_every_pass_is_in_the_pipeline():
-    """Those that are imported there, which return graphs."""
+    """Return the imported functions that return graphs."""
     assert {
         name: function
         for name, function in inspect.getmembers(pipeline, inspect.isfunction)
@@ -176,7 +176,7 @@ def test_every_pass_is_verified(monkeypatch, name):
     passed = PASSES[name]
     put_in(monkeypatch, name, broken)
     options = {}
-    # Steps that would hold much alone have these.
+    # These apply only to steps that would store too much.
     if name in ("sum_cotangents_at_child", "fold_constant_cotangents"):
         monkeypatch.setattr(save_memory, "MAX_PEAK", 0.0)
         options = {"cell": nn.TreeAttention, "replicated": False, "shape": Shape(1.0, 2.0)}

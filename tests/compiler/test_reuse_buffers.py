@@ -1,4 +1,4 @@
-"""Values that take the place of others, and values that are made again for a sum behind a loop."""
+"""Values written over dead ones, and values that are recomputed for a sum after a loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.runtime.trees import Classifier, graph, treebank
 
 
 def checked(model, batch, **switches):
-    """The session of a model that agrees with the oracle."""
+    """Return the session of a model that agrees with the oracle."""
     return agrees(drawn(model, 0.7), batch, passes=Passes(**switches))[0]
 
 
-def test_gates_lie_where_the_product_of_the_input_was():
+def test_gates_are_written_over_the_product_of_the_input():
     rng = np.random.default_rng(0)
     chains = [[[], *([i] for i in range(n - 1))] for n in (3, 9, 5)]
     batch = cavs.batch([graph(c, rng, absent=lambda kids: False) for c in chains])
@@ -28,8 +28,8 @@ def test_gates_lie_where_the_product_of_the_input_was():
     assert wide.first == 0 and wide.last == len(program.stages) - 1
 
 
-class BesideGathered(cavs.VertexFunction):
-    """Columns of a product are written where others are gathered, of every vertex at once."""
+class NextToGathered(cavs.VertexFunction):
+    """Columns of a product are written in a buffer of which others are gathered."""
 
     def __init__(self):
         self.state = cavs.State(h=8)
@@ -44,15 +44,15 @@ class BesideGathered(cavs.VertexFunction):
         v.push(t)
 
 
-def test_columns_beside_gathered_ones():
+def test_columns_next_to_gathered_ones():
     rng = np.random.default_rng(0)
     shapes = [[[], [], [0, 1], [], [3, 2]], [[]], [[], [0, 0]]]
     batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in shapes])
-    checked(Classifier(BesideGathered(), 8), batch)
+    checked(Classifier(NextToGathered(), 8), batch)
 
 
 class OfOneNumber(cavs.VertexFunction):
-    """``n`` is one number times a parameter; a sum behind the loops reads it, and so does n + 1."""
+    """``n`` is one number times a parameter; a sum after the loops reads it, and so does n + 1."""
 
     def __init__(self):
         self.state = cavs.State(h=8)
@@ -67,11 +67,11 @@ class OfOneNumber(cavs.VertexFunction):
 
 
 @pytest.mark.parametrize("switched", [None, "fuse", "specialise", "plan_memory", "partition"])
-def test_what_is_made_again_for_a_sum_is_not_read_before(switched):
+def test_a_value_recomputed_for_a_sum_is_not_read_before(switched):
     switches = {} if switched is None else {switched: False}
     session = checked(Classifier(OfOneNumber(), 8), treebank(40), **switches)
-    if switched is None:  # n is made in the loop, and once more behind it
+    if switched is None:  # n is computed in the loop and again after it
         program = session.compiled(treebank(40)).program
         sums = [i for i in program.instructions if i.label == "gradient tree.W"]
         made = [program.buffers[o[0]] for i in sums for o in i.inputs[: i.split]]
-        assert any(" > mul" in b.name for b in made)  # in the place of what was read before
+        assert any(" > mul" in b.name for b in made)  # over a value that is dead

@@ -1,4 +1,4 @@
-"""Values that are read where they stand, and those that must be stored first."""
+"""Values that are read through row maps, and values that must be stored first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.test_top_down import dags, trees
 
 
 class Cell(cavs.VertexFunction):
-    """Pushes what it need not compute: a sum, a mean, a child's value."""
+    """Pushes values that need no kernel: a sum, a mean, a child's value."""
 
     def __init__(self, push):
         self.state = cavs.State(h=3)
@@ -23,7 +23,7 @@ class Cell(cavs.VertexFunction):
         v.scatter(h=ops.tanh(v.pull("x") @ self.W + children.h.sum()))
         if self.push == "child":
             v.push(v.gather(0).h)
-        elif self.push == "beside":
+        elif self.push == "side by side":
             v.push(ops.concat([v.gather(1).h, children.h.sum()])[1:4])
         else:
             v.push(getattr(children.h, self.push)())
@@ -96,10 +96,10 @@ def graphs_of(graphs, seed=0, absent=False):
 
 
 @pytest.mark.parametrize("absent", [False, True], ids=["", "absent"])
-@pytest.mark.parametrize("push", ["sum", "mean", "max", "child", "beside"])
+@pytest.mark.parametrize("push", ["sum", "mean", "max", "child", "side by side"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_against_the_oracle(name, push, absent):
-    shapes = trees() if push in ("child", "beside") else dags()
+    shapes = trees() if push in ("child", "side by side") else dags()
     model, batch = Model(LOSSES[name], push), cavs.batch(graphs_of(shapes, absent=absent))
     model.initialize(1, np.float64)
     session = cavs.Session(model, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A maximum finds its operand again by equal bits: in backward that is read, not computed anew."""
+"""The operand of a maximum is found by its bits, so backward reads it and never recomputes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = [[[], [], [0, 1], [], [3, 2]], [[]], [[], [0, 0]], [[], [], [], [0, 1, 
 
 
 class Greatest(cavs.VertexFunction):
-    """``p`` is a product, which rounds once with the sum that is compared and twice without."""
+    """``p`` is a product that rounds once if fused with the compared sum, and twice if not."""
 
     def __init__(self, over):
         self.over = over
@@ -53,7 +53,7 @@ class Greatest(cavs.VertexFunction):
 
 @pytest.mark.parametrize("over", ["axis", "children", "mask", "least"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_greatest_is_found_again(over, dtype):
+def test_the_maximum_is_found_by_its_bits(over, dtype):
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph(s, rng, absent=lambda kids: False) for s in SHAPES * 10])
     model = drawn(Classifier(Greatest(over), 8), 0.7, seed=3)
@@ -61,7 +61,7 @@ def test_the_greatest_is_found_again(over, dtype):
 
 
 def test_a_softmax_compares_nothing():
-    """Its gradient does not depend on what it is shifted by."""
+    """Its gradient does not depend on its shift."""
     rng = np.random.default_rng(0)
 
     class Softmaxes(cavs.VertexFunction):
