@@ -95,10 +95,11 @@ def private_words(text: str, found: list[Prose]) -> list[str]:
 CODE = ("cavs/", "csrc/", "cuda/", "models/")
 RESERVED = {
     "place": "cavs/ir cavs/ops cavs/passes cavs/compiler csrc/exec cuda",
-    "stage": "cavs/compiler cavs/runtime cavs/cuda csrc/exec csrc/bindings cavs/_engine.pyi cuda",
+    "stage": "cavs/passes cavs/compiler cavs/runtime cavs/cuda csrc/exec csrc/bindings "
+    "cavs/_engine.pyi cuda",
     "factors": "cavs/ir cavs/distributed csrc/exec csrc/bindings cavs/_engine.pyi cavs/_cuda.pyi "
     "cuda",
-    "kind": "cavs/ir cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
+    "kind": "cavs/ir cavs/ops cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
     "cavs/distributed/step csrc/schedule csrc/exec csrc/bindings cavs/_engine.pyi cuda",
     "bound": "cavs/runtime csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
@@ -138,7 +139,8 @@ def reserved_words(path: str, text: str) -> list[str]:
 PLAIN = set(
     words(
         """
-        access all architecture array at attention attribute axis b back backward
+        access all architecture array at attention attribute axis b back backward branch
+        branches block piece read refusal
         balance balancer balancing base batch benchmark binary binding bit body bracket
         broadcast bucket build builder byte cache cached candidate cast cell chain
         channel choose clock cluster code codegen collate collective comm communication
