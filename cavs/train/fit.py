@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +15,9 @@ import numpy as np
 from cavs.errors import CavsError, CheckpointError, NumericsError
 from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
-from cavs.train.evaluation import Evaluator
-from cavs.train.fit_options import FitOptions, FitResult
+from cavs.train.coordination import Coordinator
+from cavs.train.engine import Engine
+from cavs.train.fit_options import FitOptions, FitResult, Metrics
 from cavs.train.interrupt import DeferredInterrupt
 from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
@@ -29,16 +30,30 @@ from cavs.train.run_state import (
     check_replaceable,
     read_best,
 )
-from cavs.train.saving import load
-from cavs.train.stepping import Step, Stepper
+from cavs.train.state import TrainingState
+from cavs.train.stepping import Step
 
 _LAST = "last good checkpoint: "
 
 
-class Save(Protocol):
-    """`Trainer.save`."""
+class Loop(Protocol):
+    """Methods of a `Trainer` that a `fit` calls, which a subclass may extend."""
 
-    def __call__(
+    def launch(self, batch: Any) -> list[Step]:
+        """Start a step; return the steps that have ended meanwhile."""
+        ...
+
+    def land(self) -> list[Step]:
+        """Wait for the steps in flight; return those not returned yet."""
+        ...
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics = (), *, stop: Callable[[], bool]
+    ) -> dict[str, float]:
+        """Return loss and metrics over the batches of `loader`."""
+        ...
+
+    def save(
         self,
         path: str | os.PathLike[str],
         *,
@@ -48,14 +63,19 @@ class Save(Protocol):
         """Write a checkpoint to `path`."""
         ...
 
+    def load(self, path: str | os.PathLike[str]) -> list[str]:
+        """Copy the parameters in `path` into the model."""
+        ...
+
 
 class Fit:
     """One call of `Trainer.fit`.
 
     Args:
-        stepper: Makes the steps.
-        evaluator: Evaluates after every epoch.
-        save: Writes checkpoints.
+        loop: Steps, evaluation and files.
+        state: State of the training.
+        engine: Engine of the training.
+        coordinator: Agrees with the other processes.
         train: The training batches.
         options: The arguments of the call.
         lock: Lock on the checkpoint that the caller holds already.
@@ -64,9 +84,10 @@ class Fit:
 
     def __init__(
         self,
-        stepper: Stepper,
-        evaluator: Evaluator,
-        save: Save,
+        loop: Loop,
+        state: TrainingState,
+        engine: Engine,
+        coordinator: Coordinator,
         train: DataLoader,
         options: FitOptions,
         *,
@@ -74,9 +95,7 @@ class Fit:
         resume_point: ResumePoint | None = None,
     ) -> None:
         options.check(train)
-        self.state, self.engine = stepper.state, stepper.engine
-        self.coordinator = stepper.coordinator
-        self.stepper, self.evaluator, self.save = stepper, evaluator, save
+        self.loop, self.state, self.engine, self.coordinator = loop, state, engine, coordinator
         self.train, self.options = train, options
         self.metrics = as_metrics(options.metrics)
         self.monitor = options.monitored(self.metrics)
@@ -88,6 +107,7 @@ class Fit:
         self.best_run: RunState | None = None  # progress at which they were written
         self.lock: CheckpointLock | None = None
         self.interrupt = DeferredInterrupt()
+        self.evaluating = False  # True in its own evaluation, not in one by a callback
         self.since_checkpoint = 0
         self.saved, self.written = self.state.steps, False  # last saved step; True if in a file
         self.loader_state: dict[str, Any] | None = None  # where to resume, if not where `train` is
@@ -203,7 +223,7 @@ class Fit:
         self._call_back("epoch", record | {"best": improved})
 
     def _train(self, bar: Progress) -> None:
-        run, stepper, every = self.run, self.stepper, self.options.checkpoint_every
+        run, loop, every = self.run, self.loop, self.options.checkpoint_every
 
         def count(ended: Iterable[Step]) -> None:
             for batch, outcome in ended:
@@ -214,7 +234,7 @@ class Fit:
 
         def stop_if_asked() -> None:
             if self.coordinator.should_stop(self.interrupt.requested):
-                count(stepper.land())
+                count(loop.land())
                 self._stop()
 
         counted, launched = run.loss_count, 0
@@ -223,16 +243,16 @@ class Fit:
             try:
                 for batch in self.coordinator.guard_batches(batches):
                     launched, loader_state = launched + 1, self.train.state_dict()
-                    count(stepper.launch(batch))
+                    count(loop.launch(batch))
                     stop_if_asked()
                     self.since_checkpoint += 1
                     if every is not None and self.since_checkpoint >= every:
-                        count(stepper.land())
+                        count(loop.land())
                         self._checkpoint(improved=False)
                         stop_if_asked()
-                count(stepper.land())
+                count(loop.land())
             except BaseException:
-                count(stepper.land())
+                count(loop.land())
                 if loader_state is not None:  # a resumed run repeats the batches not counted
                     uncounted = launched - (run.loss_count - counted)
                     position = loader_state["position"] - uncounted
@@ -243,9 +263,13 @@ class Fit:
         if self.options.dev is None:
             return {}
         self.loader_state = self.train.state_dict()  # dev may be the same loader
-        values = self.evaluator.evaluate(
-            self.options.dev, self.metrics, stop=lambda: self.interrupt.requested, in_fit=True
-        )
+        self.evaluating = True
+        try:
+            values = self.loop.evaluate(
+                self.options.dev, self.metrics, stop=lambda: self.interrupt.requested
+            )
+        finally:
+            self.evaluating = False
         if self.coordinator.should_stop(self.interrupt.requested):
             self._stop()
         self.loader_state = None
@@ -308,8 +332,8 @@ class Fit:
             self.lock.acquire()  # the process that wrote before may have died
         progress = self.progress()
         if improved and self.options.dev is not None:
-            self.save(best_path(path), progress=progress, states=False)
-        self.save(path, progress=progress)
+            self.loop.save(best_path(path), progress=progress, states=False)
+        self.loop.save(path, progress=progress)
         self.since_checkpoint, self.saved, self.written = 0, self.state.steps, True
 
     def _restore_best(self) -> None:
@@ -325,7 +349,7 @@ class Fit:
         elif self.path is not None and self.run.best is not None:
             best = best_path(self.path)
             check_best(best, self.run)
-            load(best, self.state, self.engine, self.coordinator)
+            self.loop.load(best)
 
     def _record(self, event: str, **record: Any) -> None:
         self._log(event, record)

@@ -23,8 +23,7 @@ class Step(NamedTuple):
 class Stepper:
     """Makes the steps of a training.
 
-    An engine that overlaps runs one step while the host prepares the next; any other engine has
-    ended a step when `launch` returns.
+    An engine that overlaps runs a launched step while the host prepares the next one.
     """
 
     def __init__(self, state: TrainingState, engine: Engine, coordinator: Coordinator) -> None:
@@ -43,10 +42,8 @@ class Stepper:
         return self._check_finite(batch, self.engine.step(batch, **arguments))
 
     def launch(self, batch: Any) -> list[Step]:
-        """Start a step; return the steps that have ended meanwhile. See `Trainer.launch`."""
+        """Start a step on an engine that overlaps; return the steps that have ended meanwhile."""
         engine = self.engine
-        if not engine.overlaps:
-            return [Step(batch, self.advance(batch))]
         number = self.state.steps + len(self._in_flight)
         after = self._in_flight[-1].outcome if self._in_flight else None
         try:

@@ -162,6 +162,8 @@ class Trainer(ProcessLocal):
 
         Raises `NumericsError` for a step that is not finite; the next one is not applied either.
         """
+        if not self.session.overlaps:
+            return [Step(batch, self.advance(batch))]
         return self._stepper.launch(batch)
 
     def land(self) -> list[Step]:
@@ -194,7 +196,10 @@ class Trainer(ProcessLocal):
         loss of a batch is not finite.
         """
         self.land()
-        return self._evaluator.evaluate(loader, metrics, progress=progress, stop=stop)
+        in_fit = self._fit is not None and self._fit.evaluating
+        return self._evaluator.evaluate(
+            loader, metrics, progress=progress, stop=stop, in_fit=in_fit
+        )
 
     # ---- runs ----------------------------------------------------------------------------------
 
@@ -261,9 +266,10 @@ class Trainer(ProcessLocal):
                 train.prepare = self.session.prepare
             self.coordinator.shard_loader(train)
             fit = Fit(
-                self._stepper,
-                self._evaluator,
-                self.save,
+                self,
+                self.state,
+                self.session,
+                self.coordinator,
                 train,
                 options,
                 lock=self.checkpoint_lock,

@@ -426,3 +426,30 @@ def test_an_evaluation_uses_the_iter_of_a_subclass():
     loader = Halved(make_graphs(8), batch_size=2)
     trainer.evaluate(loader, progress=False)
     assert seen == [[2, 3], [6, 7]]
+
+
+def test_a_fit_calls_the_methods_of_a_subclass(tmp_path):
+    calls = []
+
+    class Recording(Trainer):
+        def advance(self, batch):
+            calls.append("advance")
+            return super().advance(batch)
+
+        def evaluate(self, loader, metrics=(), **options):
+            calls.append("evaluate")
+            return super().evaluate(loader, metrics, **options)
+
+        def save(self, path, **options):
+            calls.append("save")
+            super().save(path, **options)
+
+        def load(self, path, **options):
+            calls.append("load")
+            return super().load(path, **options)
+
+    model = FakeModel()
+    trainer = Recording(model, optim.SGD(0.1), session=FakeSession(model))
+    options = {"dev": dev_loader(), "checkpoint": tmp_path / "run", "restore_best": True}
+    trainer.fit(train_loader(), epochs=1, progress=False, **options)
+    assert calls == ["advance"] * BATCHES + ["evaluate", "save", "save", "load"]
