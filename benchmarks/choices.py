@@ -28,15 +28,17 @@ from benchmarks.result_paths import GridParser
 from cavs.distributed import world
 from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.distributed.planning.auto import CANDIDATES
 from cavs.distributed.planning.builders import REGISTRY
-from cavs.distributed.planning.cost import CANDIDATES, Compute, calibrate, simulate
+from cavs.distributed.planning.compute import Compute
+from cavs.distributed.planning.cost import calibrate, simulate
 from cavs.distributed.strategy import in_order
 from cavs.distributed.strategy.hosts import cluster_of, hosts_of
 from cavs.distributed.strategy.measure import measured_variables
 
 SLOWER = 0.1  # than the fastest builder
 AUTO = "auto"
-BUILDERS = tuple(dict.fromkeys((*CANDIDATES, *REGISTRY)))
+BUILDERS = tuple(n for n in dict.fromkeys((*CANDIDATES, *REGISTRY)) if n != AUTO)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

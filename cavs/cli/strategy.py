@@ -13,18 +13,10 @@ from cavs.cli.registry import Entry
 from cavs.data import GraphBatch, batch
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.cluster.text import load_resources
+from cavs.distributed.planning.auto import CANDIDATES, Candidate, compare, is_file, make_strategy
 from cavs.distributed.planning.builders import REGISTRY
-from cavs.distributed.planning.cost import (
-    CANDIDATES,
-    Candidate,
-    Compute,
-    Prediction,
-    compare,
-    is_file,
-    make_strategy,
-    predict,
-    simulate,
-)
+from cavs.distributed.planning.compute import Compute
+from cavs.distributed.planning.cost import Prediction, predict, simulate
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, load, save, to_text
 from cavs.distributed.strategy.expression import Problem
 from cavs.distributed.strategy.measure import measured_variables
@@ -95,7 +87,7 @@ def _add_show(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "--strategy",
         default="auto",
         metavar="NAME",
-        help=f"auto (default), {', '.join(REGISTRY)}, each with options as in AllReduce(chunk=8), "
+        help=f"{', '.join(REGISTRY)} (default: auto), each with options as in AllReduce(chunk=8), "
         "FILE.py:CLASS or FILE.json",
     )
     parser.add_argument("--json", action="store_true", help="print the whole strategy as JSON")

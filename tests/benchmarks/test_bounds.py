@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from benchmarks import bounds, choices, clusters, distributed, stragglers
+from cavs.distributed.planning.auto import CANDIDATES
 from cavs.distributed.planning.builders import REGISTRY
-from cavs.distributed.planning.cost import CANDIDATES
 
 
 def holds(rows):

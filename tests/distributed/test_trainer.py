@@ -16,7 +16,7 @@ from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.planning import choice
 from cavs.distributed.planning.builders import build
-from cavs.distributed.planning.cost import Compute
+from cavs.distributed.planning.compute import Compute
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, by_gradient, variables_of
 from cavs.distributed.sync import AllReduce, SufficientFactors

@@ -16,15 +16,9 @@ from cavs.data import GraphBatch
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.planning.cost import (
-    Compute,
-    Simulation,
-    calibrate,
-    cards,
-    is_file,
-    make_strategy,
-    simulate,
-)
+from cavs.distributed.planning.auto import is_file, make_strategy, measures
+from cavs.distributed.planning.compute import Compute
+from cavs.distributed.planning.cost import Simulation, calibrate, cards, simulate
 from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
 from cavs.distributed.strategy.hosts import (
     check_places,
@@ -67,11 +61,11 @@ def agreed_strategy(
     c = agreement.communicator
     compute, places = Compute(), hosts_of(c)
     order: Sequence[str] = ()
-    if name == "auto" and run is not None:
+    if measures(name) and run is not None:
         compute, order = _measured(run, agreement)
     if resources is not None:
         cluster = in_rank_order(resources, places)
-    elif name == "auto":
+    elif measures(name):
         cluster = measured_cluster(c, gpus=gpus)
     else:
         named = devices_of if is_file(name) else cluster_of
@@ -83,7 +77,7 @@ def agreed_strategy(
             measured = measured_variables(model, batch, dtype=dtype, passes=passes)
             variables = in_order(measured, order)
             made = make_strategy(name, variables, cluster, compute)
-            if name == "auto":
+            if measures(name):
                 tell(_predicted(simulate(made, variables, cluster, compute), compute))
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
@@ -121,11 +115,10 @@ def number_of_replicas(
     Of a strategy that is made at the first step this is what rank 0 finds without a batch, on
     which builders do not let it depend. With ``auto`` all ranks compute.
     """
-    if strategy in (None, "auto"):
+    if strategy is None or (isinstance(strategy, str) and measures(strategy)):
         return c.size
     if isinstance(strategy, Strategy):
         return len(strategy.graph.replicas)
-    assert strategy is not None
     places, count = hosts_of(c), 0
     with Agreement(c).guard("start"):
         if c.rank == 0:

@@ -248,7 +248,7 @@ variables = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"auto"}))  # it takes one of these
 @given(variables, st.sampled_from(CLUSTERS))
 @settings(deadline=None, max_examples=30)
 def test_every_builder_passes_verification(name, model, cluster):
@@ -258,7 +258,7 @@ def test_every_builder_passes_verification(name, model, cluster):
     assert build(name, model, cluster).digest == strategy.digest
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"auto"}))  # it takes one of these
 def test_one_worker(name):
     strategy = build(name, MODEL, ResourceSpec.local(1))
     assert strategy.graph.replicas == ("localhost:CPU:0",)

@@ -6,15 +6,10 @@ import pytest
 
 from benchmarks.clusters import MODELS, TABLE, cluster, vgg16
 from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.planning.auto import CANDIDATES, compare, make_strategy
 from cavs.distributed.planning.builders import REGISTRY, build
-from cavs.distributed.planning.cost import (
-    CANDIDATES,
-    Compute,
-    compare,
-    make_strategy,
-    predict,
-    simulate,
-)
+from cavs.distributed.planning.compute import Compute
+from cavs.distributed.planning.cost import predict, simulate
 from cavs.distributed.strategy import Variable, in_order, save
 from cavs.errors import ConfigError
 from tests.distributed.planning.test_cost import B, E, W, flat_network
@@ -32,7 +27,7 @@ def test_auto_is_near_the_best_on_known_clusters(name, where):
     compute = Compute(seconds / 3, seconds * 2 / 3)
     chosen = make_strategy("auto", model, resources, compute)
     mine = simulate(chosen, model, resources, compute).seconds
-    for builder in sorted(REGISTRY):
+    for builder in sorted(set(REGISTRY) - {"auto"}):
         other = build(builder, model, resources)
         assert mine <= 1.1 * simulate(other, model, resources, compute).seconds
 

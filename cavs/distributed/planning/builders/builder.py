@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.planning.compute import Compute
 from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.strategy.verify import verify
+from cavs.distributed.sync.operation import Load
 from cavs.errors import CavsError, ConfigError
 
 
@@ -28,6 +30,12 @@ class Builder(ABC):
     ``FILE.py:CLASS(option=value)`` wherever a builder is named. Its options are the arguments of
     its constructor.
     """
+
+    measures: ClassVar[bool] = False  # True if it decides by measurements of the machines
+
+    def informed(self, compute: Compute, load: Load) -> Builder:
+        """Return the builder that knows the computation and load of a step."""
+        return self
 
     @abstractmethod
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
@@ -48,11 +56,12 @@ REGISTRY: dict[str, type[Builder]] = {}
 B = TypeVar("B", bound=type[Builder])
 
 
-def register(builder: B) -> B:
-    """Class decorator: the builder is found by the name of its class."""
-    if builder.__name__ in REGISTRY:
-        raise ConfigError(f"there is already a builder {builder.__name__}", hint="rename one")
-    REGISTRY[builder.__name__] = builder
+def register(builder: B, name: str = "") -> B:
+    """Class decorator: the builder is found by the name of its class, or another one."""
+    name = name or builder.__name__
+    if name in REGISTRY:
+        raise ConfigError(f"there is already a builder {name}", hint="rename one")
+    REGISTRY[name] = builder
     return builder
 
 
@@ -67,7 +76,7 @@ def find(text: str) -> Builder:
     if kind is None:
         raise ConfigError(
             f"no strategy builder is called {name!r}",
-            hint=f"there are auto, {', '.join(REGISTRY)}, or FILE.py:CLASS",
+            hint=f"there are {', '.join(REGISTRY)}, or FILE.py:CLASS",
         )
     try:
         inspect.signature(kind).bind(**options)
@@ -154,6 +163,8 @@ def build(
             f"builder {chosen} returned {type(strategy).__name__}", hint="return a Strategy"
         )
     verify(strategy, variables, resources)
+    if chosen.measures:  # it took a strategy of another builder, whose name stays
+        return strategy
     return dataclasses.replace(strategy, builder=str(chosen))
 
 

@@ -13,54 +13,17 @@ thousands of ranks take seconds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost.network import ROOTED, Cluster
 from cavs.distributed.planning.cost.plan import plan
-from cavs.distributed.strategy import Strategy, Variable, by_gradient
+from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.sync.operation import NO_LOAD, Chain, Load
-from cavs.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Compute:
-    """One replica's work in a step, in seconds.
-
-    ready: when each parameter's gradient is there, from the start of backward; without it,
-    gradients come evenly over backward, in the order of `by_gradient`. slowest: how many times
-    longer the slowest replica takes.
-    """
-
-    forward: float = 0.0
-    backward: float = 0.0
-    ready: Mapping[str, float] = field(default_factory=dict)
-    slowest: float = 1.0
-
-    def __post_init__(self) -> None:
-        times = {"forward": self.forward, "backward": self.backward, **self.ready}
-        for name, seconds in times.items():
-            if not 0 <= seconds < float("inf"):
-                raise ConfigError(f"compute: {name} is {seconds} seconds", hint="give 0 or more")
-        if not 1 <= self.slowest < float("inf"):
-            raise ConfigError(f"compute: slowest is {self.slowest}", hint="give 1 or more")
-
-    @property
-    def seconds(self) -> float:
-        """Forward and backward of the slowest replica."""
-        return (self.forward + self.backward) * self.slowest
-
-    def gradient_times(self, variables: Sequence[Variable]) -> dict[str, float]:
-        """When the gradient of every parameter is there, from the start of the step."""
-        count = len(variables)
-        return {
-            v.name: self.slowest
-            * (self.forward + self.ready.get(v.name, self.backward * (i + 1) / count))
-            for i, v in enumerate(by_gradient(variables))
-        }
 
 
 @dataclass(frozen=True)

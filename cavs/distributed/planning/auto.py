@@ -1,20 +1,22 @@
-"""From what a user writes after ``--strategy`` to a strategy; ``auto`` takes the cheapest."""
+"""The builder ``auto``, which compares others by simulation, and strategies by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.planning.builders import build
+from cavs.distributed.planning.builders import REGISTRY, Builder, build, find, register
+from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost.predict import Prediction, predict
-from cavs.distributed.planning.cost.simulate import Compute, Simulation, simulate
+from cavs.distributed.planning.cost.simulate import Simulation, simulate
 from cavs.distributed.strategy import Strategy, Variable, load
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.sync.operation import NO_LOAD, Load
 from cavs.errors import ConfigError
 
-# Synchronous and exact: what else changes is time alone. Chunks differ in overlap and latency.
+# Synchronous and exact, so that they differ in time alone; chunks in overlap and latency.
 CANDIDATES = (
     "Buckets",
     "AllReduce",
@@ -43,10 +45,33 @@ CANDIDATES = (
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A strategy with what the cost model and the simulation say of it.
+class Auto(Builder):
+    """The fastest of `CANDIDATES` by simulation."""
 
-    builder: what it was asked for by. same: what else made the same strategy.
+    measures: ClassVar[bool] = True
+    compute: Compute = field(default_factory=Compute)
+    load: Load = NO_LOAD
+
+    def __str__(self) -> str:
+        return "auto"
+
+    def informed(self, compute: Compute, load: Load) -> Auto:
+        """See `Builder`."""
+        return replace(self, compute=compute, load=load)
+
+    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
+        """See `Builder`."""
+        return compare(CANDIDATES, variables, resources, self.compute, self.load)[0].strategy
+
+
+register(Auto, "auto")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy, its prediction by the cost model, and its simulation.
+
+    builder: the name that it was requested by. same: other names for the same strategy.
     """
 
     builder: str
@@ -63,9 +88,9 @@ def compare(
     compute: Compute | None = None,
     load: Load = NO_LOAD,
 ) -> list[Candidate]:
-    """What each of `names` makes, the fastest by simulation first; equal ones by less traffic.
+    """Return the strategies of `names`, the fastest by simulation first; equal ones by traffic.
 
-    names: as `make_strategy` takes them. Of those that make the same strategy, the first is kept.
+    names: as `make_strategy` takes them. If several give the same strategy, the first is kept.
     """
     compute = compute or Compute()
     found: dict[str, Candidate] = {}
@@ -91,16 +116,10 @@ def make_strategy(
     compute: Compute | None = None,
     load_of_step: Load = NO_LOAD,
 ) -> Strategy:
-    """The verified strategy that `text` names: ``auto``, a builder, or a ``.json`` file.
+    """Return the verified strategy that `text` names: a builder, or a ``.json`` file.
 
     Raises `ConfigError`.
     """
-    if text == "auto":
-        if not variables:
-            raise ConfigError(
-                "the model has no trainable parameter", hint="there is nothing to share"
-            )
-        return compare(CANDIDATES, variables, resources, compute, load_of_step)[0].strategy
     if is_file(text):
         strategy = load(text)
         # As in the run: where the program at hand has no factors, the matrix is all-reduced.
@@ -111,9 +130,14 @@ def make_strategy(
         except ConfigError as error:
             raise ConfigError(f"{text}: {error.what}", hint=error.hint) from None
         return strategy
-    return build(text, variables, resources)
+    return build(find(text).informed(compute or Compute(), load_of_step), variables, resources)
 
 
 def is_file(text: str) -> bool:
-    """Whether `text` names a strategy that was saved, not who makes one."""
+    """True if `text` names a file of a strategy, False if it names a builder."""
     return text.endswith(".json")
+
+
+def measures(text: str) -> bool:
+    """True if `text` names a builder that decides by measurements, such as ``auto``."""
+    return text in REGISTRY and REGISTRY[text].measures
