@@ -20,7 +20,7 @@ def test_a_bound_is_the_least_or_the_most():
     assert "| a" in bounds.verdict(rows)
 
 
-def test_two_ranks_at_the_size_that_counts():
+def test_two_ranks_at_the_size_with_bounds():
     found = {"speedup": 1.81, "overlap": 0.69, "bytes": 1.04e6, "formula": 1e6}
     result = {"ranks": 2, "hidden": 512, "batch_size": 64, "strategies": {"buckets": found}}
     assert holds(distributed.targets(result)) == ["yes", "NO", "yes"]
@@ -38,7 +38,7 @@ def test_auto_among_its_builders():
     assert holds(choices.targets({"auto": "PS", "builders": builders})) == ["yes"]
 
 
-def test_what_auto_takes_is_measured_whatever_builders_are_named():
+def test_the_builder_of_auto_is_always_measured():
     def runner(name, digest, builder):
         strategy = SimpleNamespace(digest=digest, builder=builder)
         return distributed.Runner(name, SimpleNamespace(strategy=strategy), [])
@@ -54,7 +54,7 @@ def test_what_auto_takes_is_measured_whatever_builders_are_named():
     assert measured(*named[:2], ("auto", "2", "PS")) == (["PS", "PS of auto"], "PS of auto")
 
 
-def test_stragglers_are_measured_where_the_bounds_are_claimed(monkeypatch):
+def test_stragglers_are_measured_at_the_sizes_with_bounds(monkeypatch):
     asked = []
     monkeypatch.setattr(stragglers, "measure", lambda given: asked.append(given) or {})
     assert stragglers.main(["--rank"]) == 0
@@ -79,7 +79,7 @@ def test_every_checked_balancer_is_measured():
     assert stragglers.PAIRS in stragglers.BALANCERS
 
 
-def test_auto_is_held_against_more_than_it_chooses_from():
+def test_auto_is_compared_with_more_than_its_candidates():
     assert set(choices.BUILDERS) >= {*CANDIDATES, *REGISTRY}
     assert set(clusters.RIVALS) > set(REGISTRY) and not set(clusters.RIVALS) <= set(CANDIDATES)
     name, found, _, holds = clusters.rivals("tree_lstm", "B4", overlapped=False)

@@ -1,4 +1,4 @@
-"""The CPU program: its cases, its judgement of made-up figures, and all of it in tiny sizes."""
+"""The CPU program: its cases, its bounds on given values, and all of it in tiny sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cavs import config
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Programs that run in this process leave the number of threads as it was."""
+    """Restore the number of threads after programs that run in this process."""
     before = config.num_threads()
     yield
     cavs.set_num_threads(before)
@@ -105,7 +105,7 @@ def test_every_line_has_its_cases() -> None:
     )
 
 
-def test_of_several_rivals_the_fastest_counts() -> None:
+def test_the_fastest_of_several_rivals_counts() -> None:
     needs = [[["hand"], 3.0], [["manual", "manual-compile"], 2.5]]
     times = {"cavs": 1.0, "hand": 3.0, "manual": 2.6, "manual-compile": 2.4}
     of = record(cases=[entry("training", needs, times, threads=2)])
@@ -148,7 +148,7 @@ def pairs(ratios: dict[tuple[int, int], tuple[float, float]], hidden: int) -> li
     ]
 
 
-def test_noise_is_allowed_for_where_two_threads_are_no_gain() -> None:
+def test_a_bound_without_a_gain_of_two_threads_allows_noise() -> None:
     ratios = {(1, 1): (1.0, 1.0), (1, 2): (1.0, 0.975), (64, 1): (2.9, 1.0), (64, 2): (5.1, 1.69)}
     one = {"found": pairs(ratios, 512), "batches": 5.0, "second_core": 1.7, "busy_before": 0.5}
     of = found(record(batching=[one]))
@@ -194,13 +194,13 @@ def test_preparation_and_memory() -> None:
     assert "memory grows 3.53 times where vertices do 4 times: off by" in summary_table(of)
 
 
-def test_what_failed_is_in_the_table() -> None:
+def test_failures_are_in_the_table() -> None:
     of = record(failed=[{"part": "growth: chain", "error": "first\nsecond"}])
     assert checked_rows(of) == [("growth: chain", "", "failed: first", "", "NO")]
     assert "load 0.5 at the start; drawn data" in summary_table(of)
 
 
-def test_the_status_tells_what_misses_its_bound(
+def test_a_missed_bound_sets_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "busy", lambda: 0.0)
@@ -226,7 +226,7 @@ def test_the_status_tells_what_misses_its_bound(
     assert "failed: no such engine" in capsys.readouterr().out
 
 
-def test_a_part_of_it_replaces_no_whole_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrowed_run_does_not_replace_a_whole_result(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     monkeypatch.setattr(cpu, "find_spec", lambda name: name)
     monkeypatch.setattr(cpu.Run, "all", lambda run: places.append(run.given.out))
@@ -238,7 +238,7 @@ def test_a_part_of_it_replaces_no_whole_result(monkeypatch: pytest.MonkeyPatch) 
     assert places == [RESULTS / "cpu.json", *[LATEST / "cpu.json"] * 3]
 
 
-def test_rivals_are_wanted(
+def test_missing_rivals_are_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
@@ -246,7 +246,7 @@ def test_rivals_are_wanted(
     assert "need PyTorch" in capsys.readouterr().err
 
 
-def test_data_that_are_missing_are_told_first(
+def test_missing_data_are_reported_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu, "find_spec", lambda name: name)

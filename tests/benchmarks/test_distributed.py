@@ -25,7 +25,7 @@ def folder(data, tmp_path):
 
 
 def measured(data, strategy, ranks):
-    """Bytes that a rank sends in a step, and those of the formula."""
+    """Return the bytes that a rank sends in a step, and those of the formula."""
     options = argparse.Namespace(data=data, hidden=16, batch_size=4, batches=2)
 
     def work(communicator):

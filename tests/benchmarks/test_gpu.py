@@ -1,4 +1,4 @@
-"""The GPU program on the CPU in tiny sizes, its table, and its rivals on a device of no memory."""
+"""The GPU program on the CPU in tiny sizes, its table, and its rivals on a device without memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_part_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert spans and all(e["dur"] > 0 for e in spans)
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_parts_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main([*TINY, "--limit", "1e-9", "--out", str(out)]) == 1
     record = json.loads(out.read_text())
@@ -128,11 +128,11 @@ def test_the_first_process_finds_nothing_compiled(monkeypatch: pytest.MonkeyPatc
 
 
 def hang(_: Any) -> None:
-    """A part that never ends, with a process of its own that does not either."""
+    """A part that never ends, and has started a process that never ends."""
     subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"], check=True)
 
 
-def test_whatever_hangs_is_killed_at_the_deadline(
+def test_hanging_processes_are_killed_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(gpu.PARTS, "accuracy", hang)
@@ -147,7 +147,7 @@ def test_whatever_hangs_is_killed_at_the_deadline(
     assert "killed: time was up" in capsys.readouterr().out
 
 
-def test_what_has_a_bound_comes_first() -> None:
+def test_parts_with_a_bound_come_first() -> None:
     given = SimpleNamespace(
         device="cuda", data="random", full=False, tiny=False, only=[], out=Path("x"),
         rounds=1, in_process=False,
@@ -286,7 +286,7 @@ def test_a_trace_lays_stages_end_to_end() -> None:
     assert events[-1]["args"] == {"flops": 7.0}
 
 
-def test_processes_that_hang_or_end_are_given_up() -> None:
+def test_processes_that_hang_or_end_are_errors() -> None:
     assert in_new_process(abs, -3, patience=60) == 3
     for work, argument, text in (
         (int, "x", "invalid literal"),
@@ -304,7 +304,7 @@ def test_processes_that_hang_or_end_are_given_up() -> None:
 
 
 class Replayed:
-    """Graphs whose replay does the work again, or, ``stale``, returns what it once returned."""
+    """Graphs whose replay does the work again, or, if ``stale``, returns its first result."""
 
     stale = False
 
@@ -366,7 +366,7 @@ NOT_HERE = {"naive", "dynet", "dgl"}  # a sparse gradient without memory has no 
 def test_rivals_stay_on_their_device(
     workload: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the device "meta", where nothing is computed, but what lies elsewhere is refused."""
+    """The device "meta" computes nothing, but refuses tensors of other devices."""
     for module in (base, floor):
         monkeypatch.setattr(module, "set_up", lambda _: torch.device("meta"))
     for module in ("hand_tree", "lstm"):

@@ -1,4 +1,4 @@
-"""The harness on runners that take a known time, and what it writes."""
+"""The harness with runners of known times, and its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.workloads import Case
 
 
 class Scripted(Session):
-    """Answers with given times instead of running anything."""
+    """A session with given times, which runs nothing."""
 
     def __init__(self, name: str, walls: list[float], order: list[str], vertices: int = 10) -> None:
         super().__init__(name)
@@ -111,7 +111,7 @@ def test_markdown_pads_columns() -> None:
     assert markdown(["a", "bb"], [["ccc", "d"]]) == "| a   | bb |\n|-----|----|\n| ccc | d  |"
 
 
-def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_json_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -120,7 +120,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_report_reads_what_was_written(tmp_path: Path) -> None:
+def test_the_report_reads_written_results(tmp_path: Path) -> None:
     entry = measure(CASE, [Scripted("a", [1.0], [])], 1, "a")
     record = {
         "benchmark": "tree-fc", "created": "now", "commit": "", "command": "python -m x",
@@ -179,9 +179,7 @@ def test_floor_runs_here(threads: int) -> None:
     assert session.run().wall > 0
 
 
-def test_a_run_goes_on_where_another_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_an_interrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
     stop_at: list[str] = []
 
@@ -228,7 +226,7 @@ def test_a_run_goes_on_where_another_stopped(
 
 
 def test_results_are_no_change_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a run that was cut off and has written some would not be resumed."""
+    """Otherwise an interrupted run that has written results would not be resumed."""
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
@@ -271,7 +269,7 @@ def test_missing_data_are_an_error_before_anything_is_measured(
     assert out.read_text() == "good"
 
 
-def test_a_run_in_which_all_failed_leaves_the_old_results(
+def test_a_run_of_failures_keeps_the_old_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Failing(Scripted):

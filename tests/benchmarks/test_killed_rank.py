@@ -12,7 +12,7 @@ DEV, LOSSES = [0.9, 0.6], [1.2, 1.0, 0.8, 0.7]
 
 
 def ended(stale, ranks=range(RANKS), dev=DEV, shift=0.0, **changes):
-    """A run that came to its end well; shift: of all parameters."""
+    """Return a run without faults; shift: added to all parameters."""
     result = {"dev": list(dev), "losses": LOSSES, "seen": [0, 1] * STEPS}
     result |= {"steps": STEPS, "ranks": len(ranks), "stale": stale}
     values = {"w": np.linspace(1, 2, 50) + shift, "b": np.ones(3) + shift}
@@ -40,7 +40,7 @@ def calm(stale):
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_the_survivors_of_a_run_like_the_others(stale):
+def test_survivors_like_undisturbed_runs_have_no_faults(stale):
     found = compare(ended(stale, ranks=[0, 2], still=2.5), calm(stale), RANKS)
     assert found["faults"] == []
     assert found["losses"] < (0.05 if stale else 1e-15)
@@ -94,7 +94,7 @@ def test_without_stale_parameters_rounding_alone_may_differ(changes, said):
         ({"shift": float("nan")}, "is nan away"),
     ],
 )
-def test_with_stale_parameters_more_than_noise(changes, said):
+def test_with_stale_parameters_more_than_noise_is_a_fault(changes, said):
     faults = compare(ended(True, ranks=[0, 1], **changes), calm(True), RANKS)["faults"]
     assert any(said in fault for fault in faults)
 

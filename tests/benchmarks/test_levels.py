@@ -1,4 +1,4 @@
-"""Time a level and the latency of one tree: fits, bounds, what is tried after a failure."""
+"""Time of a level and latency of one tree: fits, bounds, second attempts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_line_of_least_squares() -> None:
 
 
 class Clocked:
-    """A run that takes so long in all, so long in its loops."""
+    """A run of given times, in total and in its loops."""
 
     def __init__(self, asked: list[str], way: str, whole: float, up: float, down: float) -> None:
         self.asked, self.way, self.seconds = asked, way, (whole, up, down)
@@ -58,7 +58,7 @@ class Clocked:
         return self.seconds[1:]
 
 
-def test_of_graphs_what_is_outside_of_loops_is_taken_off() -> None:
+def test_time_of_graphs_outside_of_loops_is_subtracted() -> None:
     asked: list[str] = []
     of: Any = {
         way: {"forward": Clocked(asked, way, w, u, 0), "both": Clocked(asked, way, 2 * w, u, d)}
@@ -85,7 +85,7 @@ def test_batches_are_as_high_as_they_have_levels(cell: str, vertices: int) -> No
     assert inner == [1 + n + (cell == "tree") for n in range(5)]
 
 
-def test_what_has_a_bound_is_measured_first() -> None:
+def test_points_with_a_bound_are_measured_first() -> None:
     short, full = (level_points.points("cuda", whole, False) for whole in (False, True))
     assert [p.precision for p in short[:6]] == ["tf32"] * 6
     assert {p.hidden for p in short[:6]} == {150, 256, 512}
@@ -94,7 +94,7 @@ def test_what_has_a_bound_is_measured_first() -> None:
     assert level_points.points("cpu", True, False) == []
 
 
-def test_kernels_that_cannot_be_compiled_are_told_from_processes_of_their_own() -> None:
+def test_kernels_that_cannot_be_compiled_are_failures() -> None:
     of = [level_points.Point("lstm", 4, "fp32", "cuda:99")]
     found, failed = in_new_process(level_points.compiled_ahead, of, (1,), 2, patience=patience(120))
     assert found["points"] == 1 and found["seconds"] > 0
@@ -165,7 +165,7 @@ def test_bounds_of_levels_and_latency_are_checked() -> None:
     assert "persistent, forward" not in summary_table(alone)
 
 
-def test_a_way_that_is_wrong_is_told() -> None:
+def test_a_wrong_way_is_a_failure() -> None:
     ways = level(1, 1.0, 1.0)["ways"]
     ways = {way: {**found, "loss": 1.0} for way, found in ways.items()}
     ways["launched"]["launches"] = {"forward": 66, "both": 130}
@@ -189,7 +189,7 @@ def breaks(calls: list[str], text: str) -> Any:
     raise RuntimeError(text)
 
 
-def test_what_fails_is_tried_another_way_and_what_hangs_not_for_ever(tmp_path: Path) -> None:
+def test_failures_have_a_second_attempt_and_hangs_few(tmp_path: Path) -> None:
     run = gpu.Run(given(tmp_path), 0.0)
     calls: list[str] = []
     hangs = partial(breaks, calls, "no answer within 9 s")
@@ -244,7 +244,7 @@ def test_pieces(tmp_path: Path) -> None:
     assert names == ["latency: fp32", "latency: tf32"]
 
 
-def test_who_runs_narrow_tasks_in_one_kernel() -> None:
+def test_sessions_with_the_persistent_kernel() -> None:
     made = {g.name: g.runners for g in groups("cuda", "random", True, False)}
     runner = "cavs-without-launches-by-task"
     wanted = {"sst", "fixed-lstm", "var-lstm", "tree-fc", "inference", "sweep", "sweep-rest"}

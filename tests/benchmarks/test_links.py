@@ -1,4 +1,4 @@
-"""Slow links of the benchmarks: what they are made of is gone when the block ends."""
+"""Slow links of the benchmarks, which are removed when the block ends."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def made():
 
 
 @pytest.mark.skipif(bool(links.refusal()), reason=f"no slow links: {links.refusal()}")
-def test_nothing_is_left_behind():
+def test_links_are_removed():
     with pytest.raises(KeyboardInterrupt), links.slow_links(2, 100) as inside:
         script = inside[2]
         assert len(made()) == 5
@@ -32,7 +32,7 @@ def test_nothing_is_left_behind():
     assert made() == []
 
 
-def test_a_machine_that_cannot_says_why(monkeypatch):
+def test_a_machine_without_links_says_why(monkeypatch):
     monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
     assert links.refusal() == "it needs root"
     monkeypatch.setattr(links.os, "geteuid", lambda: 0)
@@ -47,7 +47,7 @@ def test_a_machine_that_cannot_says_why(monkeypatch):
     assert links.refusal() == "ip link add: Operation not permitted"
 
 
-def test_mpirun_speaks_tcp_over_them_alone():
+def test_mpirun_uses_tcp_over_the_links_alone():
     command = links.over_tcp(["mpirun", "-n", "2", "python"])
     assert command[0] == "mpirun" and command[-3:] == ["-n", "2", "python"]
     assert command[command.index("btl_tcp_if_include") + 1] == f"{links._network()}.0/24"

@@ -1,4 +1,4 @@
-"""The programs that make bench runs: where results go, the ablation, the report."""
+"""The programs of make bench: paths of results, the ablation, the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_narrowed_grid_does_not_replace_a_whole_one() -> None:
     assert out("--quick", "--out", "here.json") == Path("here.json")
 
 
-def test_what_make_bench_runs_leaves_whole_grids_alone(
+def test_make_bench_keeps_results_of_whole_grids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: list[tuple[str, list[str]]] = []
@@ -57,7 +57,7 @@ def test_what_make_bench_runs_leaves_whole_grids_alone(
     assert called == [("a", ["--resume"]), ("report", [])]
 
 
-def test_every_program_of_make_bench_is_quick_somewhere_else(
+def test_quick_programs_of_make_bench_write_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def test_ablation_has_every_pass_where_it_matters() -> None:
     assert OWN.keys() <= {case.workload for case in ablation.CASES}
 
 
-def test_ablation_runs_and_says_what_a_pass_is_worth(
+def test_ablation_measures_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(harness, "REST", 0.0)
@@ -138,7 +138,7 @@ def test_a_lattice_shares_its_children() -> None:
     assert found.label.tolist() == [-1] * 9 + [2]
 
 
-def test_memory_is_shown_of_what_counts_it() -> None:
+def test_memory_is_shown_for_runners_that_count_it() -> None:
     runners = {
         "cavs": {
             "gather_bytes": 1 << 20,
@@ -167,7 +167,7 @@ def test_peak_of_the_process_is_that_of_the_case() -> None:
     assert machine.peak_memory() <= high - (1 << 24)
 
 
-def test_plots_are_written_a_mode_and_threads(tmp_path: Path) -> None:
+def test_a_plot_is_written_per_mode_and_threads(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     def entry(batch_size: int, training: bool, **rates: float) -> dict[str, Any]:

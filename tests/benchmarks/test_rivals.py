@@ -1,4 +1,4 @@
-"""Every program of a workload, cavs among them, computes the same."""
+"""All programs of a workload, including cavs, compute the same results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ELSEWHERE = [("tree-lstm", "dynet"), ("tree-lstm", "dgl"), ("var-lstm", "dynet")
 def test_rivals_in_other_libraries_agree(
     workload: str, name: str, optimizer: str, data: str
 ) -> None:
-    """With the library here, or with CAVS_BENCH_PYTHON_DYNET and the like set."""
+    """They need the library, or variables such as CAVS_BENCH_PYTHON_DYNET."""
     pytest.importorskip("torch")
     if python_of(name) == sys.executable:
         try:

@@ -1,4 +1,4 @@
-"""Samples, index plans and products against slow and obvious counterparts."""
+"""Samples, index plans and products against simple, slow implementations."""
 
 from __future__ import annotations
 
