@@ -1,4 +1,4 @@
-"""The GPU program on the CPU in tiny sizes, its table, and its rivals on a device without memory."""
+"""The GPU program on the CPU in tiny sizes, its table, and its rivals on the device "meta"."""
 
 from __future__ import annotations
 
