@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -23,13 +24,23 @@ class Tree(ParsedTree[int]):
     __slots__ = ()
 
 
-def _numbers(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, int], str]:
-    """Return the number of every label, and the labels as errors name them."""
+def _style(num_classes: int, labels: Sequence[str] | None) -> tuple[dict[str, int], Style]:
+    """Return the number of every label, and the rules of a line."""
     if labels is None:
         require_count("num_classes", num_classes)
-        return {str(i): i for i in range(num_classes)}, f"a label of 0..{num_classes - 1}"
-    check_names("labels", labels)
-    return {label: i for i, label in enumerate(labels)}, f"one of {' '.join(labels):.80}"
+        numbers = {str(i): i for i in range(num_classes)}
+        needed = f"a label of 0..{num_classes - 1}"
+    else:
+        check_names("labels", labels)
+        numbers = {label: i for i, label in enumerate(labels)}
+        needed = f"one of {' '.join(labels):.80}"
+    return numbers, Style(strict=True, known=numbers, needed=needed, hint=_FORMAT)
+
+
+def _tree(line: str, numbers: dict[str, int], style: Style, path: Path, number: int) -> Tree:
+    tree = parse_text(line, style, str(path), number, f"{path.name}:{number}")
+    found = [numbers[label] for label in tree.labels if label is not None]  # every vertex has one
+    return Tree(tree.name, found, tree.words, tree.offsets, tree.children)
 
 
 def parse_tree(
@@ -50,11 +61,7 @@ def parse_tree(
     after the tree.
     """
     where = as_path("<text>" if path is None else path)
-    numbers, needed = _numbers(num_classes, labels)
-    style = Style(strict=True, known=numbers, needed=needed, hint=_FORMAT)
-    tree = parse_text(line, style, str(where), number, f"{where.name}:{number}")
-    found = [numbers[label] for label in tree.labels if label is not None]  # every vertex has one
-    return Tree(tree.name, found, tree.words, tree.offsets, tree.children)
+    return _tree(line, *_style(num_classes, labels), where, number)
 
 
 def read_sst(
@@ -67,8 +74,9 @@ def read_sst(
     """
     require_count("num_classes", num_classes)
     path = as_path(path)
+    numbers, style = _style(num_classes, labels)
     trees = [
-        parse_tree(line, num_classes, path, number, labels)
+        _tree(line, numbers, style, path, number)
         for number, line in enumerate(read_lines(path), 1)
         if line.strip()
     ]
