@@ -79,9 +79,9 @@ def line_of(function: object) -> str:
 FAULT = "this is a fault of cavs, not of the model: please report it with the lines of the model"
 
 
-def _again(kind: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) -> CavsError:
+def _again(cls: type[CavsError], args: tuple[Any, ...], state: dict[str, Any]) -> CavsError:
     """Rebuild a copied or pickled error with its text and line."""
-    error = kind.__new__(kind, *args)
+    error = cls.__new__(cls, *args)
     vars(error).update(state)
     return error
 

@@ -107,8 +107,8 @@ RESERVED = {
     "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec "
     "cuda",
 }
-# Words of Python and CUDA.
-LANGUAGE_WORDS = re.compile(r"\bbound=|__launch_bounds__|(?i:in_?place)")
+# Words of Python, NumPy and CUDA.
+LANGUAGE_WORDS = re.compile(r"\bbound=|dtype\.kind|__launch_bounds__|(?i:in_?place)")
 
 
 def identifiers(path: str, text: str) -> set[str]:
@@ -139,34 +139,33 @@ def reserved_words(path: str, text: str) -> list[str]:
 PLAIN = set(
     words(
         """
-        access all architecture array at attention attribute axis b back backward branch
-        branches block piece read refusal
-        balance balancer balancing base batch benchmark binary binding bit body bracket
-        broadcast bucket build builder byte cache cached candidate cast cell chain
-        channel choose clock cluster code codegen collate collective comm communication
-        communicator compile compiled compiler compressed compression compute config
-        constant context copy cosine cost count cross csrc data decay decision deferred
-        dense device differentiate distributed doc driver dropout edge elastic embedding
-        empty end engine entropy entry error eval evaluator exec executor explanation
-        exponential expression failed feedback fit float fold for forward from frontend
-        function gathered gpu grad gradient group handle host hybrid identity index
-        insert inspect interned interrupt into item job kernel key label labelled launch
-        layer layout library like line linear load loader local lock lookup loop loss
-        lost lowering mailbox map match matmul max measure measured memory merge merged
-        merging metric model module moved multiword network nn no norm number numerics
-        of on one op operand operation optimizer option order origin outcome output
-        owner pair parameter parameterized parsed part partition partitioned peer
-        pending persistent pickling plan planning plateau point port prediction
-        predictor problem process product profiler progress push pushed queue random
-        reader recorded recurrence reduce reduced register repeat repeatable replicate
-        report request resource restrict result resume retry rival role round rule run
-        runtime sample save scale sentence serial session settings shape sharded share
-        signal simplify simulation single size slice snapshot sparse spec speed split
-        stale started startup statement step stepper storage store stream structure
-        style sum symbolic sync synchronous table tensor test text thread time to total
-        train trainable trainer training tree trim type uneven union unit update usage
-        value variable variant verify version vocabulary wait warm warmup warning watch
-        whole with work worker
+        access all architecture array at attention attribute axis b back backward
+        balance balancer balancing base batch benchmark binary binding bit block body
+        bracket branch broadcast bucket build builder byte cache cached candidate cast
+        cell chain channel choose clock cluster code codegen collate collective comm
+        communication communicator compile compiled compiler compressed compression
+        compute config constant context copy cosine cost count cross csrc data decay
+        decision deferred dense device differentiate distributed doc driver dropout edge
+        elastic embedding empty end engine entropy entry error eval evaluator exec
+        executor explanation exponential expression failed feedback fit float fold for
+        forward from frontend function gathered gpu grad gradient group handle host
+        hybrid identity index insert inspect interned interrupt into item job kernel key
+        label labelled launch layer layout library like line linear load loader local
+        lock lookup loop loss lost lowering mailbox map match matmul max measure
+        measured memory merge merged merging metric model module moved multiword network
+        nn no norm number numerics of on one op operand operation optimizer option order
+        origin outcome output owner pair parameter parameterized parsed part partition
+        partitioned peer pending persistent pickling piece plan planning plateau point
+        port prediction predictor prepared problem process product profiler progress
+        push pushed queue random read reader recorded recurrence reduce reduced refusal
+        register repeat repeatable replicate report request resource restrict result
+        resume retry rival role round rule run runtime sample save scale sentence serial
+        session settings shape sharded share signal simplify simulation single sinker
+        size slice snapshot sparse spec speed split stale started startup statement step
+        stepper storage store stream structure style sum symbolic sync synchronous table
+        tensor test text thread time to total train trainable trainer training tree trim
+        type uneven union unit update usage value variable variant verify version
+        vocabulary wait warm warmup warning watch whole with work worker
 
         adagrad adam ar arima bf blas cavs ci cli conllu cpu csr cubin cuda cudnn cupy d
         ema fc gru horovod ir json k lbbsp lstm mpi narx nccl numpy nvrtc parallax
@@ -176,7 +175,13 @@ PLAIN = set(
 )
 
 
-IRREGULAR = {"vertices": "vertex", "leaves": "leaf", "indices": "index", "bias": "bias"}
+IRREGULAR = {
+    "branches": "branch",
+    "vertices": "vertex",
+    "leaves": "leaf",
+    "indices": "index",
+    "bias": "bias",
+}
 
 
 def singular(word: str) -> str:

@@ -15,7 +15,8 @@ from cavs.passes.access import LOCAL_ARRAYS, Piece, outward
 from cavs.passes.broadcast_blocks import block, grid
 from cavs.passes.partition import Body, Partition, is_elementwise
 
-MAX_OPERANDS = 20  # of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
+# operands of a fused kernel: 16 bytes of each are 80 of the 128 registers of a thread
+MAX_OPERANDS = 20
 
 
 @dataclass(eq=False)
@@ -105,17 +106,17 @@ class RowLowering(Storage):
         """Move elementwise nodes to the latest kernel that can hold them, that of their readers."""
         if not self.fuse:
             return
-        bound: dict[Node, int] = {}
+        latest: dict[Node, int] = {}
         for n in reversed(body.nodes):
-            if is_elementwise(n) and not _reduces_axis(n) and n in bound:
-                step[n] = max(step[n], bound[n])
+            if is_elementwise(n) and not _reduces_axis(n) and n in latest:
+                step[n] = max(step[n], latest[n])
             for x, pieces in self.accesses.operands(n):
                 for p in pieces:
                     if p.array not in LOCAL_ARRAYS:
                         continue
                     joined = is_elementwise(n) and x is p.source and p.map == "self"
                     limit = step[n] if joined and _joinable(x, n) else step[n] - 1
-                    bound[p.source] = min(bound.get(p.source, limit), limit)
+                    latest[p.source] = min(latest.get(p.source, limit), limit)
 
     def _inside(self, p: Piece, inside: Container[Node]) -> list[Node]:
         """Return the node of this body that computes a piece; None if another task does."""

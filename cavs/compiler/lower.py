@@ -147,7 +147,7 @@ class Lowering(RowLowering):
             if not key.startswith("grad:"):
                 continue
             name, _, window = key.removeprefix("grad:").rpartition("#")
-            start = int(window.partition("@")[2].partition(".")[0] or 0)  # of "1@300.0"
+            start = int(window.partition("@")[2].partition(".")[0] or 0)  # the start in "1@300.0"
             self.other_terms.setdefault(name, [])
             columns[name] = value.shape[-1] if value.shape else 1
             # A window of rows is narrower than the whole.

@@ -1,4 +1,4 @@
-"""What a model is compiled for, and the switches of the passes."""
+"""Options and target of a compilation, and the switches of the passes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Pass:
     shown: bool = True
 
 
-# Of the traced model; its result decides which features make kinds of vertices.
+# Passes on the traced model; the result decides which features make kinds of vertices.
 FORWARD = (
     Pass("trace", lambda graph: graph),
     Pass("scale_for_replicas", scale_for_replicas, lambda c: c.replicated),
@@ -176,7 +176,7 @@ PIPELINE = FORWARD + GRADIENTS + KINDS
 
 @dataclass
 class _Compilation:
-    """What passes need to know beyond the graph.
+    """The facts that passes need beyond the graph.
 
     optional: features that number the kinds. summed_slots: cotangents of edges that ``plan`` sums
     at the child. stages: texts for `cavs.explain`.

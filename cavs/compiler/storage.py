@@ -32,7 +32,7 @@ class Storage:
                 for x in n.inputs:
                     self.merge_of[x] = n
         self._share_rows()
-        self.repeated: set[Node] = set()  # of the body that is lowered
+        self.repeated: set[Node] = set()  # nodes repeated in the body that is lowered
         self.stage = -1
         self.kind: int | None = None  # stands for "all kinds" in a loop
 

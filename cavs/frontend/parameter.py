@@ -72,7 +72,7 @@ class Parameter(Operand):
     momentum in every step.
     """
 
-    _kind = "a parameter"
+    _noun = "a parameter"
     _because = ""
     _elsewhere = "; outside a model, .value is its array"
 

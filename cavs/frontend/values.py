@@ -61,13 +61,13 @@ class Values:
     __lt__ = __le__ = __gt__ = __ge__ = _no_operand
 
 
-def check_names(names: Iterable[str], kind: type[Values], what: str) -> None:
-    """TraceError for a name that ``kind`` has as an attribute of its own."""
-    own = [name for name in dir(kind) if not name.startswith("__")]
+def check_names(names: Iterable[str], cls: type[Values], what: str) -> None:
+    """TraceError for a name that ``cls`` has as an attribute of its own."""
+    own = [name for name in dir(cls) if not name.startswith("__")]
     for name in names:
         if name in own or name.startswith("__"):
             raise TraceError(
-                f"{what} cannot be called {name!r}: {kind._all} has an attribute of that name",
+                f"{what} cannot be called {name!r}: {cls._all} has an attribute of that name",
                 where=user_line(),
                 hint=f"choose another name; taken are {', '.join(own)}, and names with __ in front",
             )

@@ -114,7 +114,7 @@ def _refused(what: str, hint: str) -> Callable[..., Any]:
     """Return a method that raises TraceError; ``{}`` in ``what``: the operand, and the reason."""
 
     def method(self: Refusals, *args: Any, **options: Any) -> NoReturn:
-        _refuse(what.format(self._kind, self._because), hint + self._elsewhere)
+        _refuse(what.format(self._noun, self._because), hint + self._elsewhere)
 
     return method
 
@@ -159,7 +159,7 @@ class Refusals:
     """Base of operands: refuses what would give a wrong result or an unclear error of NumPy."""
 
     __slots__ = ()
-    _kind = "a traced value"
+    _noun = "a traced value"
     _because = ": it stands for every vertex at once"
     _elsewhere = ""  # addition to a hint
 
@@ -190,7 +190,7 @@ class Refusals:
         if isinstance(base, int | float | np.number) and base > 0:
             log = f"{math.log(base):.8g}"
         _refuse(
-            f"{base!r:.60} ** b: an exponent is a number, not {self._kind}",
+            f"{base!r:.60} ** b: an exponent is a number, not {self._noun}",
             f"for a ** b with a above 0 write ops.exp(b * {log})",
         )
 
@@ -208,7 +208,7 @@ class Refusals:
             return self is other
         if isinstance(other, _NUMBERS):
             _refuse(
-                f"{self._kind} {sign} {other!r:.60} asks whether both are one object, and they are "
+                f"{self._noun} {sign} {other!r:.60} asks whether both are one object, and they are "
                 "not",
                 f"use {cure}, which is 1 or 0 at every vertex, and ops.where(condition, a, b) "
                 "instead of if",
@@ -234,7 +234,7 @@ class Refusals:
         name = function.__name__
         cure = CURES.get(name)
         _refuse(
-            f"np.{name} does not take {self._kind}{self._because}",
+            f"np.{name} does not take {self._noun}{self._because}",
             (f"write {cure}" if cure else "compute with operators and cavs.ops") + self._elsewhere,
         )
 
@@ -252,7 +252,7 @@ def no_attribute(operand: Refusals, name: str, where: str) -> NoAttributeError:
         cure = ""
     cure = "write " * cure.startswith(("ops.", "x ", "W.")) + cure.format(name)
     return NoAttributeError(
-        f"{operand._kind} has no {name!r}",
+        f"{operand._noun} has no {name!r}",
         where=where,
         hint=(cure + elsewhere).removeprefix("; "),
     )

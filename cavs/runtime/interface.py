@@ -1,4 +1,4 @@
-"""What a session takes and what it returns."""
+"""Types of the arguments and results of a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Inputs = tuple[_engine.Schedule, list[Array], list[Array]]  # with float and int
 
 
 class BatchLike(Protocol):
-    """What a session needs of a batch; cavs.data.GraphBatch implements it."""
+    """The parts of a batch that a session uses; cavs.data.GraphBatch implements it."""
 
     @property
     def num_graphs(self) -> int:

@@ -34,7 +34,7 @@ class ParameterSync:
         self._parameters, self._dtype = list(parameters.values()), dtype
         self._cuda, self._variants = cuda, variants
         self._versions = 0  # sum of the parameters' versions that this session has seen
-        self._arrays: list[Array] = []  # of the parameters, that executors were made for
+        self._arrays: list[Array] = []  # arrays of the parameters that executors were made for
 
     def take_arrays(self) -> list[Array]:
         """Return the arrays for a new executor, or one of the dtype if there are no parameters."""

@@ -206,7 +206,9 @@ class ProgramCache:
     # ---- rows and inputs -----------------------------------------------------------------------
 
     def _rows(self, variant: Variant, batch: BatchLike) -> Any:
-        """What the engine runs: the distinct vertices of ``batch``, or ``batch`` itself."""
+        """Return the batch that the engine runs: the distinct vertices of ``batch``, or
+        ``batch`` itself.
+        """
         names = variant.traced.distinguishing
         if names is None:
             return batch

@@ -19,7 +19,7 @@ from cavs.runtime.check import check_schema
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
-MAX_KINDS = 32  # of vertices that a model is compiled for
+MAX_KINDS = 32  # kinds of vertices that a model is compiled for
 MAX_RECOMPILES = 8  # for kinds that come after compilation
 
 

@@ -18,7 +18,7 @@ from cavs.runtime.interface import Executor
 
 
 class VariantKey(NamedTuple):
-    """What a variant is compiled for.
+    """The options that a variant is compiled for.
 
     training: with gradients. with_loss: the loss is computed. merging: equal vertices of a batch
     run once. recurrent: LSTMs over chains run as a whole.
@@ -32,7 +32,7 @@ class VariantKey(NamedTuple):
 
 @dataclass
 class Decisions:
-    """What batches have decided about a variant.
+    """The decisions that batches have caused for a variant.
 
     absent: features known to be absent somewhere, before any batch shows it. merged_features:
     features whose absence makes no kind of vertex. child_numbers: products of so many first
