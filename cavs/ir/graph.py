@@ -120,11 +120,7 @@ def rewrite(
 
     rules: nodes that are settled for these, and whose inputs stay, are skipped.
     """
-<<<<<<< HEAD
     new: dict[Node, Node] = {}  # replaced nodes
-=======
-    new: dict[Node, Node] = {}  # replacements of nodes that change
->>>>>>> e760232 (Hold compiler, passes and runtime to the rules of language)
     with origin("") as lines:
         for node in graph.nodes():
             inputs = node.inputs
