@@ -19,6 +19,7 @@ from cavs.distributed.planning.builders import build
 from cavs.distributed.step.digest import facts, same_program
 from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
+from cavs.runtime import Session
 from cavs.train.schedules import Cosine, Plateau, StepDecay, WarmUp
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.step.test_consensus import loader, outcomes, trainer
@@ -75,8 +76,7 @@ def test_replicas_of_a_host_compare_their_programs():
         options = {"strategy": "PSLoadBalancing(staleness=1, two_level=True)"}
         with trainer(c, resources=hosts(2, 2), **options) as t:
             if c.rank == 3:
-                t.session.session.model = model_of(0.25)
-                t.session.session.parameters = t.session.session.model.parameters()
+                t.session.session = Session(model_of(0.25), dtype=np.float64, replicated=True)
             t.advance(cavs.batch(BATCHES[0]))
 
     texts = [str(error) for error in outcomes(4, work)]
