@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cavs.compiler.memory import Shape
 from cavs.errors import ConfigError, user_line
@@ -47,8 +48,7 @@ class Passes:
         return super().__new__(cls)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The machine that a program is compiled for.
 
     concurrent_sums: sums over rows run concurrently with loops, so that a sum does not reuse rows
@@ -71,8 +71,7 @@ def default_passes(device: object) -> Passes:
     return (CPU if device == "cpu" else DEVICE).passes
 
 
-@dataclass(frozen=True)
-class CompileOptions:
+class CompileOptions(NamedTuple):
     """How a traced model is compiled.
 
     training: with the gradients of all trainable parameters. merging: rows are distinct vertices,

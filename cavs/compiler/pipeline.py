@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cavs.compiler.coalesce_operands import coalesce_operands
 from cavs.compiler.lower import Lowering
@@ -64,8 +64,7 @@ def _no_arguments(c: _Compilation) -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """A step of the compiler: `function` maps a graph, and `arguments`, to a graph.
 
     applies: when it runs. simplified: its result is. if_changed: a result that equals its input is
@@ -174,7 +173,7 @@ KINDS = (
 PIPELINE = FORWARD + GRADIENTS + KINDS
 
 
-@dataclass
+@dataclass(eq=False)
 class _Compilation:
     """The facts that passes need beyond the graph.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cavs.compiler.program import Weight
 from cavs.errors import CompileError
 from cavs.ir import Node
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     param: int
     offset: int
     row_stride: int
@@ -24,8 +23,7 @@ class _Part:
 
 def _transposed(parts: list[_Part]) -> list[_Part]:
     return [
-        replace(
-            p,
+        p._replace(
             row_stride=p.col_stride,
             col_stride=p.row_stride,
             rows=p.cols,
@@ -43,7 +41,7 @@ def _columns(parts: list[_Part], start: int, stop: int) -> list[_Part]:
         low, high = max(start - p.n0, 0), min(stop - p.n0, p.cols)
         if low < high:
             offset, n0 = p.offset + low * p.col_stride, p.n0 + low - start
-            result.append(replace(p, offset=offset, cols=high - low, n0=n0))
+            result.append(p._replace(offset=offset, cols=high - low, n0=n0))
     return result
 
 
@@ -65,7 +63,7 @@ def _parts(w: Node, parameters: Sequence[str]) -> list[_Part]:
         rowwise = w.attr("axis") == -2
         for x in w.inputs:
             for p in _parts(x, parameters):
-                result.append(replace(p, k0=p.k0 + at) if rowwise else replace(p, n0=p.n0 + at))
+                result.append(p._replace(k0=p.k0 + at) if rowwise else p._replace(n0=p.n0 + at))
             at += x.shape[0] if rowwise else x.shape[1]
         return result
     raise CompileError(

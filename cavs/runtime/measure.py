@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -141,8 +141,7 @@ class RunReport:
         return tuple(w for x in self.loops if not x.gradient for w in x.widths)
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Times, True if there was an update, bytes of the optimiser's states, the engine's report."""
 
     times: Times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +63,6 @@ class Prepared(NamedTuple):
         return self.variant.built.compiled
 
 
-@dataclass
 class ProgramCache:
     """Traces and compiles ``model``, and keeps a program for every variant.
 
@@ -72,20 +70,25 @@ class ProgramCache:
     whether it trains.
     """
 
-    model: Model
-    parameters: Mapping[str, Parameter]
-    dtype: np.dtype[Any]
-    passes: Passes
-    replicated: bool
-    cuda: CudaEngine | None
-    products: str
-    variants: Variants
-    lstms: Lstms
-    sync: ParameterSync
-    profiler: Profiler
-
-    def __post_init__(self) -> None:
-        self.edge_types = EdgeTypes(self.model)
+    def __init__(
+        self,
+        model: Model,
+        parameters: Mapping[str, Parameter],
+        *,
+        dtype: np.dtype[Any],
+        passes: Passes,
+        replicated: bool,
+        cuda: CudaEngine | None,
+        products: str,
+        variants: Variants,
+        lstms: Lstms,
+        sync: ParameterSync,
+        profiler: Profiler,
+    ) -> None:
+        self.model, self.parameters, self.dtype = model, parameters, dtype
+        self.passes, self.replicated, self.cuda, self.products = passes, replicated, cuda, products
+        self.variants, self.lstms, self.sync, self.profiler = variants, lstms, sync, profiler
+        self.edge_types = EdgeTypes(model)
         self.latest: dict[bool, Variant] = {}
 
     # ---- batches that run ----------------------------------------------------------------------
@@ -178,8 +181,11 @@ class ProgramCache:
         self, key: VariantKey, batch: BatchLike, absent: frozenset[str] = frozenset()
     ) -> Variant:
         """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
-        variant = self.variants.setdefault(key, Variant(key))
-        variant.expect_absent(absent)
+        variant = self.variants.get(key)
+        if variant is None:
+            variant = self.variants.setdefault(key, Variant(key))
+        if absent:
+            variant.expect_absent(absent)
         trace(variant, self.model, self.edge_types.schema(batch), batch)
         return variant
 

@@ -91,15 +91,15 @@ class Session(ProcessLocal):
         self._programs = ProgramCache(
             model,
             self.parameters,
-            self.dtype,
-            self.passes,
-            replicated,
-            cuda,
-            products_of(precision),
-            self._variants,
-            self._lstms,
-            self._sync,
-            self._profiler,
+            dtype=self.dtype,
+            passes=self.passes,
+            replicated=replicated,
+            cuda=cuda,
+            products=products_of(precision),
+            variants=self._variants,
+            lstms=self._lstms,
+            sync=self._sync,
+            profiler=self._profiler,
         )
         self._lock = threading.RLock()  # a thread takes its results before another one runs
 

@@ -115,9 +115,11 @@ def _mergeable(trace: Trace) -> set[str]:
 def must_merge_features(variant: Variant, kinds: Collection[int]) -> bool:
     """True if ``kinds`` of vertices besides the known ones are too many to compile for each."""
     decisions = variant.decisions
+    new = set(kinds) - set(decisions.kinds)
+    if not new and len(decisions.kinds) <= MAX_KINDS:
+        return False
     if not _mergeable(variant.traced):
         return False
-    new = set(kinds) - set(decisions.kinds)
     late = bool(new) and variant.build is not None and decisions.recompiles >= MAX_RECOMPILES
     return late or len(decisions.kinds) + len(new) > MAX_KINDS
 

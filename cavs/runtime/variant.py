@@ -30,7 +30,7 @@ class VariantKey(NamedTuple):
     recurrent: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Decisions:
     """The decisions that batches have caused for a variant.
 
@@ -55,7 +55,7 @@ class Decisions:
         self.kinds = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class Trace:
     """A traced model.
 
@@ -82,7 +82,7 @@ class Build(NamedTuple):
     frozen: frozenset[str]
 
 
-@dataclass
+@dataclass(eq=False)
 class Variant:
     """One way in which a model is compiled; inherited: from another session, by a checkpoint."""
 

@@ -139,7 +139,7 @@ def put_in(monkeypatch, name, function):
     """Run ``function`` in place of a pass."""
     for part in ("FORWARD", "GRADIENTS", "KINDS"):
         passes = getattr(pipeline, part)
-        found = [replace(p, function=function) if p.name == name else p for p in passes]
+        found = [p._replace(function=function) if p.name == name else p for p in passes]
         monkeypatch.setattr(pipeline, part, found)
 
 
