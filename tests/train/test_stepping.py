@@ -15,17 +15,6 @@ from cavs import _engine, optim
 from tests.runtime.trees import Classifier, treebank
 
 
-class Counted:
-    """An executor that records the calls of its methods."""
-
-    def __init__(self, executor, calls):
-        self.executor, self.calls = executor, calls
-
-    def __getattr__(self, name):
-        method = getattr(self.executor, name)
-        return noted(method, name, self.calls) if callable(method) else method
-
-
 def noted(function, name, calls):
     """Return the function, with calls on this thread recorded."""
     mine = threading.get_ident()
@@ -46,8 +35,16 @@ def calls(monkeypatch):
     for name, value in list(vars(_engine).items()):
         if inspect.isbuiltin(value):
             monkeypatch.setattr(_engine, name, noted(value, name, found))
-    make = _engine.Executor
-    monkeypatch.setattr(_engine, "Executor", lambda *options: Counted(make(*options), found))
+
+    class Recorded(_engine.Executor):
+        """An executor that records the calls of its methods."""
+
+        def __getattribute__(self, name):
+            method = super().__getattribute__(name)
+            special = name.startswith("__")
+            return method if special or not callable(method) else noted(method, name, found)
+
+    monkeypatch.setattr(_engine, "Executor", Recorded)
     return found
 
 
