@@ -51,6 +51,8 @@ def test_vocabulary_files(tmp_path):
         path.write_text(text)
         with pytest.raises(DataError, match="no vocabulary"):
             Vocabulary.load(path)
+    path.write_bytes(b'\xef\xbb\xbf["a"]')
+    assert Vocabulary.load(path) == Vocabulary(["a"])  # without the byte-order mark
     path.write_bytes(b'["\xff"]')
     with pytest.raises(DataError, match="no vocabulary"):
         Vocabulary.load(path)

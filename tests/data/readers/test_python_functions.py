@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from cavs.data import batch, load_functions, read_functions
+from cavs.data import Graph, batch, load_functions, read_functions
 from cavs.data.readers.python_functions import SELF, functions_of, split_of, words_of
 from cavs.errors import DataError
 
@@ -32,6 +32,14 @@ def test_names_are_hidden():
     assert found["inner_one"].values.count(SELF) == 1
     assert found["__init__"].words == ["init"] and outer.line == 3
     assert all(child < v for v, kids in enumerate(outer.children) for child in kids)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_code():
+    for source in ("\ufeffx = 1", "\ufeffx = 1".encode()):
+        assert Graph.from_ast(source).num_vertices == Graph.from_ast("x = 1").num_vertices
+    names = [f.name for f in functions_of(SOURCE, "m", (5, 200))]
+    for source in ("\ufeff" + SOURCE, ("\ufeff" + SOURCE).encode()):
+        assert [f.name for f in functions_of(source, "m", (5, 200))] == names
 
 
 def test_sizes_limit_functions():
