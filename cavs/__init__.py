@@ -9,7 +9,8 @@ from cavs._engine import isa
 from cavs.config import num_threads, set_num_threads
 from cavs.data import Graph, GraphBatch, batch
 from cavs.frontend import Model, Module, Parameter, State, VertexFunction
-from cavs.runtime import Explanation, Session, explain
+from cavs.inspect import Explanation, explain
+from cavs.runtime import Session
 from cavs.train import DataLoader, Trainer, optim
 
 __version__ = "0.1.0"

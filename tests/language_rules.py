@@ -95,13 +95,13 @@ def private_words(text: str, found: list[Prose]) -> list[str]:
 CODE = ("cavs/", "csrc/", "cuda/", "models/")
 RESERVED = {
     "place": "cavs/ir cavs/ops cavs/passes cavs/compiler csrc/exec cuda",
-    "stage": "cavs/passes cavs/compiler cavs/runtime cavs/cuda csrc/exec csrc/bindings "
-    "cavs/_engine.pyi cuda",
+    "stage": "cavs/passes cavs/compiler cavs/runtime cavs/inspect cavs/cuda csrc/exec "
+    "csrc/bindings cavs/_engine.pyi cuda",
     "factors": "cavs/ir cavs/distributed csrc/exec csrc/bindings cavs/_engine.pyi cavs/_cuda.pyi "
     "cuda",
     "kind": "cavs/ir cavs/ops cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
     "cavs/distributed/step csrc/schedule csrc/exec csrc/bindings cavs/_engine.pyi cuda",
-    "bound": "cavs/runtime csrc/schedule csrc/bindings",
+    "bound": "cavs/runtime cavs/inspect csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
     "csrc/bindings cuda",
     "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec "

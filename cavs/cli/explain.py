@@ -13,8 +13,8 @@ from cavs.config import set_num_threads
 from cavs.data import GraphBatch
 from cavs.errors import ConfigError
 from cavs.frontend.model import Model
-from cavs.inspect import dot_function, dot_graph, dot_schedule, render
-from cavs.runtime import Session, explain
+from cavs.inspect import dot_function, dot_graph, dot_schedule, explain, render
+from cavs.runtime import Session
 from cavs.train import DataLoader
 
 DRAWINGS = ("function", "graph", "schedule")

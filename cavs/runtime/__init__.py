@@ -1,7 +1,11 @@
-"""Compile and run models: `Session` and `explain`."""
+"""Compile and run models: `Session`."""
 
-from cavs.runtime.explain import Explanation, explain
+from cavs.errors import moved
 from cavs.runtime.interface import EvalResult, PendingStep, StepResult
 from cavs.runtime.session import Session
 
-__all__ = ["EvalResult", "Explanation", "PendingStep", "Session", "StepResult", "explain"]
+__all__ = ["EvalResult", "PendingStep", "Session", "StepResult"]
+
+__getattr__ = moved(
+    "cavs.runtime", {name: f"cavs.inspect.{name}" for name in ("Explanation", "explain")}
+)

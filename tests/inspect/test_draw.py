@@ -163,7 +163,7 @@ def test_render(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["dot_function", "dot_graph", "dot_schedule", "render"])
-def test_the_names_that_moved_from_data(name):
+def test_names_that_moved_from_data(name):
     with pytest.raises(
         ImportError, match=rf"cavs\.data\.{name} has moved[\s\S]*cavs.inspect.{name}"
     ):
@@ -172,3 +172,10 @@ def test_the_names_that_moved_from_data(name):
         exec(f"from cavs.data import {name}")
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         cavs.data.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Explanation", "explain"])
+def test_names_that_moved_from_runtime(name):
+    with pytest.raises(ImportError, match=rf"cavs\.runtime\.{name} has moved"):
+        exec(f"from cavs.runtime import {name}")
+    assert getattr(cavs, name) is getattr(cavs.inspect, name)

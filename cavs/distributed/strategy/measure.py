@@ -13,9 +13,9 @@ from cavs.data import GraphBatch
 from cavs.distributed.strategy.variable import Variable, variables_of
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
+from cavs.inspect.loop_report import rows_of
 from cavs.ir import Graph, Node
 from cavs.runtime import Session
-from cavs.runtime.loop_report import rows_of
 
 
 def measured_variables(

@@ -8,11 +8,11 @@ from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.data.merge import LEAF
+from cavs.inspect.loop_report import LoopReport
 from cavs.ir import BatchRule, Node
 from cavs.passes.merge_vertices import features_of_vertices, why_separate
 from cavs.passes.specialise import Kind
 from cavs.runtime.interface import BatchLike
-from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.program_cache import MIN_MERGED
 from cavs.runtime.variant import Variant
 

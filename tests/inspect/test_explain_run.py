@@ -1,5 +1,4 @@
-"""What explain() says of one run: tasks by loop, a whole step on the clock, bytes, memory, and why
-parts of a batch did not run together."""
+"""explain() of one run: tasks by loop, time of a step, bytes, memory, and work not batched."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ WIDTH = 8
 
 
 class Stacked(cavs.Model):
-    """Cells over each other; a sequence may be read from both ends."""
+    """Cells on top of each other, in one direction or in both."""
 
     def __init__(self, cells, both_ways=False):
         self.embedding = nn.Embedding(WORDS, WIDTH)
@@ -34,7 +33,7 @@ class Stacked(cavs.Model):
 
 
 class Forward(cavs.Model):
-    """Predicts; nothing trains it."""
+    """A model without a loss."""
 
     def __init__(self):
         self.embedding = nn.Embedding(WORDS, WIDTH)
@@ -45,7 +44,7 @@ class Forward(cavs.Model):
 
 
 class Flat(cavs.Model):
-    """No vertex function: nothing goes along edges."""
+    """A model without a vertex function."""
 
     def __init__(self):
         self.embedding = nn.Embedding(WORDS, WIDTH)
@@ -89,7 +88,7 @@ def test_a_run_of_training_is_a_whole_step():
     assert ("added up over" in text) == (t.threads > 1)
 
 
-def test_work_of_several_threads_is_said_to_be_added_up():
+def test_work_of_several_threads_is_summed():
     before = cavs.config.num_threads()
     cavs.set_num_threads(2)
     try:
@@ -125,11 +124,11 @@ def trained(explained):
     return losses, {n: p.value.tobytes() for n, p in model.parameters().items()}
 
 
-def test_training_goes_on_as_if_nothing_had_been_explained():
+def test_training_is_not_affected():
     assert trained(explained=True) == trained(explained=False)
 
 
-def test_every_bit_of_the_parameters_stays():
+def test_parameters_keep_their_bits():
     model = Classifier()
     model.initialize(0)
     for p in model.parameters().values():
@@ -141,7 +140,7 @@ def test_every_bit_of_the_parameters_stays():
         assert {n: p.value.tobytes() for n, p in model.parameters().items()} == before
 
 
-def test_what_is_no_optimiser_is_refused():
+def test_only_optimisers_are_accepted():
     with pytest.raises(ConfigError, match=r"optimizer is 'adam', but must be a cavs\.optim"):
         cavs.explain(Classifier(), treebank(2), optimizer="adam")
 
@@ -157,7 +156,7 @@ def test_gather_and_scatter_are_of_states_alone():
     run = cavs.explain(Forward(), chains(), training=False).run
     states = 2 * WIDTH * 4  # c and h
     assert run.gather_bytes == 36 * states and run.scatter_bytes == 40 * states
-    assert run.other_read_bytes == 40 * WIDTH * 4  # of the table
+    assert run.other_read_bytes == 40 * WIDTH * 4  # reads of the table
     flat = cavs.explain(Flat(), chains()).run
     assert flat.gather_bytes == flat.scatter_bytes == flat.tasks == 0
     assert flat.other_read_bytes > 0 and flat.other_write_bytes > 0
@@ -173,7 +172,7 @@ def test_terms_of_a_product_write_its_result_once():
     assert sum(i["write_bytes"] for i in lines) == sum(m.nbytes for m in matrices if m.ndim > 1)
 
 
-def test_places_that_values_share_do_not_make_them_states():
+def test_values_that_share_buffers_with_states_are_no_states():
     batch = treebank(30)
     planned, plain = (
         cavs.explain(Classifier(), batch, passes=Passes(plan_memory=switch)).run
@@ -182,7 +181,7 @@ def test_places_that_values_share_do_not_make_them_states():
     assert planned.scatter_bytes == plain.scatter_bytes > 0
 
 
-def test_children_that_are_not_there_are_not_read():
+def test_absent_children_are_not_read():
     class First(cavs.VertexFunction):
         def __init__(self):
             self.state = cavs.State(h=WIDTH)
@@ -205,7 +204,7 @@ def test_children_that_are_not_there_are_not_read():
     assert run.gather_bytes == 3 * WIDTH * 4  # edges
 
 
-def test_why_equal_vertices_run_apart():
+def test_reasons_for_which_equal_vertices_are_not_merged():
     rng = np.random.default_rng(0)
     twice = [binary(20, rng) for _ in range(8)] * 2
 
@@ -226,7 +225,7 @@ def test_why_equal_vertices_run_apart():
     assert why(graphs=[one_of_each]) == []
 
 
-def test_features_that_make_no_kinds_are_named():
+def test_features_without_kinds_are_named():
     model, batch = test_merged_features.Many(7), test_merged_features.chains(7, 20)
     found = cavs.explain(model, batch, run=False)
     (line,) = [x for x in found.not_batched if "makes no kinds any more" in x]
@@ -244,7 +243,7 @@ def test_a_model_without_a_loss_is_explained_in_inference():
         cavs.explain(Forward(), chains())
 
 
-def test_sums_are_named_by_what_they_make():
+def test_sums_are_named_by_their_results():
     model = Classifier()
     explained = cavs.explain(model, treebank(6))
     made = [label for label, kind, _ in explained.run.stages if kind == "global"]
@@ -268,11 +267,11 @@ def test_memory_besides_the_arena():
     besides = next(line for line in text.splitlines() if line.startswith("besides: "))
     for part in ("scratch of a thread", "packed weights", "dense gradients", "rows of sparse"):
         assert part in besides
-    assert "states" not in besides  # of no optimiser that is known
+    assert "states" not in besides  # no optimiser is known
 
 
 class Doubling(cavs.VertexFunction):
-    """A cell that has nothing to learn."""
+    """A cell without parameters."""
 
     def __init__(self):
         self.state = cavs.State(h=2)
@@ -284,7 +283,7 @@ class Doubling(cavs.VertexFunction):
 
 
 class Fixed(cavs.Model):
-    """No parameter, and yet a loss."""
+    """A model with a loss and without parameters."""
 
     def __init__(self):
         self.cell = Doubling()

@@ -15,15 +15,15 @@ from cavs.cuda.engine import persistent_plan
 from cavs.cuda.persistent import describe
 from cavs.cuda.storage import half_buffers
 from cavs.frontend.model import Model
+from cavs.inspect.loop_report import LoopReport, loops_of, rows_of
+from cavs.inspect.measure import Measured, Rule, RunReport, measured, unchanged
+from cavs.inspect.run_text import run_lines
+from cavs.inspect.traffic import traffic_of
+from cavs.inspect.unbatched import counted, not_batched
 from cavs.ir import Node
 from cavs.passes.partition import Body
 from cavs.runtime.interface import BatchLike
-from cavs.runtime.loop_report import LoopReport, loops_of, rows_of
-from cavs.runtime.measure import Measured, Rule, RunReport, measured, unchanged
-from cavs.runtime.run_text import run_lines
 from cavs.runtime.session import Session
-from cavs.runtime.traffic import traffic_of
-from cavs.runtime.unbatched import counted, not_batched
 
 
 class _Mode(TypedDict):

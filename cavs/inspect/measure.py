@@ -13,10 +13,10 @@ import numpy as np
 from cavs.cuda.engine import DECIDED
 from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
+from cavs.inspect.loop_report import LoopReport
+from cavs.inspect.traffic import InstructionReport
 from cavs.runtime.interface import Array, BatchLike
-from cavs.runtime.loop_report import LoopReport
 from cavs.runtime.session import Session
-from cavs.runtime.traffic import InstructionReport
 
 WARM = 2  # runs that are not timed
 RUNS, SECONDS = 9, 0.3  # limits of timed runs
@@ -76,7 +76,7 @@ class RunReport:
     loops: with their tasks; tasks counts those of forward, backward_tasks those of cotangents, and
     no policy of batching needs fewer than task_bound and backward_bound. widths: vertices of each
     task of forward. distinct: vertices that ran, one for all equal ones.
-    gather, scatter and other bytes: see `cavs.runtime.traffic.InstructionReport`.
+    gather, scatter and other bytes: see `cavs.inspect.traffic.InstructionReport`.
     kept_bytes: values computed before backward that it reads. peak_bytes: the largest size of
     values in the arena that are alive at once; features, parameters and others are not in it.
     scratch_bytes: of one thread. gradient_bytes: dense gradients. sparse_bytes: gradients of rows

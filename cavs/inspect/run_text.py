@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cavs import _engine
-from cavs.runtime.measure import RunReport
+from cavs.inspect.measure import RunReport
 
 
 def run_lines(r: RunReport) -> list[str]:

@@ -27,12 +27,12 @@ def test_every_stage_has_its_text(explained):
     assert "grad:" not in text["trace"] and "return grad:tree.U" in text["differentiate"]
     assert "vertex.0" in text["specialise"] and "vertex.0" not in text["simplify"]
     printed = str(explained)
-    assert repr(explained) == printed  # what a prompt shows
+    assert repr(explained) == printed  # as a prompt shows it
     for part in (*names, "partition", "program", "cuda", "buffers", "one step", "not batched"):
         assert f"== {part}" in printed
 
 
-def test_a_model_is_compiled_once_and_again_only_for_text_that_was_not_kept(monkeypatch):
+def test_a_model_is_compiled_again_only_for_missing_text(monkeypatch):
     given, recorded = program_cache.compile_graph, []
 
     def counted(traced, kinds, parameters, options):
@@ -104,7 +104,7 @@ def test_one_run(explained):
     assert len(run.stages) == explained.program.count("stage ")
 
 
-def test_what_was_not_batched():
+def test_work_that_was_not_batched():
     rng = np.random.default_rng(0)
     chain = graph([[], *([i] for i in range(9))], rng)
     alone = cavs.explain(Classifier(nn.LSTM(8, 6)), cavs.batch([chain]))
