@@ -1,4 +1,4 @@
-// A setting with a value that makes no sense; cavs.errors.ConfigError in Python.
+// Error for an invalid setting; cavs.errors.ConfigError in Python.
 #pragma once
 
 #include <stdexcept>

@@ -1,11 +1,11 @@
-// The time a scope takes.
+// Timer of a scope.
 #pragma once
 
 #include <chrono>
 
 namespace cavs {
 
-// Adds the seconds until it goes to `*seconds`; nothing where that is null.
+// Add the seconds from construction to destruction to `*seconds`, unless it is null.
 class Lap {
  public:
   explicit Lap(double* seconds) : seconds_(seconds) {

@@ -8,38 +8,38 @@
 namespace cavs {
 namespace {
 
-// Under a sanitizer every block is new: it sees what is used after it was given back.
+// Under a sanitizer nothing is pooled, so that it detects use after free.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kKept = 0;
+constexpr size_t kPoolBytes = 0;
 #else
-constexpr size_t kKept = size_t{64} << 20;
+constexpr size_t kPoolBytes = size_t{64} << 20;
 #endif
-constexpr size_t kSmall = 8 << 10;  // below it the allocator of the C library reuses them itself
+constexpr size_t kSmall = 8 << 10;  // smaller blocks are reused by the C library itself
 
-// Up to the next of four sizes between powers of two, so that batches of like size share blocks.
+// Round up to one of four sizes per power of two, so that batches of similar size share blocks.
 size_t rounded(size_t bytes) {
   const size_t step = std::bit_floor(bytes) / 4;
   return (bytes + step - 1) / step * step;
 }
 
-// Nobody waits for it: while another thread has it, or had it when this process was forked, blocks
-// are those of the system.
+// Free blocks. No thread waits for the mutex: while another thread holds it, or held it when this
+// process was forked, blocks come from the system.
 struct Pool {
   std::mutex mutex;
   std::unordered_map<size_t, std::vector<void*>> blocks;  // by size
-  size_t kept = 0;
+  size_t bytes = 0;
 
   void clear() noexcept {
     for (auto& [size, free] : blocks) {
       for (void* block : free) ::operator delete(block);
     }
     blocks.clear();
-    kept = 0;
+    bytes = 0;
   }
 };
 
 Pool& pool() {
-  static Pool* const one = new Pool;  // never destroyed: arrays may outlive everything else
+  static Pool* const one = new Pool;  // never destroyed: arrays may outlive static objects
   return *one;
 }
 
@@ -56,7 +56,7 @@ void* pool_allocate(size_t bytes) {
       if (found != p.blocks.end() && !found->second.empty()) {
         void* const block = found->second.back();
         found->second.pop_back();
-        p.kept -= size;
+        p.bytes -= size;
         return block;
       }
     }
@@ -66,16 +66,16 @@ void* pool_allocate(size_t bytes) {
 
 void pool_free(void* block, size_t bytes) noexcept {
   const size_t size = bytes < kSmall ? bytes : rounded(bytes);
-  if (bytes >= kSmall && size <= kKept / 4) {
+  if (bytes >= kSmall && size <= kPoolBytes / 4) {
     Pool& p = pool();
     const std::unique_lock<std::mutex> lock(p.mutex, std::try_to_lock);
     if (lock) {
-      if (p.kept + size > kKept) p.clear();  // sizes that do not come again make room
+      if (p.bytes + size > kPoolBytes) p.clear();  // drops sizes that are no longer used
       try {
         p.blocks[size].push_back(block);
-        p.kept += size;
+        p.bytes += size;
         return;
-      } catch (const std::bad_alloc&) {  // no room to note it: it goes back to the system
+      } catch (const std::bad_alloc&) {  // the pool cannot grow: return the block to the system
       }
     }
   }

@@ -37,7 +37,7 @@ int ceil_cores(double quota, double period) {
   return std::max(1, static_cast<int>(std::ceil(quota / period)));
 }
 
-// The tightest quota of the process's cgroup and its ancestors; version 2, then version 1.
+// Tightest CPU quota of the process's cgroup and its ancestors; version 2, then version 1.
 std::optional<int> quota_cores() {
   std::string path, line;
   std::ifstream groups("/proc/self/cgroup");

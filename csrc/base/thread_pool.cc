@@ -17,8 +17,8 @@
 namespace cavs {
 namespace {
 
-// Long enough to bridge the Python between two runs on one small graph, which waking a thread would
-// outlast; short enough not to hold a core that somebody else needs.
+// Spin long enough to bridge the Python code between two runs on one small graph, where waking a
+// thread would take longer; short enough not to hold a core that another process needs.
 constexpr std::chrono::microseconds kSpin{100};
 
 thread_local bool t_inside = false;
@@ -31,7 +31,7 @@ void pause_core() {
 #endif
 }
 
-// Waits until `value` is no longer `old`: spins, then sleeps on it.
+// Wait until `value` is no longer `old`: spin, then sleep on it.
 template <class T>
 void wait_for_change(const std::atomic<T>& value, T old) {
   for (int i = 0; i < 64; ++i) {
@@ -53,7 +53,7 @@ struct InsideRegion {
   ~InsideRegion() { t_inside = false; }
 };
 
-// The workers of one setting of the number of threads.
+// The worker threads for one setting of the number of threads.
 class Team {
  public:
   using Function = void (*)(void*, int);
@@ -62,7 +62,7 @@ class Team {
     try {
       for (size_t t = 1; t < workers_.size(); ++t)
         workers_[t].thread = std::thread([this, t] { work(static_cast<int>(t)); });
-    } catch (...) {  // the system has no more: those that run would end the process
+    } catch (...) {  // no more threads: without a join the running ones would end the process
       stop();
       throw;
     }
@@ -125,7 +125,7 @@ class Team {
     }
   }
 
-  std::vector<Worker> workers_;  // [0] is the caller's place
+  std::vector<Worker> workers_;  // [0] is the calling thread
   bool stopping_ = false;
   void* task_ = nullptr;
   Function function_ = nullptr;
@@ -137,7 +137,8 @@ class Team {
 void SpinBarrier::wait() {
   const uint32_t phase = phase_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
-    arrived_.store(0, std::memory_order_relaxed);  // before the phase: nobody arrives until then
+    arrived_.store(
+        0, std::memory_order_relaxed);  // before the phase changes: no thread arrives until then
     phase_.store(phase + 1, std::memory_order_release);
     phase_.notify_all();
   } else {
@@ -146,9 +147,9 @@ void SpinBarrier::wait() {
 }
 
 struct ThreadPool::State {
-  std::mutex region;  // held while one runs
+  std::mutex region;  // held while a region runs
   std::atomic<int> num_threads{0};
-  std::unique_ptr<Team> team;  // made with the first region: importing the engine starts no thread
+  std::unique_ptr<Team> team;  // created by the first region: importing the engine starts no thread
 };
 
 ThreadPool::ThreadPool(int num_threads) : state_(new State) { set_num_threads(num_threads); }
@@ -159,7 +160,7 @@ int ThreadPool::num_threads() const { return state_->num_threads.load(); }
 
 void ThreadPool::abandon() {
   const int n = num_threads();
-  state_ = new State;  // the old one is lost on purpose: its threads and locks cannot be ended
+  state_ = new State;  // leaks the old one: its threads are gone and its locks cannot be released
   state_->num_threads = n;
 }
 
@@ -192,7 +193,7 @@ void ThreadPool::run(int num_tasks, void* task, Function function, int* granted)
 }
 
 ThreadPool& thread_pool() {
-  // Never destroyed: at exit the workers sleep, and nobody waits for them.
+  // Never destroyed: at exit the workers sleep, and no thread waits for them.
   static ThreadPool* pool = [] {
     static ThreadPool* made = new ThreadPool(default_num_threads());
     pthread_atfork(nullptr, nullptr, [] { made->abandon(); });

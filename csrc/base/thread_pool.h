@@ -1,5 +1,5 @@
-// One pool of threads for the whole process. A parallel region costs about a microsecond: workers
-// spin a little before they sleep, and nothing is allocated.
+// The thread pool of the process. A parallel region costs about a microsecond: workers spin a
+// little before they sleep, and nothing is allocated.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace cavs {
 
-// Waiting inside a parallel region: everybody goes on when `parties` threads have arrived. It may
-// be used again at once. Spins while there is a core a thread, else lets others run.
+// Barrier inside a parallel region: threads continue when `parties` of them have arrived. Reusable
+// at once. It spins while there is a core per thread, else yields.
 class SpinBarrier {
  public:
   explicit SpinBarrier(int parties) : parties_(parties) {}
@@ -36,16 +36,16 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // 1 <= n <= kMaxThreads, else ConfigError. Waits for a running region to end; called
-  // from inside a region it throws std::logic_error.
+  // 1 <= n <= kMaxThreads, else ConfigError. Waits for a running region to end; throws
+  // std::logic_error if called from inside a region.
   void set_num_threads(int n);
   int num_threads() const;
 
-  // Runs task(0) .. task(num_tasks - 1), task t on thread t; the caller is thread 0. They run at
-  // the same time, so they may wait for each other by a SpinBarrier. More tasks than num_threads()
-  // throw std::invalid_argument. Regions that different threads open take turns; inside a region
-  // (see inside_region) the tasks run one after the other and must not wait for each other. When
-  // all have ended, the exception of the lowest task that threw is thrown again here.
+  // Run task(0) .. task(num_tasks - 1), task t on thread t; the caller is thread 0. Tasks run at
+  // the same time, so they may wait for each other through a SpinBarrier. More tasks than
+  // num_threads() throw std::invalid_argument. Regions opened by different threads run one after
+  // the other; inside a region (see inside_region) tasks run serially and must not wait for each
+  // other. After all have ended, the exception of the lowest task that threw is rethrown.
   template <class F>
     requires std::invocable<F&, int>
   void parallel(int num_tasks, F&& task) {
@@ -53,7 +53,7 @@ class ThreadPool {
         [](void* f, int t) { (*static_cast<std::remove_reference_t<F>*>(f))(t); });
   }
 
-  // The same with at most `most` threads, as many as there still are when the region begins: runs
+  // The same with at most `most` threads, as many as the pool has when the region begins: runs
   // task(0, n) .. task(n - 1, n). Inside a region n is 1.
   template <class F>
     requires std::invocable<F&, int, int>
@@ -63,7 +63,7 @@ class ThreadPool {
     run(most, &each, [](void* f, int t) { (*static_cast<decltype(each)*>(f))(t); }, &count);
   }
 
-  // Whether the calling thread is inside a region: a parallel() here would run serially.
+  // True if the calling thread is inside a region: parallel() would run serially.
   static bool inside_region();
 
  private:
@@ -71,12 +71,12 @@ class ThreadPool {
   struct State;
   friend ThreadPool& thread_pool();
   void run(int num_tasks, void* task, Function function, int* granted = nullptr);
-  void abandon();  // in a forked child: the workers are gone, and with them whoever held a lock
+  void abandon();  // in a forked child: the worker threads, and owners of locks, no longer exist
 
   State* state_;
 };
 
-// The pool of the process, made on first use with default_num_threads() threads; a forked child
+// The pool of the process, created on first use with default_num_threads() threads; a forked child
 // gets a new one.
 ThreadPool& thread_pool();
 

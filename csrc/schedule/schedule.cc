@@ -10,23 +10,23 @@
 namespace cavs {
 namespace {
 
-// Numbers the kinds of a batch by first occurrence.
+// Number the kinds of a batch by first occurrence.
 class KindTable {
  public:
   int32_t id(uint32_t presence, bool has_children) {
     const uint64_t key = uint64_t{presence} * 2 + has_children;
-    Recent& recent = recent_[key * 0x9e3779b97f4a7c15u >> 60];  // real batches have few kinds
-    if (recent.id < 0 || recent.key != key) {
+    Entry& cached = cache_[key * 0x9e3779b97f4a7c15u >> 60];  // most batches have few kinds
+    if (cached.id < 0 || cached.key != key) {
       const auto [it, is_new] = ids_.try_emplace(key, static_cast<int32_t>(keys_.size()));
       if (is_new) keys_.push_back(key);
-      recent = {key, it->second};
+      cached = {key, it->second};
     }
-    return recent.id;
+    return cached.id;
   }
 
   const std::vector<uint64_t>& keys() const { return keys_; }
 
-  // The numbers of the kinds: with children first, then by ascending key.
+  // Kind numbers, sorted: kinds with children first, then by ascending key.
   PooledVector<int32_t> sorted() const {
     PooledVector<int32_t> ids(keys_.size());
     std::iota(ids.begin(), ids.end(), 0);
@@ -38,22 +38,22 @@ class KindTable {
   }
 
  private:
-  struct Recent {
+  struct Entry {
     uint64_t key = 0;
     int32_t id = -1;
   };
-  Recent recent_[16];
+  Entry cache_[16];
   std::unordered_map<uint64_t, int32_t> ids_;
   std::vector<uint64_t> keys_;
 };
 
-// Counts to first positions: exclusive prefix sums in place.
+// Replace counts by first positions: an exclusive prefix sum in place.
 void to_positions(PooledVector<int32_t>* counts) {
   int32_t sum = 0;
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
-// What the vertices are sorted by: kinds as numbered, in the order in which they are to stand.
+// Kinds of a batch: the kind of each vertex, the order of the kinds, and their keys.
 struct Kinds {
   PooledVector<int32_t> of_vertex, order;
   std::vector<uint64_t> keys;
@@ -70,9 +70,8 @@ Kinds classify(const Graph& in, const uint32_t* presence) {
   return kinds;
 }
 
-// Fills order and row: by kind, inside a kind by level, and then by number if that is asked for, by
-// counting. At once, unless there are so many kinds, levels and numbers that the work would not be
-// linear.
+// Fill `order` and `row` by a counting sort on (kind, level, number if `by_number`). One pass over
+// combined bins, unless there are so many bins that the work would not be linear.
 void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule* schedule) {
   const auto n = static_cast<size_t>(in.num_vertices());
   const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
@@ -114,7 +113,7 @@ void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule
   }
 }
 
-void place_edges(const Graph& in, Schedule* schedule) {
+void number_edges(const Graph& in, Schedule* schedule) {
   const int32_t n = in.num_vertices(), m = in.num_edges();
   auto& offsets = schedule->edge_offsets;
   offsets.resize(n + 1);
@@ -139,7 +138,7 @@ void place_edges(const Graph& in, Schedule* schedule) {
   schedule->max_arity = max_arity;
 }
 
-// The inverse of `child`: which edge rows read each row.
+// Invert `child`: list the edge rows that read each row.
 void invert_children(Schedule* schedule) {
   const auto n = static_cast<int32_t>(schedule->order.size());
   const auto m = static_cast<int32_t>(schedule->child.size());
@@ -157,19 +156,19 @@ void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
   const auto& edge_offsets = schedule->edge_offsets;
   std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
   PooledVector<int32_t> level_next(in.num_levels, 0);
-  int32_t last = -1;  // kind as numbered
+  int32_t last = -1;  // number of the kind of the previous task
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
     const int32_t kind = kinds.of_vertex[v], level = in.level[v];
-    const auto like = [&](int64_t other) {
+    const auto in_task = [&](int64_t other) {
       const int32_t u = schedule->order[other];
       return kinds.of_vertex[u] == kind && in.level[u] == level;
     };
-    // The end of its rows, which stand together: by doubled steps, then by halves.
+    // Find the end of the contiguous rows of the task by exponential search.
     int64_t inside = r, step = 1;
-    while (inside + step < n && like(inside + step)) inside += step, step *= 2;
+    while (inside + step < n && in_task(inside + step)) inside += step, step *= 2;
     for (; step > 0; step /= 2) {
-      if (inside + step < n && like(inside + step)) inside += step;
+      if (inside + step < n && in_task(inside + step)) inside += step;
     }
     const auto end = static_cast<int32_t>(inside) + 1;
     const RowRange edges{edge_offsets[r], edge_offsets[end]};
@@ -188,6 +187,7 @@ void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
+// Index arrays that are derived on first use.
 enum Derived : int64_t {
   kNthChild,
   kNthEdge,
@@ -203,12 +203,12 @@ enum Derived : int64_t {
   kNumDerived
 };
 
-int64_t derived_key(int32_t k, Derived what) {
+int64_t derived_key(int32_t k, Derived array) {
   if (k < 0) {
     throw std::invalid_argument("the number of a child must be at least 0, found " +
                                 std::to_string(k));
   }
-  return int64_t{k} * kNumDerived + what;
+  return int64_t{k} * kNumDerived + array;
 }
 
 }  // namespace
@@ -239,11 +239,11 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   const Kinds kinds = classify(in, presence);
   schedule->num_levels = in.num_levels;
   sort_vertices(in, kinds, by_number, schedule.get());
-  place_edges(in, schedule.get());
+  number_edges(in, schedule.get());
   invert_children(schedule.get());
   cut_tasks(in, kinds, schedule.get());
   schedule->batch = std::move(batch);
-  // A graph's vertices are contiguous ids, so its rows stand in `row` one after the other.
+  // Vertex ids of a graph are contiguous, so its rows are contiguous in `row`.
   schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
   schedule->graph_offsets = schedule->graphs->vertex_offsets;
   if (merged_from.graphs) {
@@ -263,153 +263,118 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   return schedule;
 }
 
-const int32_t* Schedule::nth_child(int32_t k) const {
-  const int64_t key = derived_key(k, kNthChild);
+template <class F>
+const int32_t* Schedule::derive(int64_t key, F&& fill) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto it = derived_.find(key);
   if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
-    made.resize(order.size());
-    for (size_t r = 0; r < order.size(); ++r) {
-      const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      made[r] = k < arity ? child[begin + k] : -1;
-    }
-    it = derived_.emplace(key, std::move(made)).first;
+    PooledVector<int32_t> array;
+    fill(array);
+    it = derived_.emplace(key, std::move(array)).first;  // when complete: fill may throw
   }
   return it->second.data();
+}
+
+const int32_t* Schedule::nth_child(int32_t k) const {
+  return derive(derived_key(k, kNthChild), [&](auto& array) {
+    array.resize(order.size());
+    for (size_t r = 0; r < order.size(); ++r) {
+      const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
+      array[r] = k < arity ? child[begin + k] : -1;
+    }
+  });
 }
 
 const int32_t* Schedule::nth_leaf(int32_t k) const {
-  const int64_t key = derived_key(k, kNthLeaf);
   const int32_t* const children = nth_child(k);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
-    made.assign(children, children + order.size());
-    for (int32_t& c : made) {
+  return derive(derived_key(k, kNthLeaf), [&](auto& array) {
+    array.assign(children, children + order.size());
+    for (int32_t& c : array) {
       if (c >= 0 && edge_offsets[c] < edge_offsets[c + 1]) c = -1;
     }
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+  });
 }
 
 const int32_t* Schedule::nth_edge(int32_t k) const {
-  const int64_t key = derived_key(k, kNthEdge);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
-    made.resize(order.size());
+  return derive(derived_key(k, kNthEdge), [&](auto& array) {
+    array.resize(order.size());
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      made[r] = k < arity ? begin + k : -1;
+      array[r] = k < arity ? begin + k : -1;
     }
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+  });
 }
 
 const int32_t* Schedule::parent_if_nth(int32_t k) const {
-  const int64_t key = derived_key(k, kParentIfNth);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
-    made.resize(child.size());
+  return derive(derived_key(k, kParentIfNth), [&](auto& array) {
+    array.resize(child.size());
     for (size_t e = 0; e < child.size(); ++e) {
       const int32_t r = parent[e];
-      made[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
+      array[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
     }
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+  });
 }
 
 const int32_t* Schedule::nth_parents(int32_t k) const {
-  const int64_t key = derived_key(k, kNthParents);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
+  return derive(derived_key(k, kNthParents), [&](auto& array) {
     const auto n = static_cast<int32_t>(order.size());
     PooledVector<int32_t> rows;
-    made.reserve(n + 1 + child.size());
+    array.reserve(n + 1 + child.size());
     for (int32_t r = 0; r < n; ++r) {
-      made.push_back(static_cast<int32_t>(rows.size()));
+      array.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t i = out_offsets[r]; i < out_offsets[r + 1]; ++i) {
         const int32_t p = parent[out_edges[i]];
         if (out_edges[i] - edge_offsets[p] == k) rows.push_back(p);
       }
     }
-    made.push_back(static_cast<int32_t>(rows.size()));
-    made.insert(made.end(), rows.begin(), rows.end());
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+    array.push_back(static_cast<int32_t>(rows.size()));
+    array.insert(array.end(), rows.begin(), rows.end());
+  });
 }
 
 const int32_t* Schedule::out_parents() const {
-  const int64_t key = derived_key(0, kOutParents);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made(out_edges.size());  // kept when it is whole: memory may end before
-    for (size_t i = 0; i < out_edges.size(); ++i) made[i] = parent[out_edges[i]];
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+  return derive(derived_key(0, kOutParents), [&](auto& array) {
+    array.resize(out_edges.size());
+    for (size_t i = 0; i < out_edges.size(); ++i) array[i] = parent[out_edges[i]];
+  });
 }
 
-const int32_t* Schedule::graph_ends(bool leaves) const {
-  const int64_t key = derived_key(0, leaves ? kGraphLeaves : kGraphRoots);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
+const int32_t* Schedule::roots_or_leaves(bool leaves) const {
+  return derive(derived_key(0, leaves ? kGraphLeaves : kGraphRoots), [&](auto& array) {
     PooledVector<int32_t> rows;
     const Graph& all = *graphs->all;
-    std::vector<char> inside(graph_rows.size(), 0);  // no end
+    std::vector<char> has_edge(graph_rows.size(), 0);  // to a child, or to a parent
     for (int32_t v = 0; v < all.num_vertices(); ++v) {
       for (int32_t e = all.offsets[v]; e < all.offsets[v + 1]; ++e)
-        inside[leaves ? v : all.children[e]] = 1;
+        has_edge[leaves ? v : all.children[e]] = 1;
     }
     for (int32_t g = 0; g < num_graphs(); ++g) {
-      made.push_back(static_cast<int32_t>(rows.size()));
+      array.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t v = graph_offsets[g]; v < graph_offsets[g + 1]; ++v) {
-        if (!inside[v]) rows.push_back(graph_rows[v]);
+        if (!has_edge[v]) rows.push_back(graph_rows[v]);
       }
     }
-    made.push_back(static_cast<int32_t>(rows.size()));
-    made.insert(made.end(), rows.begin(), rows.end());
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+    array.push_back(static_cast<int32_t>(rows.size()));
+    array.insert(array.end(), rows.begin(), rows.end());
+  });
 }
 
-// The inverse of segments of rows, a graph each.
 const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = derived_.find(key);
-  if (it == derived_.end()) {
-    PooledVector<int32_t> made;  // kept when it is whole: memory may end before
+  return derive(key, [&](auto& array) {
     PooledVector<int32_t> next(order.size() + 1, 0);
     for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
     to_positions(&next);
-    made = next;
-    made.resize(next.size() + offsets[num_graphs()]);
-    int32_t* const found = made.data() + next.size();
+    array = next;
+    array.resize(next.size() + offsets[num_graphs()]);
+    int32_t* const found = array.data() + next.size();
     for (int32_t g = 0; g < num_graphs(); ++g) {
       for (int32_t i = offsets[g]; i < offsets[g + 1]; ++i) found[next[rows[i]]++] = g;
     }
-    it = derived_.emplace(key, std::move(made)).first;
-  }
-  return it->second.data();
+  });
 }
 
-const int32_t* Schedule::graph_roots() const { return graph_ends(false); }
-const int32_t* Schedule::graph_leaves() const { return graph_ends(true); }
+const int32_t* Schedule::graph_roots() const { return roots_or_leaves(false); }
+const int32_t* Schedule::graph_leaves() const { return roots_or_leaves(true); }
 
 const int32_t* Schedule::row_graphs() const {
   return graphs_of(graph_offsets.data(), graph_rows.data(), derived_key(0, kRowGraphs));

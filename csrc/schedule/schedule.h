@@ -1,9 +1,9 @@
 // The schedule of a batch: rows, kinds and batch tasks (Cavs, Algorithm 1, as data).
 //
-// Vertices are renumbered into rows: sorted by (kind, level, number as a child, vertex id). So the
-// rows of a kind are contiguous, those of all vertices with children too, inside a kind the rows of
-// each task (kind, level), and in a tree those of a task that are k-th children. Edges are
-// renumbered into edge rows: sorted by (row of the parent, position among its children), so the
+// Vertices are renumbered into rows, sorted by (kind, level, number as a child, vertex id). So the
+// rows of a kind are contiguous, as are the rows of all vertices with children, the rows of each
+// task (kind, level) and, in a tree, the rows of a task that are k-th children. Edges are
+// renumbered into edge rows, sorted by (row of the parent, position among its children), so the
 // edge rows of a row range are contiguous.
 #pragma once
 
@@ -23,14 +23,14 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-// A frontier of ready vertices of one kind and level.
+// The vertices of one kind and level, which run together.
 struct BatchTask {
   int32_t kind;  // index into Schedule::kinds
   int32_t level;
   RowRange rows, edges;
 };
 
-// Vertices that are specialised alike: key = 2 * presence_bits + (has children).
+// A kind of vertices: key = 2 * presence bits + (has children).
 struct Kind {
   uint64_t key;
   RowRange rows, edges;
@@ -38,8 +38,9 @@ struct Kind {
 
 struct Schedule {
   std::shared_ptr<const GraphBatch> batch;
-  std::shared_ptr<const GraphBatch> graphs;  // rows of graphs: `batch`, or what it is merged from
-  std::vector<Kind> kinds;       // those that occur: with children first, then by ascending key
+  std::shared_ptr<const GraphBatch>
+      graphs;                    // graphs of the caller: `batch`, or what it is merged from
+  std::vector<Kind> kinds;       // in the batch: with children first, then by ascending key
   std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
 
@@ -58,19 +59,17 @@ struct Schedule {
 
   int32_t num_graphs() const { return graphs->num_graphs(); }
 
-  // Derived index arrays, made on first use and kept (thread safe).
+  // Derived index arrays, computed on first use and cached. Thread-safe.
   const int32_t* nth_child(int32_t k) const;      // row -> row of the k-th child, or -1
   const int32_t* nth_edge(int32_t k) const;       // row -> edge row of the k-th child, or -1
   const int32_t* parent_if_nth(int32_t k) const;  // edge row -> row of the parent if the edge is
                                                   // its k-th, else -1
-  const int32_t* nth_leaf(int32_t k) const;  // as nth_child, but -1 where that child has children
-  // Segments in one array: num_vertices + 1 offsets, then for each row, ascending, the rows of the
-  // parents whose k-th child it is.
+  const int32_t* nth_leaf(int32_t k) const;       // like nth_child, but only childless children
+  // Segments in one array, offsets first: the rows of the parents whose k-th child a row is.
   const int32_t* nth_parents(int32_t k) const;
-  const int32_t* out_parents() const;  // of each of out_edges: row of the parent
-  // Segments in one array each, offsets first. Rows of the vertices of each graph that are no
-  // child, or have none; the graphs of which a row is a vertex, as often as it is one, and of which
-  // it is a root, or a leaf.
+  const int32_t* out_parents() const;  // row of the parent of each of out_edges
+  // Segments in one array each, offsets first: rows of the roots and of the leaves of each graph;
+  // graphs that a row is a vertex of (once for each vertex merged into it), a root or a leaf of.
   const int32_t* graph_roots() const;
   const int32_t* graph_leaves() const;
   const int32_t* row_graphs() const;
@@ -82,30 +81,34 @@ struct Schedule {
   PooledVector<int32_t> permute_edges(const int32_t* values) const;
 
  private:
-  const int32_t* graph_ends(bool leaves) const;
+  // The derived array `key`, filled by fill(array) on first use.
+  template <class F>
+  const int32_t* derive(int64_t key, F&& fill) const;
+  const int32_t* roots_or_leaves(bool leaves) const;
+  // Invert segments of rows, one for each graph.
   const int32_t* graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const;
 
   mutable std::mutex mutex_;
   mutable std::map<int64_t, PooledVector<int32_t>> derived_;
 };
 
-// The batch that `batch` is merged from, and which of its vertices stands for each of that batch.
+// The batch that a batch of distinct vertices was merged from.
 struct MergedFrom {
   std::shared_ptr<const GraphBatch> graphs;
-  const int32_t* distinct;  // num_vertices of graphs
+  const int32_t* distinct;  // vertex of `graphs` -> distinct vertex
 };
 
-// Masks of optional features, one a row: bit i says that bit child_numbers[i] is set in `leaf`, see
-// merge_copies; the bits after those, that each of the features is there, which is >= 0, at the
-// vertex that `rows` names (null: at the row itself). At most 32 bits.
+// One bit mask per row. Bit i is set if bit child_numbers[i] of `leaf` is (see merge_copies); the
+// bits after those are set if each feature is present (>= 0) at vertex rows[r], or r if `rows` is
+// null. At most 32 bits.
 PooledVector<uint32_t> presence_masks(int32_t count, const std::vector<const int32_t*>& features,
                                       const int32_t* rows = nullptr, const uint32_t* leaf = nullptr,
                                       const std::vector<int32_t>& child_numbers = {});
 
-// presence: one bit mask a vertex (null: all zero): which optional features it has, as the program
-// numbers them. merged_from: empty where vertices are those of the caller's graphs. by_number:
-// whether rows of a task stand by which child they are, for products at the child; else in the
-// order of the batch, in which siblings are neighbours. Linear in vertices and edges.
+// Schedule a batch in time linear in vertices and edges. presence: one bit mask per vertex of its
+// optional features, as the program numbers them (null: all zero). merged_from: empty unless
+// vertices are merged. by_number: sort the rows of a task by which child they are, for products at
+// the child; else keep the order of the batch, in which siblings are neighbours.
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
                                               const MergedFrom& merged_from = {},
