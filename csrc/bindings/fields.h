@@ -9,17 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "exec/program.h"
+#include "exec/names.h"
 
 namespace cavs {
 
-// The number of `name` among `names`.
+// The enumerator called `name`, see exec/names.h.
 template <class E>
-inline E parse(const std::string& name, std::initializer_list<const char*> names,
-               const char* what) {
+E parse(const std::string& name, const char* what) {
   int i = 0;
   std::string all;
-  for (const char* n : names) {
+  for (const char* n : Names<E>::all) {
     if (name == n) return static_cast<E>(i);
     all += std::string(i++ ? ", " : "") + n;
   }

@@ -22,7 +22,7 @@ auto without_gil(F&& f) {
 }
 
 inline OptimizerKind parse_optimizer(const std::string& s) {
-  return parse<OptimizerKind>(s, {"sgd", "momentum", "adagrad", "adam", "adamw"}, "optimizer");
+  return parse<OptimizerKind>(s, "optimizer");
 }
 
 // A C-contiguous array of T, not converted: the engine reads (or writes) the caller's memory.

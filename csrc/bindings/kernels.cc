@@ -406,11 +406,11 @@ void bind_kernels(py::module_& m) {
       .value("ADAM", OptimizerKind::kAdam)
       .value("ADAMW", OptimizerKind::kAdamW);
   py::enum_<MapOpcode> opcode(k, "MapOpcode");
-  const char* names[] = {"CONSTANT", "COPY",    "ADD",    "SUB",     "MUL",           "DIV",
-                         "MAX",      "MIN",     "NEG",    "ABS",     "EXP",           "LOG",
-                         "TANH",     "SIGMOID", "SQRT",   "GREATER", "GREATER_EQUAL", "EQUAL",
-                         "SELECT",   "FMA",     "UNIFORM"};
-  for (size_t i = 0; i < std::size(names); ++i) opcode.value(names[i], static_cast<MapOpcode>(i));
+  for (size_t i = 0; i < kNumMapOperations; ++i) {
+    std::string name = kMapOperations[i].name;
+    for (char& c : name) c = static_cast<char>(std::toupper(c));
+    opcode.value(name.c_str(), static_cast<MapOpcode>(i));
+  }
   bind_pool(k);
   bind_typed<float>(k, "float32");
   bind_typed<double>(k, "float64");

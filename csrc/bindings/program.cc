@@ -7,7 +7,7 @@
 
 #include "bindings/fields.h"
 #include "bindings/module.h"
-#include "exec/spaces.h"
+#include "exec/instruction.h"
 #include "exec/validate.h"
 
 namespace py = pybind11;
@@ -15,43 +15,13 @@ namespace py = pybind11;
 namespace cavs {
 namespace {
 
-Role parse_role(const std::string& s) {
-  return parse<Role>(s, {"arena", "scratch", "param", "grad", "feature", "ones", "count"}, "role");
-}
-RowMap parse_map(const std::string& s) {
-  return parse<RowMap>(s, {"self", "one", "index", "segment_sum"}, "row map");
-}
-Array parse_array(const std::string& s) {
-  return parse<Array>(s,
-                      {"none",       "order",       "edge_order",    "child",       "parent",
-                       "nth_child",  "nth_edge",    "parent_if_nth", "graph_of",    "index_feature",
-                       "children",   "edges",       "out",           "graph_rows",  "nth_parents",
-                       "nth_leaf",   "present",     "present_order", "place",       "graph_roots",
-                       "row_graphs", "root_graphs", "graph_leaves",  "leaf_graphs", "parents"},
-                      "array");
-}
-InstructionKind parse_kind(const std::string& s) {
-  return parse<InstructionKind>(
-      s,
-      {"matmul", "map", "segment_max", "cross_entropy", "cross_entropy_grad", "copy", "matmul_tn",
-       "sum_rows", "lookup_grad", "lstm", "lstm_grad", "lstm_weight_grad"},
-      "instruction kind");
-}
-MapOpcode parse_opcode(const std::string& s) {
-  return parse<MapOpcode>(
-      s, {"constant", "copy",    "add",           "sub",   "mul",    "div",  "max",
-          "min",      "neg",     "abs",           "exp",   "log",    "tanh", "sigmoid",
-          "sqrt",     "greater", "greater_equal", "equal", "select", "fma",  "uniform"},
-      "opcode");
-}
-StoreMode parse_mode(const std::string& s) {
-  return parse<StoreMode>(s, {"write", "sum", "max"}, "store mode");
-}
-Held parse_held(const std::string& s) {
-  return parse<Held>(s, {"all", "inner", "leaves"}, "rows held");
-}
-StageKind parse_stage(const std::string& s) {
-  return parse<StageKind>(s, {"rows", "loop", "global"}, "stage kind");
+MapOpcode parse_opcode(const std::string& name) {
+  std::string all;
+  for (size_t i = 0; i < kNumMapOperations; ++i) {
+    if (name == kMapOperations[i].name) return static_cast<MapOpcode>(i);
+    all += std::string(i > 0 ? ", " : "") + kMapOperations[i].name;
+  }
+  throw py::value_error("opcode '" + name + "' is none of " + all);
 }
 void check_size(const py::sequence& s, size_t size, const char* what) {
   if (s.size() != size) {
@@ -66,8 +36,8 @@ Operand to_operand(const py::handle& h) {
   return {t[0].cast<int32_t>(),
           t[1].cast<int32_t>(),
           t[2].cast<int32_t>(),
-          parse_map(t[3].cast<std::string>()),
-          parse_array(t[4].cast<std::string>()),
+          parse<RowMap>(t[3].cast<std::string>(), "row map"),
+          parse<Array>(t[4].cast<std::string>(), "array"),
           t[5].cast<int32_t>()};
 }
 
@@ -76,7 +46,7 @@ Instruction to_instruction(const py::dict& dict) {
                         "argument", "argument2", "loads", "ops", "stores", "registers", "outer",
                         "inner", "outward", "label"});
   Instruction in{};
-  in.kind = parse_kind(f.need<std::string>("kind"));
+  in.kind = parse<InstructionKind>(f.need<std::string>("kind"), "instruction kind");
   in.space = f.need<int32_t>("space");
   in.label = f.get<std::string>("label", "");
   for (const py::handle& h : f.get<py::sequence>("inputs", py::list()))
@@ -84,7 +54,8 @@ Instruction to_instruction(const py::dict& dict) {
   if (f.has("out")) {
     in.out = to_operand(dict["out"]);
     if (in.out.map != RowMap::kSelf) throw py::value_error("[" + in.label + "] out is not self");
-  } else if (in.kind != InstructionKind::kMap && in.kind != InstructionKind::kLookupGrad) {
+    if (!has_out(traits_of(in))) in.out.buffer = -1;
+  } else if (has_out(traits_of(in))) {
     throw py::key_error("[" + in.label + "] missing key 'out'");
   }
   in.accumulate = f.get("accumulate", false);
@@ -112,7 +83,8 @@ Instruction to_instruction(const py::dict& dict) {
     const auto t = h.cast<py::sequence>();
     check_size(t, 5, "store (buffer, column, outer_stride, mode, reg)");
     in.stores.push_back({t[0].cast<int32_t>(), t[1].cast<int32_t>(), t[2].cast<int32_t>(),
-                         parse_mode(t[3].cast<std::string>()), t[4].cast<int16_t>()});
+                         parse<StoreMode>(t[3].cast<std::string>(), "store mode"),
+                         t[4].cast<int16_t>()});
   }
   return in;
 }
@@ -130,8 +102,9 @@ void bind_builder(py::module_& m) {
           "add_buffer",
           [](Builder& b, const std::string& role, int32_t index, int32_t space, int32_t width,
              int32_t first, int32_t last, const std::string& held) {
-            return Builder::add(b.open().buffers, Buffer{parse_role(role), index, space, width,
-                                                         first, last, parse_held(held)});
+            return Builder::add(b.open().buffers,
+                                Buffer{parse<Role>(role, "role"), index, space, width, first, last,
+                                       parse<Held>(held, "rows held")});
           },
           py::arg("role"), py::arg("index"), py::arg("space"), py::arg("width"),
           py::arg("first") = 0, py::arg("last") = 0, py::arg("held") = "all")
@@ -156,7 +129,7 @@ void bind_builder(py::module_& m) {
           [](Builder& b, const py::dict& dict) {
             const Fields f(dict, {"kind", "space", "body", "reversed", "bodies", "label"});
             Stage s{};
-            s.kind = parse_stage(f.need<std::string>("kind"));
+            s.kind = parse<StageKind>(f.need<std::string>("kind"), "stage kind");
             s.space = f.get("space", kVertexSpace);
             s.body = f.get<std::vector<int32_t>>("body", {});
             s.reversed = f.get("reversed", false);

@@ -3,66 +3,25 @@
 #include <algorithm>
 #include <limits>
 
+#include "exec/cost.h"
 #include "exec/spaces.h"
 
 namespace cavs {
 namespace {
 
-constexpr double kCallNs = 60;          // entering a kernel
-constexpr double kMulAddNs = 1.0 / 45;  // one multiply-add of a float product
-constexpr double kElementNs = 0.15;     // loading, storing or combining one element of a map
-constexpr double kFunctionNs = 0.5;     // exp, tanh, ... of one element
-constexpr double kNarrow = 16;          // columns of a vector
 // Bytes of the values of a chunk where 48 rows are the fewest, to leave room for weights in L2.
 constexpr size_t kChunkBytes = 512 << 10;
 
-bool is_function(MapOpcode c) {
-  return c == MapOpcode::kExp || c == MapOpcode::kLog || c == MapOpcode::kTanh ||
-         c == MapOpcode::kSigmoid || c == MapOpcode::kUniform;
-}
-
 Cost cost_of(const Instruction& in, size_t element) {
-  const double scale = static_cast<double>(element) / 4;
-  double row = 0, k = 0, n = 0;
-  switch (in.kind) {
-    case InstructionKind::kMap: {
-      double a_column = static_cast<double>(in.loads.size() + in.stores.size()) * kElementNs / 2;
-      for (const MapOp& op : in.ops) {
-        a_column += is_function(op.code) ? kFunctionNs : kElementNs / 4;
-      }
-      row = a_column * in.outer * in.inner * (in.outward ? 2 : 1) + 5;
-      break;
-    }
-    case InstructionKind::kMatmul:
-      for (const Operand& o : in.inputs) k += o.width;
-      row = k * in.out.width * kMulAddNs;
-      break;
-    case InstructionKind::kMatmulTN:
-      for (size_t i = 0; i < in.inputs.size(); ++i) {
-        (i < static_cast<size_t>(in.split) ? k : n) += in.inputs[i].width;
-      }
-      // Narrow results still take whole vectors, and each row is copied first.
-      row = k * std::max(n, kNarrow) * kMulAddNs + (k + n) * kElementNs;
-      break;
-    case InstructionKind::kCrossEntropy:
-    case InstructionKind::kCrossEntropyGrad:
-      row = in.inputs[0].width * kFunctionNs + 10;
-      break;
-    default:
-      row = in.inputs[0].width * kElementNs + 3;
-  }
-  return {kCallNs, row * scale};
+  const auto cost = traits_of(in).cost;
+  const double row = cost == nullptr ? copy_cost(in) : cost(in);
+  return {kCallNs, row * (static_cast<double>(element) / 4)};
 }
 
 template <class F>
 void each_buffer(const Instruction& in, F&& f) {
-  for (const Operand& o : in.inputs) f(o.buffer, false);
-  for (const MapLoadSpec& l : in.loads) f(l.operand.buffer, false);
-  if (in.kind == InstructionKind::kMap) {
-    for (const MapStoreSpec& s : in.stores) f(s.buffer, true);
-  } else if (in.kind != InstructionKind::kLookupGrad) {
-    f(in.out.buffer, true);
-  }
+  each_operand(in, [&](const Operand& o) { f(o.buffer, false); });
+  each_output(in, [&](int32_t buffer) { f(buffer, true); });
 }
 
 Body make_body(const Program& p, int32_t stage, Space space, const std::vector<int32_t>& all,
@@ -72,7 +31,7 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
   body.space = space;
   const bool loop = p.stages[stage].kind == StageKind::kLoop;
   for (int32_t id : all) {
-    (loop && is_global(p.instructions[id].kind) ? body.sums : body.instructions).push_back(id);
+    (loop && is_global(p.instructions[id]) ? body.sums : body.instructions).push_back(id);
   }
   const std::vector<int32_t>& ids = body.instructions;
   std::vector<bool> seen(p.buffers.size(), false);
@@ -81,7 +40,7 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
   for (size_t i = 0; i < ids.size(); ++i) {
     const Instruction& in = p.instructions[ids[i]];
     body.edges |= is_vertex(space) && is_edge(in.space);
-    products |= in.kind == InstructionKind::kMatmul;
+    products |= traits_of(in).packed_weight;
     each_buffer(in, [&](int32_t id, bool) {
       const Buffer& b = p.buffers[id];
       if (b.role != Role::kArena && b.role != Role::kScratch) return;
@@ -110,13 +69,12 @@ struct Window {
 };
 Window window_of(const Program& p, const Instruction& in) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-  const bool sum = in.kind == InstructionKind::kMatmulTN || in.kind == InstructionKind::kSumRows;
+  const Cut cut = traits_of(in).cut;
+  const bool sum = cut == Cut::kCells || cut == Cut::kColumns;
   if (!sum || p.buffers[in.out.buffer].role != Role::kGrad) return {0, kAll, 0, kAll};
   const int64_t width = p.buffers[in.out.buffer].width;
   const int64_t row = in.out.column / width, column = in.out.column % width;
-  int64_t rows = 0;
-  for (int32_t i = 0; i < in.split; ++i) rows += in.inputs[i].width;
-  rows = std::max<int64_t>(rows, 1);
+  const int64_t rows = std::max<int64_t>(width_of(in, 0, in.split), 1);
   const int64_t end = column + in.out.width;
   // What is longer than a row goes on in the next: a sum of matrices is flat.
   if (end > width) return {row, row + rows + (end - 1) / width, 0, width};
@@ -139,7 +97,7 @@ Window window_of(const Program& p, const Stage& sum) {
 bool independent(const Program& p, int32_t first, int32_t b) {
   const std::vector<int32_t>& late = p.stages[b].body;
   const auto storage = [&](const Instruction& in) {  // what it writes, as a comparable number
-    if (in.kind == InstructionKind::kLookupGrad) return -1 - in.argument2;
+    if (traits_of(in).sparse_gradient) return -1 - in.argument2;
     const Buffer& out = p.buffers[in.out.buffer];
     return out.role == Role::kGrad ? -1 - out.index : in.out.buffer;
   };
@@ -199,9 +157,9 @@ void cut_gradients(const Program& p, Analysis& a, size_t element,
 // a sum that adds to zeros does.
 bool overwrites(const Program& p, const Body& body, const Instruction& in, int64_t size) {
   const bool sum = p.stages[body.stage].kind == StageKind::kGlobal;
-  if ((in.accumulate && !sum) || in.kind == InstructionKind::kMap) return false;
-  if (is_recurrent(in.kind)) return false;
-  if (in.kind == InstructionKind::kMatmulTN) return is_whole_product(p, in, size);
+  const InstructionTraits& traits = traits_of(in);
+  if ((in.accumulate && !sum) || traits.fused || traits.cut == Cut::kWhole) return false;
+  if (traits.cut == Cut::kCells) return is_whole_product(p, in, size);
   return in.out.column == 0 && in.out.width == size;
 }
 
@@ -223,14 +181,14 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
       const int32_t id = ids[i];
       std::vector<int32_t>& written = a.gradients_of_instruction[id];
       const Instruction& in = p.instructions[id];
-      if (in.kind == InstructionKind::kLookupGrad) written.push_back(in.argument2);
+      const bool table = traits_of(in).sparse_gradient;
+      if (table) written.push_back(in.argument2);
       each_buffer(in, [&](int32_t buffer, bool out) {
         const Buffer& b = p.buffers[buffer];
         if (out && b.role == Role::kGrad) written.push_back(b.index);
       });
       for (int32_t param : written) {
         if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
-        const bool table = in.kind == InstructionKind::kLookupGrad;
         const double cost = std::max(together, a.costs[id].row);
         const double turn = table ? -std::numeric_limits<double>::infinity() : -cost;
         done[param] = std::max(done[param], {a.step_of_stage[body.stage], turn});
@@ -260,9 +218,8 @@ GradientLayout place_gradients(const Analysis& a, size_t element,
 }
 
 bool is_whole_product(const Program& p, const Instruction& in, int64_t size) {
-  if (in.kind != InstructionKind::kMatmulTN || in.out.column != 0) return false;
-  int64_t k = 0;
-  for (int32_t i = 0; i < in.split; ++i) k += in.inputs[i].width;
+  if (traits_of(in).cut != Cut::kCells || in.out.column != 0) return false;
+  const int64_t k = width_of(in, 0, in.split);
   return p.buffers[in.out.buffer].width == in.out.width && k * in.out.width == size;
 }
 
@@ -272,7 +229,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
   for (const Instruction& in : p.instructions) a.costs.push_back(cost_of(in, element));
   a.products.resize(p.instructions.size());
   const auto add_product = [&](const std::vector<int32_t>& terms) {
-    if (p.instructions[terms[0]].kind == InstructionKind::kMatmulTN) {
+    if (traits_of(p.instructions[terms[0]]).cut == Cut::kCells) {
       a.products[terms[0]] = product_of(p, terms);
     }
   };
@@ -338,7 +295,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     ids.insert(ids.end(), body.sums.begin(), body.sums.end());
     for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
-      if (in.kind == InstructionKind::kLookupGrad) touch(in.argument2, id, false);
+      if (traits_of(in).sparse_gradient) touch(in.argument2, id, false);
       each_buffer(in, [&](int32_t buffer, bool out) {
         const Buffer& b = p.buffers[buffer];
         if (b.role != Role::kGrad) return;

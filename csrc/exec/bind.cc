@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "exec/names.h"
 #include "exec/spaces.h"
 
 namespace cavs {
@@ -44,7 +45,7 @@ class Binder {
     s.width = o.width;
     s.map = o.map;
     T* data = nullptr;
-    place(o.buffer, data, s.stride, s.base);
+    address(o.buffer, data, s.stride, s.base);
     s.data = data;
     switch (b.role) {
       case Role::kOnes:  // stride 0: a segment sum over it counts the segment
@@ -69,7 +70,7 @@ class Binder {
     return s;
   }
 
-  void place(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
+  void address(int32_t buffer, T*& data, int64_t& stride, int64_t& base) const {
     const Buffer& b = p_.buffers[buffer];
     stride = b.width;
     base = at_.spaces->rows_of(b).begin;
@@ -109,7 +110,7 @@ class Binder {
     const int64_t rows = rows_needed(o, in.space, *at_.schedule);
     if (rows >= 0 && f.rows != rows) {
       complain("has " + std::to_string(f.rows) + " rows, the batch needs " + std::to_string(rows) +
-               " (read by " + (o.array == Array::kNone ? "row" : array_name(o.array)) + ")");
+               " (read by " + (o.array == Array::kNone ? "row" : name_of(o.array)) + ")");
     }
     s.data = f.data;
     s.base = 0;
@@ -192,55 +193,49 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
 template <class T>
 void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bound,
                  std::vector<Patch>& patches) {
-  const auto patch = [&](Patch::Place place, size_t at, int32_t buffer, int32_t column) {
+  const auto patch = [&](Patch::Target target, size_t at, int32_t buffer, int32_t column) {
     const Buffer& b = p.buffers[buffer];
     if (b.role != Role::kScratch) return;
-    patches.push_back({place, is_edge(b.space), static_cast<int32_t>(at), buffer, column});
+    patches.push_back({target, is_edge(b.space), static_cast<int32_t>(at), buffer, column});
   };
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
+    const InstructionTraits& traits = traits_of(in);
     Bound<T> b;
     b.kind = in.kind;
+    b.execution = &traits.execution<T>();
     b.space = in.space;
     b.edges = is_edge(in.space);
     b.accumulate = in.accumulate && !analysis.overwrites[i];
     b.split = in.split;
+    b.first = static_cast<int32_t>(bound.sources.size());
+    b.count = static_cast<int32_t>(in.inputs.size());
+    b.first_load = static_cast<int32_t>(bound.loads.size());
+    b.first_store = static_cast<int32_t>(bound.stores.size());
     b.first_patch = static_cast<int32_t>(patches.size());
-    if (in.kind == InstructionKind::kMap) {
-      b.first = static_cast<int32_t>(bound.loads.size());
-      b.count = static_cast<int32_t>(in.loads.size());
-      b.first_store = static_cast<int32_t>(bound.stores.size());
-      for (const MapLoadSpec& l : in.loads) {
-        patch(Patch::Place::kLoad, bound.loads.size(), l.operand.buffer, l.operand.column);
-        bound.loads.push_back({{}, l.outer_stride, l.scalar, is_of_parents(in, l.operand)});
-      }
-      for (const MapStoreSpec& s : in.stores) {
-        patch(Patch::Place::kStore, bound.stores.size(), s.buffer, s.column);
-        bound.stores.push_back({nullptr, 0, 0, s.outer_stride, s.mode, s.reg});
-      }
-      b.map.ops = in.ops.data();
-      b.map.num_loads = b.count;
-      b.map.num_ops = static_cast<int32_t>(in.ops.size());
-      b.map.num_stores = static_cast<int32_t>(in.stores.size());
-      b.map.num_registers = in.registers;
-      b.map.outer = in.outer;
-      b.map.inner = in.inner;
-    } else {
-      b.first = static_cast<int32_t>(bound.sources.size());
-      b.count = static_cast<int32_t>(in.inputs.size());
-      for (size_t j = 0; j < in.inputs.size(); ++j) {
-        const Operand& o = in.inputs[j];
-        patch(Patch::Place::kSource, bound.sources.size(), o.buffer, o.column);
-        bound.sources.emplace_back();
-        (in.kind == InstructionKind::kMatmulTN && static_cast<int32_t>(j) >= in.split ? b.n
-                                                                                      : b.k) +=
-            o.width;
-      }
-      if (in.kind == InstructionKind::kMatmul) b.n = p.weights[in.weight].n;
-      if (in.kind != InstructionKind::kLookupGrad) {
-        patch(Patch::Place::kOut, i, in.out.buffer, in.out.column);
-      }
+    const auto [k, n] =
+        traits.shape == nullptr ? ProductShape{width_of(in), 0} : traits.shape(p, in);
+    b.k = k, b.n = n;
+    for (const Operand& o : in.inputs) {
+      patch(Patch::Target::kSource, bound.sources.size(), o.buffer, o.column);
+      bound.sources.emplace_back();
     }
+    for (const MapLoadSpec& l : in.loads) {
+      patch(Patch::Target::kLoad, bound.loads.size(), l.operand.buffer, l.operand.column);
+      bound.loads.push_back({{}, l.outer_stride, l.scalar, is_of_parents(in, l.operand)});
+    }
+    for (const MapStoreSpec& s : in.stores) {
+      patch(Patch::Target::kStore, bound.stores.size(), s.buffer, s.column);
+      bound.stores.push_back({nullptr, 0, 0, s.outer_stride, s.mode, s.reg});
+    }
+    if (in.out.buffer >= 0) patch(Patch::Target::kOut, i, in.out.buffer, in.out.column);
+    b.map.ops = in.ops.data();
+    b.map.num_loads = static_cast<int32_t>(in.loads.size());
+    b.map.num_ops = static_cast<int32_t>(in.ops.size());
+    b.map.num_stores = static_cast<int32_t>(in.stores.size());
+    b.map.num_registers = in.registers;
+    b.map.outer = in.outer;
+    b.map.inner = in.inner;
     b.end_patch = static_cast<int32_t>(patches.size());
     bound.instructions.push_back(b);
   }
@@ -249,44 +244,25 @@ void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bo
 template <class T>
 void bind_addresses(const Program& p, const Addresses<T>& at, BoundProgram<T>& bound) {
   const Binder<T> binder(p, at);
-  const Schedule& s = *at.schedule;
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
     Bound<T>& b = bound.instructions[i];
-    if (in.kind == InstructionKind::kMap) {
-      for (size_t j = 0; j < in.loads.size(); ++j) {
-        bound.loads[b.first + j].source = binder.source(in, in.loads[j].operand);
-      }
-      for (size_t j = 0; j < in.stores.size(); ++j) {
-        MapStore<T>& store = bound.stores[b.first_store + j];
-        binder.place(in.stores[j].buffer, store.data, store.stride, store.base);
-        if (store.data != nullptr) store.data += in.stores[j].column;
-      }
-      b.map.segments = in.outward ? s.out_offsets.data() : nullptr;
-      b.map.seed = at.seed;
-      b.map.step = at.step;
-      b.map.row_ids =
-          is_vertex(in.space) ? s.order.data()
-          : is_edge(in.space) ? s.edge_order.data()
-          : is_present(in.space)
-              ? at.index_features->present(Array::kPresentOrder, feature_of(in.space)).data()
-              : nullptr;
-      continue;
-    }
     for (size_t j = 0; j < in.inputs.size(); ++j) {
       bound.sources[b.first + j] = binder.source(in, in.inputs[j]);
     }
-    if (in.kind == InstructionKind::kLookupGrad || in.kind == InstructionKind::kCrossEntropy ||
-        in.kind == InstructionKind::kCrossEntropyGrad) {
-      b.index = at.index_features->rows(in.argument, in.space).data();
+    for (size_t j = 0; j < in.loads.size(); ++j) {
+      bound.loads[b.first_load + j].source = binder.source(in, in.loads[j].operand);
     }
-    if (in.kind == InstructionKind::kLookupGrad) continue;
-    binder.place(in.out.buffer, b.out, b.stride, b.base);
-    if (b.out != nullptr) b.out += in.out.column;
-    if (in.kind == InstructionKind::kMatmul) b.packed = (*at.packed)[in.weight];
-    if (in.kind == InstructionKind::kMatmulTN && p.buffers[in.out.buffer].role != Role::kGrad) {
-      b.stride = in.out.width;
+    for (size_t j = 0; j < in.stores.size(); ++j) {
+      MapStore<T>& store = bound.stores[b.first_store + j];
+      binder.address(in.stores[j].buffer, store.data, store.stride, store.base);
+      if (store.data != nullptr) store.data += in.stores[j].column;
     }
+    if (in.out.buffer >= 0) {
+      binder.address(in.out.buffer, b.out, b.stride, b.base);
+      if (b.out != nullptr) b.out += in.out.column;
+    }
+    if (b.execution->bind != nullptr) b.execution->bind(p, in, at, b);
   }
 }
 

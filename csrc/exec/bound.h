@@ -5,32 +5,33 @@
 #include <cstdint>
 #include <vector>
 
-#include "exec/program.h"
+#include "exec/instruction.h"
 
 namespace cavs {
 
 template <class T>
 struct Bound {
   InstructionKind kind;
-  bool edges = false;  // of the chunk's rows
+  const Execution<T>* execution;
+  bool edges = false;  // runs over the edges of the chunk's rows
   bool accumulate = false;
-  int32_t first = 0, count = 0;  // sources, or loads of a map
-  int32_t split = 0;             // kMatmulTN: sources of A
-  int32_t first_store = 0;       // kMap
+  int32_t first = 0, count = 0;  // sources
+  int32_t split = 0;             // sources [0, split) are the left operand
+  int32_t first_load = 0, first_store = 0;
   int32_t first_patch = 0, end_patch = 0;
   Space space = 0;
   T* out = nullptr;
   int64_t stride = 0, base = 0;
-  const int32_t* index = nullptr;  // labels, looked up rows
+  const int32_t* index = nullptr;  // int feature `argument`: labels, or rows of a table
   const T* packed = nullptr;
-  int64_t packed_k = 0;  // rows of the packed matrix, of which this may be part
-  int64_t k = 0, n = 0;
+  int64_t packed_k = 0;  // rows of the packed matrix, which may be larger than the weight
+  int64_t k = 0, n = 0;  // see ProductShape
   MapKernel<T> map{};
 };
 
 // A scratch operand: its address is known to the thread only, its first row to the chunk.
 struct Patch {
-  enum class Place : uint8_t { kSource, kLoad, kStore, kOut } place;
+  enum class Target : uint8_t { kSource, kLoad, kStore, kOut } target;
   bool edges;  // its rows are the edges of the chunk's rows
   int32_t at;  // number of the source, load, store or instruction
   int32_t buffer;

@@ -42,7 +42,7 @@ std::vector<int64_t> sizes_of(const Program& program, const std::vector<Paramete
   validate(program);
   validate_parameters(program, sizes);
   for (const Instruction& in : program.instructions) {
-    if (is_recurrent(in.kind)) {
+    if (traits_of(in).cut == Cut::kWhole) {
       throw std::invalid_argument("[" + in.label + "] runs on devices alone");
     }
   }
@@ -129,7 +129,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   bind_shapes(p, analysis_, bound_, patches_);
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
-    if (in.kind != InstructionKind::kMatmul) continue;
+    if (!traits_of(in).packed_weight) continue;
     bound_.instructions[i].packed_k = p.weights[packed_at_[in.weight].weight].k;
   }
   // In a stage over edges an edge row is a row of the chunk itself.
@@ -195,10 +195,10 @@ void Executor<T>::lay_out() {
     total += lives[i].bytes;
   }
   arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);
-  const size_t staged = sizeof(T) * plan_.staged;
-  peak_ = peak_live(lives, analysis_.steps) + staged;
+  const size_t deferred = sizeof(T) * plan_.deferred;
+  peak_ = peak_live(lives, analysis_.steps) + deferred;
   arena_.reserve(arena_needed_);
-  context_.staged.reserve(staged);
+  context_.deferred.reserve(deferred);
 }
 
 // Room for the largest chunk of each body. Every thread has that of one; what all threads work on
@@ -273,9 +273,6 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
 template <class T>
 void Executor<T>::plan_prologue() {
   prologue_.clear();
-  const auto add = [&](ItemKind kind, int32_t id, int32_t a, int32_t b) {
-    prologue_.push_back({kind, id, 0, 0, a, b});
-  };
   for (size_t i = 0; i < stale_.size(); ++i) {
     if (!stale_[i] || !packs(i)) continue;
     const Weight& w = program_->weights[i];
@@ -283,13 +280,14 @@ void Executor<T>::plan_prologue() {
     const auto each = static_cast<int32_t>(
         std::clamp<int64_t>(kPieceElements / (w.k * kernels_.panel), 1, panels));
     for (int32_t a = 0; a < panels; a += each) {
-      add(ItemKind::kPack, static_cast<int32_t>(i), a, std::min(panels, a + each));
+      prologue_.push_back(PackWeight{static_cast<int32_t>(i), {a, std::min(panels, a + each)}});
     }
   }
   // In the order of the parameters, as they are updated: a thread packs what it has just written.
   const auto key = [&](const Item& item) {
-    const Weight& w = program_->weights[item.id];
-    return std::tuple(w.pieces.empty() ? 0 : w.pieces[0].param, item.id, item.a);
+    const auto& [weight, range] = std::get<PackWeight>(item);
+    const Weight& w = program_->weights[weight];
+    return std::tuple(w.pieces.empty() ? 0 : w.pieces[0].param, weight, range.begin);
   };
   std::sort(prologue_.begin(), prologue_.end(),
             [&](const Item& a, const Item& b) { return key(a) < key(b); });
@@ -297,7 +295,7 @@ void Executor<T>::plan_prologue() {
     if (!analysis_.zero_gradient[i]) continue;
     const auto pieces = static_cast<int32_t>(context_.sizes[i] / kPieceElements + 1);
     for (int32_t a = 0; a < pieces; ++a) {
-      add(ItemKind::kZero, static_cast<int32_t>(i), a, pieces);
+      prologue_.push_back(ZeroGradient{static_cast<int32_t>(i), {a, pieces}});
     }
   }
 }

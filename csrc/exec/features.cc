@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "exec/instruction.h"
 #include "exec/spaces.h"
 
 namespace cavs {
@@ -48,14 +49,9 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
   };
   for (const Instruction& in : p.instructions) {
     if (is_present(in.space)) has_present(feature_of(in.space));
-    for (const Operand& o : in.inputs) read(in, o);
-    for (const MapLoadSpec& l : in.loads) read(in, l.operand);
-    if (in.kind == InstructionKind::kCrossEntropy ||
-        in.kind == InstructionKind::kCrossEntropyGrad) {
-      limit(use(in.argument, in.space), in.inputs[0].width, in.label);
-    }
-    if (in.kind == InstructionKind::kLookupGrad) {
-      limit(use(in.argument, in.space), sizes[in.argument2] / in.inputs[0].width, in.label);
+    each_operand(in, [&](const Operand& o) { read(in, o); });
+    if (const auto below = traits_of(in).index_limit; below != nullptr) {
+      limit(use(in.argument, in.space), below(in, sizes), in.label);
     }
   }
   for (const Use& u : uses_) features = std::max(features, u.feature + 1);

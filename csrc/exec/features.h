@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "exec/plan.h"
 #include "exec/program.h"
 #include "schedule/schedule.h"
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
+#include "exec/instruction.h"
 #include "exec/spaces.h"
 #include "kernels/kernels.h"
 
@@ -16,7 +18,7 @@ constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows, one a th
 constexpr int32_t kRowsEach = 16;    // fewer rows a thread: split by columns of the weight
 // Rows of narrow tasks that wait until a product of a loop is worth while, and in how many turns
 // all rows would go at least, so that what waits is little next to what is kept.
-constexpr int32_t kMostWaiting = 64, kTurns = 8;
+constexpr int32_t kMostDeferred = 64, kTurns = 8;
 
 class Planner {
  public:
@@ -44,8 +46,8 @@ class Planner {
   }
 
   void run() {
-    waiting_.assign(p_.instructions.size(), 0);
-    plan_.staged_at.assign(p_.instructions.size(), -1);
+    deferred_.assign(p_.instructions.size(), 0);
+    plan_.deferred_at.assign(p_.instructions.size(), -1);
     for (stage_ = 0; stage_ < static_cast<int32_t>(p_.stages.size()); ++stage_) {
       const Stage& stage = p_.stages[stage_];
       const std::vector<int32_t>& bodies = a_.bodies_of_stage[stage_];
@@ -107,7 +109,7 @@ class Planner {
     }
     for (const int32_t body : bodies) {
       if (body < 0) continue;
-      for (const int32_t sum : a_.bodies[body].sums) add_waiting(sum);
+      for (const int32_t sum : a_.bodies[body].sums) sum_deferred(sum);
     }
   }
 
@@ -156,7 +158,7 @@ class Planner {
     const Body& body = a_.bodies[id];
     for (int32_t r = rows.begin; r < rows.end;) {
       const int32_t stop = chunk_end(body, r, rows.end, most);
-      piece({ItemKind::kBody, id, r, stop});
+      piece(RunBody{id, {r, stop}});
       r = stop;
     }
   }
@@ -169,7 +171,7 @@ class Planner {
     for (int32_t i : body.instructions) {
       const double c = cost(i, rows_of(i, body, rows));
       total += c;
-      if (p_.instructions[i].kind == InstructionKind::kMatmul) largest = std::max(largest, c);
+      if (traits_of(p_.instructions[i]).packed_weight) largest = std::max(largest, c);
     }
     firsts_.push_back(static_cast<int32_t>(steps_.size()));
     const int32_t most = o_.one_by_one ? 1 : body.chunk_rows;
@@ -198,30 +200,28 @@ class Planner {
       if (rows.size() == 0) continue;
       const Instruction& in = p_.instructions[id];
       const double c = cost(id, rows);
-      Item item{ItemKind::kInstruction, id, rows.begin, rows.end, chunk.begin};
+      const bool packed = traits_of(in).packed_weight;
       step(c, c < kSplitNs);
       if (c < kSplitNs) {
-        piece(item);
+        piece(RunInstruction{id, rows, chunk.begin});
       } else if (rows.size() >= 2 * kRowsEach * o_.threads ||
-                 (in.kind != InstructionKind::kMatmul && rows.size() >= 2 * o_.threads)) {
+                 (!packed && rows.size() >= 2 * o_.threads)) {
         for (int32_t t = 0; t < o_.threads; ++t) {
-          item.r0 = part(rows.begin, rows.end, t, o_.threads);
-          item.r1 = part(rows.begin, rows.end, t + 1, o_.threads);
-          piece(item);
+          const RowRange own{part(rows.begin, rows.end, t, o_.threads),
+                             part(rows.begin, rows.end, t + 1, o_.threads)};
+          piece(RunInstruction{id, own, chunk.begin});
         }
-      } else if (in.kind == InstructionKind::kMatmul) {
+      } else if (packed) {
         const auto panels =
             static_cast<int32_t>((p_.weights[in.weight].n + o_.panel - 1) / o_.panel);
         const int32_t pieces = std::min(panels, o_.threads);
-        item = {ItemKind::kPanels, id, rows.begin, rows.end, 0, 0, chunk.begin};
         for (int32_t t = 0; t < pieces; ++t) {
-          item.a = part(0, panels, t, pieces);
-          item.b = part(0, panels, t + 1, pieces);
-          piece(item);
+          const Range own{part(0, panels, t, pieces), part(0, panels, t + 1, pieces)};
+          piece(RunPanels{id, rows, own, chunk.begin});
         }
       } else {
         steps_.back().alone = true;
-        piece(item);
+        piece(RunInstruction{id, rows, chunk.begin});
       }
     }
   }
@@ -272,40 +272,37 @@ class Planner {
   void add_sum(int32_t id, int32_t task, RowRange rows) {
     if (rows.size() == 0) return;
     const Instruction& in = p_.instructions[id];
-    if (in.kind == InstructionKind::kMatmulTN) {
-      const int32_t most = std::min(kMostWaiting, spaces_.rows(in.space).size() / kTurns);
+    if (traits_of(in).cut == Cut::kCells) {
+      const int32_t most = std::min(kMostDeferred, spaces_.rows(in.space).size() / kTurns);
       if (rows.size() * 2 <= most) {
-        if (waiting_[id] + rows.size() > most) add_waiting(id);
-        stage_rows(id, rows, most);
+        if (deferred_[id] + rows.size() > most) sum_deferred(id);
+        defer_rows(id, rows, most);
         return;
       }
     }
-    sum_now(id, rows, task + 1);
+    sum_now(id, rows, {SumExtent::Over::kTask, task});
   }
-  void stage_rows(int32_t id, RowRange rows, int32_t most) {
-    if (plan_.staged_at[id] < 0) {
+  void defer_rows(int32_t id, RowRange rows, int32_t most) {
+    if (plan_.deferred_at[id] < 0) {
       constexpr int64_t kLine = 16;
-      plan_.staged_at[id] = plan_.staged;
-      int64_t width = 0;
-      for (const Operand& o : p_.instructions[id].inputs) width += o.width;
-      plan_.staged += (width * most + kLine - 1) / kLine * kLine;
+      plan_.deferred_at[id] = plan_.deferred;
+      const int64_t width = width_of(p_.instructions[id]);
+      plan_.deferred += (width * most + kLine - 1) / kLine * kLine;
     }
     open(true);
-    put({ItemKind::kStage, id, rows.begin, rows.end, waiting_[id]});
-    waiting_[id] += rows.size();
+    put(DeferRows{id, rows, deferred_[id]});
+    deferred_[id] += rows.size();
   }
-  void add_waiting(int32_t id) {
-    if (waiting_[id] == 0) return;
-    sum_now(id, {0, waiting_[id]}, -waiting_[id]);
-    waiting_[id] = 0;
+  void sum_deferred(int32_t id) {
+    const int32_t rows = std::exchange(deferred_[id], 0);
+    if (rows > 0) sum_now(id, {0, rows}, {SumExtent::Over::kDeferred, rows});
   }
-  // Of which rows: see Item.
-  void sum_now(int32_t id, RowRange rows, int32_t which) {
+  void sum_now(int32_t id, RowRange rows, SumExtent extent) {
     const double c = cost(id, rows);
     const bool serial = o_.threads == 1 || c < kSerialNs;
     open(serial);
     step(c, false);
-    add_pieces(id, serial ? 0 : c, which);
+    add_pieces(id, serial ? 0 : c, extent);
     put_sums();
   }
   void put_sums() {
@@ -335,13 +332,13 @@ class Planner {
     });
     for (int32_t s : order_) {
       step(global_cost(s), false);
-      add_pieces(p_.stages[s].body[0], global_cost(s), 0);
+      add_pieces(p_.stages[s].body[0], global_cost(s), {});
     }
     put_sums();
     stage_ = last;
   }
   bool is_lookup(int32_t stage) const {
-    return p_.instructions[p_.stages[stage].body[0]].kind == InstructionKind::kLookupGrad;
+    return traits_of(p_.instructions[p_.stages[stage].body[0]]).sparse_gradient;
   }
   double global_cost(int32_t stage) const {
     double sum = 0;
@@ -351,27 +348,29 @@ class Planner {
     return sum;
   }
   // Of the step that was begun last: a sum that costs so much.
-  void add_pieces(int32_t id, double cost, int32_t task) {
+  void add_pieces(int32_t id, double cost, SumExtent extent) {
     const Instruction& in = p_.instructions[id];
+    const Cut cut = traits_of(in).cut;
     const int32_t pieces = pieces_of(cost);
-    if (in.kind == InstructionKind::kMatmulTN) {
-      add_cells(id, cost, task);
-    } else if (in.kind == InstructionKind::kSumRows) {
+    if (cut == Cut::kCells) {
+      add_cells(id, cost, extent);
+    } else if (cut == Cut::kColumns) {
       constexpr int32_t kLine = 16;  // columns
       const int32_t lines = (in.out.width + kLine - 1) / kLine;
       const int32_t wide = std::min(lines, pieces);
       for (int32_t j = 0; j < wide; ++j) {
-        piece({ItemKind::kColumns, id, 0, 0, kLine * part(0, lines, j, wide),
-               std::min(in.out.width, kLine * part(0, lines, j + 1, wide)), task});
+        const Range columns{kLine * part(0, lines, j, wide),
+                            std::min(in.out.width, kLine * part(0, lines, j + 1, wide))};
+        piece(SumColumns{id, columns, extent});
       }
     } else {
-      for (int32_t j = 0; j < pieces; ++j) piece({ItemKind::kSlots, id, 0, 0, j, pieces, task});
+      for (int32_t j = 0; j < pieces; ++j) piece(SumShare{id, {j, pieces}, extent});
     }
   }
 
   // A cell a thread where they take equally long, else each in pieces by its own cost. Slab by
   // slab, if others wait for them.
-  void add_cells(int32_t id, double cost, int32_t task) {
+  void add_cells(int32_t id, double cost, SumExtent extent) {
     const Product& product = a_.products[id];
     const int32_t k = product.rows;
     join_cells(p_, product, spaces_, cells_);
@@ -385,7 +384,8 @@ class Planner {
     const bool even = cells > 1 && cells % pieces_of(cost) == 0 && most * cells < 1.05 * total;
     const auto first = static_cast<int32_t>(plan_.cells.size());
     plan_.cells.insert(plan_.cells.end(), cells_.begin(), cells_.end());
-    const int32_t slab = o_.slabs && task == 0 ? slab_rows(p_.instructions[id], id, k) : k;
+    const bool all = extent.over == SumExtent::Over::kAll;
+    const int32_t slab = o_.slabs && all ? slab_rows(p_.instructions[id], id, k) : k;
     for (int32_t begin = 0; begin < k; begin += slab) {
       for (int32_t i = 0; i < cells; ++i) {
         const Product::Cell& cell = cells_[i];
@@ -394,14 +394,14 @@ class Planner {
         if (from >= to) continue;
         const double all = product_work(p_, product, cell, spaces_).all;
         const int32_t pieces = even ? 1 : pieces_of(total > 0 ? cost * all / total : 0);
-        add_rows_of_cell({ItemKind::kTransposed, id, from, to, 0, 0, task, first + i}, pieces);
+        add_rows_of_cell({id, {from, to}, {}, extent, first + i}, pieces);
       }
     }
   }
   // Rows of `item`, all columns of its cell.
-  void add_rows_of_cell(Item item, int32_t pieces) {
+  void add_rows_of_cell(SumCell item, int32_t pieces) {
     const Product::Cell cell = plan_.cells[item.cell];
-    const int32_t begin = item.r0, end = item.r1;
+    const auto [begin, end] = item.rows;
     const int32_t panels = (cell.columns() + o_.panel - 1) / o_.panel;
     const auto [high, wide] = grid(cell.rows(), panels, cell.columns(), pieces);
     const auto column = [&, wide = wide](int32_t j) {
@@ -409,10 +409,8 @@ class Planner {
     };
     for (int32_t i = 0; i < high; ++i) {
       for (int32_t j = 0; j < wide; ++j) {
-        item.r0 = part(begin, end, i, high);
-        item.r1 = part(begin, end, i + 1, high);
-        item.a = column(j);
-        item.b = column(j + 1);
+        item.rows = {part(begin, end, i, high), part(begin, end, i + 1, high)};
+        item.columns = {column(j), column(j + 1)};
         piece(item);
       }
     }
@@ -463,7 +461,7 @@ class Planner {
   std::vector<Step> steps_, beside_;
   std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
-  std::vector<int32_t> waiting_;      // rows of each product
+  std::vector<int32_t> deferred_;     // rows of each product
   std::vector<Product::Cell> cells_;  // of the product that is added
   int32_t stage_ = 0;
 };
@@ -475,7 +473,7 @@ void Plan::clear() {
   segments.clear();
   cells.clear();
   edge_rows = 0;
-  staged = 0;
+  deferred = 0;
 }
 
 double plan_cost(const Program& program, const Analysis& analysis, const Schedule& schedule,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/instruction_kinds.h"
 #include "kernels/kernels.h"
 
 namespace cavs {
@@ -83,26 +84,6 @@ struct Operand {
   int32_t argument;
 };
 
-enum class InstructionKind : uint8_t {
-  kMatmul,            // out[r] (+)= [inputs side by side](r) @ weight
-  kMap,               // fused elementwise kernel
-  kSegmentMax,        // out[r] = max over the segment of inputs[0]
-  kCrossEntropy,      // out[r] = loss of logits inputs[0], labels int feature `argument`
-  kCrossEntropyGrad,  // out[r] = (softmax - onehot) * inputs[1](r), a number; without it, * 1
-  kCopy,              // out[r] = inputs[0](r)
-  // Over all rows of `space` in stages of their own, or over those of each task in a loop:
-  kMatmulTN,    // out[K, N] (+)= sum_r inputs[0..split)(r)^T inputs[split..)(r)
-  kSumRows,     // out[0] (+)= sum_r inputs[0](r)
-  kLookupGrad,  // sparse gradient of parameter `argument2`: rows by int feature `argument`, values
-                // inputs[0]; rows with a negative index are dropped
-  // The LSTM number `argument` over all vertices, of batches of chains, on devices alone. `weight`:
-  // of [x, h before, 1] to gates i, f, g, o; each piece is all rows of x, of h or the 1, and one
-  // gate.
-  kLstm,            // out = h of inputs[0] = x
-  kLstmGrad,        // out = cotangent of x; inputs: h, its cotangent
-  kLstmWeightGrad,  // gradient of parameter `argument2` += its pieces; inputs: cotangent of x
-};
-
 struct MapLoadSpec {
   Operand operand;
   int32_t outer_stride;
@@ -115,21 +96,23 @@ struct MapStoreSpec {
   int16_t reg;
 };
 
+// One call of a kernel. Each kind uses some of the fields, see exec/instructions/.
 struct Instruction {
   InstructionKind kind;
-  Space space;                  // rows it iterates over
-  std::vector<Operand> inputs;  // kMap: unused
-  Operand out;                  // map is always kSelf; kMap: unused
-  bool accumulate = false;
-  int32_t weight = -1;  // kMatmul: packed weight
-  int32_t split = 0;    // kMatmulTN
+  Space space;  // of the rows that it runs over
+  std::vector<Operand> inputs;
+  Operand out{-1, 0, 0, RowMap::kSelf, Array::kNone, 0};  // buffer -1: none
+  bool accumulate = false;                                // add to `out`
+  int32_t weight = -1;
+  int32_t split = 0;  // inputs [0, split) are the left operand of a product of two
   int32_t argument = 0, argument2 = 0;
-  std::vector<MapLoadSpec> loads;  // kMap
+  // Fused kernels read `loads` and write `stores` instead.
+  std::vector<MapLoadSpec> loads;
   std::vector<MapOp> ops;
   std::vector<MapStoreSpec> stores;
   int32_t registers = 0, outer = 1, inner = 0;
-  // kMap over vertices: what it computes is summed over the edges to the parents of a row, which
-  // loads by index through kParents and kOut are of.
+  // Sum what the kernel computes over the edges to the parents of a row; its loads by index through
+  // kParents and kOut read one row per edge.
   bool outward = false;
   std::string label;  // for reports
 };

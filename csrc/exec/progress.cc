@@ -25,22 +25,26 @@ void GradientProgress::each_slab(int32_t param, int64_t begin, int64_t end, F&& 
   for (int64_t s = begin / slab; s * slab < end; ++s) f(first_[param] + s);
 }
 
-// The slabs that an item works on.
+// Call f(slab) for the slabs that an item works on.
 template <class F>
 void GradientProgress::each_slab(const Item& item, F&& f) const {
-  if (item.kind == ItemKind::kPack) return;
-  if (item.kind == ItemKind::kZero) return each_slab(item.id, 0, sizes_[item.id], f);
-  const bool body = item.kind == ItemKind::kBody;
-  const std::vector<int32_t>& params =
-      body ? analysis_.gradients_of_body[item.id] : analysis_.gradients_of_instruction[item.id];
-  const int64_t width = body ? 0 : analysis_.result_width[item.id];
-  for (int32_t param : params) {
-    if (width > 0 && item.kind == ItemKind::kTransposed) {
-      each_slab(param, item.r0 * width, item.r1 * width, f);
-    } else {
-      each_slab(param, 0, sizes_[param], f);
-    }
-  }
+  const auto all_of = [&](const std::vector<int32_t>& params) {
+    for (int32_t param : params) each_slab(param, 0, sizes_[param], f);
+  };
+  std::visit(
+      Overloaded{[](const PackWeight&) {},
+                 [&](const ZeroGradient& i) { each_slab(i.parameter, 0, sizes_[i.parameter], f); },
+                 [&](const RunBody& i) { all_of(analysis_.gradients_of_body[i.body]); },
+                 [&](const SumCell& i) {
+                   const auto& params = analysis_.gradients_of_instruction[i.instruction];
+                   const int64_t width = analysis_.result_width[i.instruction];
+                   if (width == 0) return all_of(params);
+                   for (int32_t param : params) {
+                     each_slab(param, i.rows.begin * width, i.rows.end * width, f);
+                   }
+                 },
+                 [&](const auto& i) { all_of(analysis_.gradients_of_instruction[i.instruction]); }},
+      item);
 }
 
 void GradientProgress::count(const Plan& plan) {

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "exec/host_io.h"
+#include "exec/names.h"
 #include "exec/traffic.h"
 
 namespace cavs {
@@ -79,7 +80,7 @@ Report Executor<T>::report() const {
   const std::lock_guard lock(mutex_);
   const Program& p = *program_;
   Report report;
-  report.arena_bytes = arena_needed_ + sizeof(T) * plan_.staged;
+  report.arena_bytes = arena_needed_ + sizeof(T) * plan_.deferred;
   report.peak_bytes = peak_;
   report.scratch_bytes = context_.scratch_bytes;
   for (const Memory& memory : context_.packed) report.packed_bytes += memory.bytes();
@@ -92,10 +93,9 @@ Report Executor<T>::report() const {
   report.threads = planned_threads_;
   report.estimated_seconds = cost_ * 1e-9;
   for (size_t i = 0; i < p.stages.size(); ++i) {
-    static const char* const kKinds[] = {"rows", "loop", "global"};
     Report::Line line;
     line.label = p.stages[i].label;
-    line.kind = kKinds[static_cast<int>(p.stages[i].kind)];
+    line.kind = name_of(p.stages[i].kind);
     line.seconds = stage_seconds_[i];
     report.stages.push_back(line);
   }
@@ -103,10 +103,10 @@ Report Executor<T>::report() const {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < p.instructions.size(); ++i) {
-    Report::Line line = traffic(p, static_cast<int32_t>(i), bound_, spaces_, schedule_.get(),
-                                index_features_, context_.tables);
-    if (schedule_ != nullptr && p.instructions[i].kind == InstructionKind::kMatmulTN) {
-      int64_t written = 0;  // once for all terms of a product, which its first stands for
+    Report::Line line = report_line(p, static_cast<int32_t>(i), sizeof(T), spaces_, schedule_.get(),
+                                    index_features_, context_.tables);
+    if (schedule_ != nullptr && traits_of(p.instructions[i]).cut == Cut::kCells) {
+      int64_t written = 0;  // counted once for all terms of a product, at the first
       for (const Product::Cell& cell : analysis_.products[i].cells) written += cell.size();
       line.write_bytes = written * static_cast<int64_t>(sizeof(T));
     }

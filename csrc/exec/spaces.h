@@ -56,15 +56,6 @@ inline bool is_local(const Operand& o) {
   return o.array == Array::kParent || o.array == Array::kParentIfNth ||
          o.array == Array::kNthEdge || o.array == Array::kEdges;
 }
-inline bool is_recurrent(InstructionKind k) {
-  return k == InstructionKind::kLstm || k == InstructionKind::kLstmGrad ||
-         k == InstructionKind::kLstmWeightGrad;
-}
-inline bool is_global(InstructionKind k) {
-  return k == InstructionKind::kMatmulTN || k == InstructionKind::kSumRows ||
-         k == InstructionKind::kLookupGrad || is_recurrent(k);
-}
-
 // Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
 struct Spaces {
   std::vector<RowRange> ranges;
@@ -83,9 +74,5 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
 
 std::string space_name(Space s);
 std::string rows_name(const Buffer& b);  // its space, and what of it is held
-const char* array_name(Array a);
-const char* instruction_name(InstructionKind k);
-const char* role_name(Role r);
-const char* held_name(Held h);
 
 }  // namespace cavs

@@ -10,7 +10,7 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
   std::vector<Table> tables;
   const auto add = [&](int32_t id, bool looped) {
     const Instruction& in = p.instructions[id];
-    if (in.kind != InstructionKind::kLookupGrad) return;
+    if (!traits_of(in).sparse_gradient) return;
     Table* table = nullptr;
     for (Table& t : tables) {
       if (t.param == in.argument2) table = &t;
@@ -85,53 +85,7 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
   if (!writes) std::fill_n(table.values.as<T>(), slots * table.width, T(0));
 }
 
-template <class T>
-void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& values, int32_t part,
-                int32_t parts, T* grad, const Kernels<T>& kernels) {
-  const auto slots = static_cast<int64_t>(table.slots.size());
-  const int64_t begin = slots * part / parts, end = slots * (part + 1) / parts;
-  Source<T> rows = values;
-  if (values.map == RowMap::kOne) rows.stride = rows.base = 0;
-  rows.index = lookup.rows.data();
-  T* out = table.dense ? grad : table.values.as<T>();
-  if (lookup.first && !table.dense) {
-    rows.map = RowMap::kSegmentSum;
-    rows.offsets = lookup.offsets.data();
-    kernels.copy_rows(rows, begin, end, out, table.width, 0);
-    return;
-  }
-  rows.map = RowMap::kIndex;
-  for (int64_t s = begin; s < end; ++s) {
-    const int32_t r0 = lookup.offsets[s], r1 = lookup.offsets[s + 1];
-    if (r0 == r1) continue;
-    const int64_t at = table.dense ? table.slots[s] : s;
-    kernels.sum_rows(rows, r0, r1, out + at * table.width, true);
-  }
-}
-
-template <class T>
-void run_lookup_of_task(const Table& table, const Lookup& lookup, const Source<T>& values,
-                        RowRange rows, int32_t part, int32_t parts, T* grad,
-                        const Kernels<T>& kernels) {
-  T* out = table.dense ? grad : table.values.as<T>();
-  for (int32_t r = rows.begin; r < rows.end; ++r) {
-    const int32_t slot = lookup.slot_of[r];
-    if (slot < 0 || slot % parts != part) continue;
-    const int64_t at = table.dense ? table.slots[slot] : slot;
-    kernels.sum_rows(values, r, r + 1, out + at * table.width, true);
-  }
-}
-
 template void bind_table(Table&, const BoundProgram<float>&, const Spaces&);
 template void bind_table(Table&, const BoundProgram<double>&, const Spaces&);
-template void run_lookup(const Table&, const Lookup&, const Source<float>&, int32_t, int32_t,
-                         float*, const Kernels<float>&);
-template void run_lookup(const Table&, const Lookup&, const Source<double>&, int32_t, int32_t,
-                         double*, const Kernels<double>&);
-
-template void run_lookup_of_task(const Table&, const Lookup&, const Source<float>&, RowRange,
-                                 int32_t, int32_t, float*, const Kernels<float>&);
-template void run_lookup_of_task(const Table&, const Lookup&, const Source<double>&, RowRange,
-                                 int32_t, int32_t, double*, const Kernels<double>&);
 
 }  // namespace cavs

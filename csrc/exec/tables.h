@@ -35,14 +35,5 @@ std::vector<Table> make_tables(const Program& program, const std::vector<bool>& 
 // Sorts the rows of the batch into slots.
 template <class T>
 void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces);
-// Part `part` of `parts` of the slots of one instruction; `grad` is the dense gradient, if any.
-template <class T>
-void run_lookup(const Table& table, const Lookup& lookup, const Source<T>& values, int32_t part,
-                int32_t parts, T* grad, const Kernels<T>& kernels);
-// As run_lookup, of `rows` alone; always adds.
-template <class T>
-void run_lookup_of_task(const Table& table, const Lookup& lookup, const Source<T>& values,
-                        RowRange rows, int32_t part, int32_t parts, T* grad,
-                        const Kernels<T>& kernels);
 
 }  // namespace cavs

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "exec/bind.h"
+#include "exec/names.h"
 #include "exec/spaces.h"
 
 namespace cavs {
@@ -40,57 +41,29 @@ int64_t indexed(const Operand& o, const Instruction& in, const Spaces& spaces, c
 
 }  // namespace
 
-template <class T>
-Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
-                     const Spaces& spaces, const Schedule* schedule, const IndexFeatures& features,
-                     const std::vector<Table>& tables) {
+Report::Line report_line(const Program& program, int32_t instruction, size_t element,
+                         const Spaces& spaces, const Schedule* schedule,
+                         const IndexFeatures& features, const std::vector<Table>& tables) {
   const Instruction& in = program.instructions[instruction];
   Report::Line line;
   line.label = in.label;
-  line.kind = instruction_name(in.kind);
+  line.kind = name_of(in.kind);
   if (schedule == nullptr) return line;
   const int64_t rows = spaces.rows(in.space).size();
-  int64_t read = 0, gathered = 0, written = 0;
-  const auto count = [&](const Operand& o) {
+  int64_t read = 0, gathered = 0;
+  each_operand(in, [&](const Operand& o) {
     const int64_t values = indexed(o, in, spaces, *schedule, features);
     read += values;
     if (is_gather(o.array)) gathered += values;
-  };
-  for (const Operand& o : in.inputs) count(o);
-  for (const MapLoadSpec& l : in.loads) count(l.operand);
-  for (const MapStoreSpec& s : in.stores) {
-    written += rows * in.outer * (s.mode == StoreMode::kWrite ? in.inner : 1);
-  }
-  const Bound<T>& b = bound.instructions[instruction];
-  if (in.kind == InstructionKind::kMatmul || in.kind == InstructionKind::kMatmulTN) {
-    line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(b.k * b.n);
-  }
-  if (in.kind == InstructionKind::kLstm) {
-    const Weight& w = program.weights[in.weight];
-    line.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(w.k * w.n);
-  }
-  if (in.kind == InstructionKind::kMatmulTN) {
-    written = b.k * b.n;
-  } else if (in.kind == InstructionKind::kSumRows || in.kind == InstructionKind::kLstmWeightGrad) {
-    written = in.out.width;
-  } else if (in.kind == InstructionKind::kLookupGrad) {
-    for (const Table& table : tables) {
-      if (table.param == in.argument2) {
-        written = static_cast<int64_t>(table.slots.size()) * table.width;
-      }
-    }
-  } else if (in.kind != InstructionKind::kMap) {
-    written = rows * in.out.width;
-  }
-  line.indexed_bytes = read * static_cast<int64_t>(sizeof(T));
-  line.gather_bytes = gathered * static_cast<int64_t>(sizeof(T));
-  line.write_bytes = written * static_cast<int64_t>(sizeof(T));
+  });
+  const auto traffic_of = traits_of(in).traffic;
+  const auto [flops, written] = traffic_of == nullptr ? Traffic{0, rows * in.out.width}
+                                                      : traffic_of({program, rows, tables}, in);
+  line.flops = flops;
+  line.indexed_bytes = read * static_cast<int64_t>(element);
+  line.gather_bytes = gathered * static_cast<int64_t>(element);
+  line.write_bytes = written * static_cast<int64_t>(element);
   return line;
 }
-
-template Report::Line traffic(const Program&, int32_t, const BoundProgram<float>&, const Spaces&,
-                              const Schedule*, const IndexFeatures&, const std::vector<Table>&);
-template Report::Line traffic(const Program&, int32_t, const BoundProgram<double>&, const Spaces&,
-                              const Schedule*, const IndexFeatures&, const std::vector<Table>&);
 
 }  // namespace cavs

@@ -1,4 +1,4 @@
-// What the instructions of a program compute, read and write in a batch.
+// Reads, writes and floating-point operations of the instructions of a program in a batch.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,10 @@
 
 namespace cavs {
 
-// Label and kind of an instruction; of a batch (`schedule`, else null) its operations and bytes
-// too.
-template <class T>
-Report::Line traffic(const Program& program, int32_t instruction, const BoundProgram<T>& bound,
-                     const Spaces& spaces, const Schedule* schedule, const IndexFeatures& features,
-                     const std::vector<Table>& tables);
+// Label and kind of an instruction and, given a batch (`schedule`, else null), its operations and
+// bytes. `element` is the size of a number.
+Report::Line report_line(const Program& program, int32_t instruction, size_t element,
+                         const Spaces& spaces, const Schedule* schedule,
+                         const IndexFeatures& features, const std::vector<Table>& tables);
 
 }  // namespace cavs

@@ -1,9 +1,9 @@
 #include "exec/validate.h"
 
+#include "exec/checks.h"
+#include "exec/names.h"
 #include "exec/product.h"
 #include "exec/spaces.h"
-#include "exec/validate_access.h"
-#include "exec/validate_recurrence.h"
 
 namespace cavs {
 namespace {
@@ -25,7 +25,7 @@ class Validator : AccessChecks {
       check_space(b.space);
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
       need(b.held == Held::kAll || (b.role == Role::kArena && b.space == kVertexSpace),
-           std::string("holds ") + held_name(b.held) + " only, is " + role_name(b.role) + " of " +
+           std::string("holds ") + name_of(b.held) + " only, is " + name_of(b.role) + " of " +
                space_name(b.space) + ": needs an arena buffer of vertex");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
@@ -42,7 +42,7 @@ class Validator : AccessChecks {
     }
     for (size_t i = 0; i < p_.weights.size(); ++i) check_weight(i);
     for (const Instruction& in : p_.instructions) {
-      label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
+      label_ = label_of(in);
       check_space(in.space);
       check_instruction(in);
     }
@@ -54,13 +54,13 @@ class Validator : AccessChecks {
       check_buffer_id(p_.loss);
       const Buffer& b = p_.buffers[p_.loss];
       need(b.role == Role::kArena && b.space == kOneSpace,
-           "the loss is buffer " + std::to_string(p_.loss) + " of " + role_name(b.role) + " in " +
+           "the loss is buffer " + std::to_string(p_.loss) + " of " + name_of(b.role) + " in " +
                space_name(b.space) + ", needs an arena buffer in one");
     }
     for (int32_t o : p_.outputs) {
       check_buffer_id(o);
       need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
-                                                   role_name(p_.buffers[o].role) +
+                                                   name_of(p_.buffers[o].role) +
                                                    " buffer, needs an arena buffer");
       need(p_.buffers[o].held == Held::kAll && !is_present(p_.buffers[o].space),
            "output " + std::to_string(o) + " has " + rows_name(p_.buffers[o]));
@@ -95,170 +95,12 @@ class Validator : AccessChecks {
     }
   }
 
-  void check_inputs(const Instruction& in, size_t least) const {
-    need(in.inputs.size() >= least, "has " + std::to_string(in.inputs.size()) +
-                                        " inputs, needs at least " + std::to_string(least));
-    for (const Operand& o : in.inputs) check_operand(o, in.space);
-  }
-
   void check_instruction(const Instruction& in) const {
-    const auto width = [&](size_t i) { return in.inputs[i].width; };
-    switch (in.kind) {
-      case InstructionKind::kMatmul: {
-        check_inputs(in, 1);
-        need(in.weight >= 0 && in.weight < static_cast<int32_t>(p_.weights.size()),
-             "weight " + std::to_string(in.weight) + " of " + std::to_string(p_.weights.size()));
-        const Weight& w = p_.weights[in.weight];
-        int64_t k = 0;
-        for (const Operand& o : in.inputs) k += o.width;
-        need(k == w.k, differ("inner sizes differ", k, w.k));
-        need(in.out.width == w.n, differ("columns of output and weight differ", in.out.width, w.n));
-        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
-        return;
-      }
-      case InstructionKind::kMap:
-        check_map(in);
-        return;
-      case InstructionKind::kSegmentMax:
-        check_inputs(in, 1);
-        need(in.inputs[0].map == RowMap::kSegmentSum, "reads no segments");
-        [[fallthrough]];
-      case InstructionKind::kCopy:
-      case InstructionKind::kCrossEntropyGrad:
-        check_inputs(in, 1);
-        need(width(0) == in.out.width,
-             differ("widths of input and output differ", width(0), in.out.width));
-        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
-        break;
-      case InstructionKind::kCrossEntropy:
-        check_inputs(in, 1);
-        need(in.out.width == 1, differ("width of a loss", in.out.width, 1));
-        check_out(in.out.buffer, in.out.column, in.out.width, in.space);
-        break;
-      case InstructionKind::kMatmulTN: {
-        check_inputs(in, 2);
-        need(in.split > 0 && in.split < static_cast<int32_t>(in.inputs.size()),
-             "split " + std::to_string(in.split) + " of " + std::to_string(in.inputs.size()) +
-                 " inputs");
-        int64_t k = 0, n = 0;
-        for (size_t i = 0; i < in.inputs.size(); ++i) {
-          (i < static_cast<size_t>(in.split) ? k : n) += in.inputs[i].width;
-        }
-        need(in.out.width == n, differ("columns of output and product differ", in.out.width, n));
-        check_sum(in, k * n);
-        return;
-      }
-      case InstructionKind::kSumRows:
-        check_inputs(in, 1);
-        need(width(0) == in.out.width,
-             differ("widths of input and output differ", width(0), in.out.width));
-        check_sum(in, in.out.width);
-        return;
-      case InstructionKind::kLookupGrad:
-        check_inputs(in, 1);
-        check_rows(in);
-        need(in.argument >= 0 && in.argument < kMostIndices && in.argument2 >= 0,
-             "int feature " + std::to_string(in.argument) + ", parameter " +
-                 std::to_string(in.argument2));
-        for (const Instruction& other : p_.instructions) {
-          if (other.kind != in.kind || other.argument2 != in.argument2 || other.inputs.empty()) {
-            continue;
-          }
-          need(other.inputs[0].width == width(0),
-               differ("two row widths of one table", width(0), other.inputs[0].width));
-        }
-        return;
-      case InstructionKind::kLstm:
-      case InstructionKind::kLstmGrad:
-      case InstructionKind::kLstmWeightGrad:
-        RecurrenceChecks(p_).check(in, label_);
-        return;
-    }
-    if (in.kind == InstructionKind::kCrossEntropy ||
-        in.kind == InstructionKind::kCrossEntropyGrad) {
-      check_rows(in);
-      need(in.argument >= 0 && in.argument < kMostIndices,
-           "int feature " + std::to_string(in.argument));
-      const size_t most = in.kind == InstructionKind::kCrossEntropyGrad ? 2 : 1;
-      need(in.inputs.size() <= most, "has " + std::to_string(in.inputs.size()) +
-                                         " inputs, takes at most " + std::to_string(most));
-      if (in.inputs.size() > 1) need(width(1) == 1, differ("width of a slope", width(1), 1));
-    }
-  }
-
-  // Kernels that take each row as it lies.
-  void check_rows(const Instruction& in) const {
-    for (const Operand& o : in.inputs) {
-      need(o.map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
-    }
-  }
-
-  // Outputs of sums over rows: a dense gradient or an arena buffer in one.
-  void check_sum(const Instruction& in, int64_t elements) const {
-    check_buffer_id(in.out.buffer);
-    const Buffer& b = p_.buffers[in.out.buffer];
-    need(in.out.column >= 0, "column " + std::to_string(in.out.column));
-    if (b.role == Role::kGrad) return;
-    need(b.role == Role::kArena && b.space == kOneSpace,
-         "sums into " + std::string(role_name(b.role)) + " buffer " +
-             std::to_string(in.out.buffer) + " of " + space_name(b.space));
-    need(in.out.column + elements <= b.width, "writes " + std::to_string(elements) +
-                                                  " elements at " + std::to_string(in.out.column) +
-                                                  " of buffer " + std::to_string(in.out.buffer) +
-                                                  ", which has " + std::to_string(b.width));
-  }
-
-  void check_map(const Instruction& in) const {
-    const auto loads = static_cast<int32_t>(in.loads.size());
-    need(in.outer > 0 && in.inner > 0, "iterates over " + std::to_string(in.outer) + " x " +
-                                           std::to_string(in.inner) + " elements");
-    need(in.registers >= loads && in.registers < INT16_MAX,
-         std::to_string(in.registers) + " registers for " + std::to_string(loads) + " loads");
-    need(!in.stores.empty(), "stores nothing");
-    need(!in.outward || is_vertex(in.space),
-         "sums over parents of rows of " + space_name(in.space));
-    const auto reach = [&](int32_t outer_stride, bool scalar) {
-      need(outer_stride >= 0, "outer stride " + std::to_string(outer_stride));
-      return static_cast<int64_t>(in.outer - 1) * outer_stride + (scalar ? 1 : in.inner);
-    };
-    const auto check_register = [&](int32_t r) {
-      need(r >= 0 && r < in.registers,
-           "register " + std::to_string(r) + " of " + std::to_string(in.registers));
-    };
-    for (const MapLoadSpec& load : in.loads) {
-      check_operand(load.operand, in.space, is_of_parents(in, load.operand));
-      const int64_t columns = reach(load.outer_stride, load.scalar);
-      need(columns <= load.operand.width, "reads " + std::to_string(columns) +
-                                              " columns of an operand of " +
-                                              std::to_string(load.operand.width));
-    }
-    for (const MapOp& op : in.ops) {
-      need(!in.outward || op.code != MapOpcode::kUniform, "draws numbers for each parent");
-      check_register(op.dst);
-      check_register(op.a);
-      check_register(op.b);
-      check_register(op.c);
-    }
-    for (const MapStoreSpec& store : in.stores) {
-      check_register(store.reg);
-      need(!in.outward || store.mode == StoreMode::kWrite, "sums over parents and over columns");
-      const int64_t columns = reach(store.outer_stride, store.mode != StoreMode::kWrite);
-      check_out(store.buffer, store.column, columns, in.space);
-    }
-  }
-
-  template <class F>
-  void each_operand(const Instruction& in, F&& f) const {
-    for (const Operand& o : in.inputs) f(o);
-    for (const MapLoadSpec& load : in.loads) f(load.operand);
-  }
-  template <class F>
-  void each_out(const Instruction& in, F&& f) const {
-    if (in.kind == InstructionKind::kMap) {
-      for (const MapStoreSpec& store : in.stores) f(store.buffer);
-    } else if (in.kind != InstructionKind::kLookupGrad) {
-      f(in.out.buffer);
-    }
+    const InstructionTraits& traits = traits_of(in);
+    need(traits.fused ? in.inputs.empty() : in.loads.empty() && in.stores.empty(),
+         traits.fused ? "has inputs, a fused kernel has loads"
+                      : "has loads or stores, which only a fused kernel has");
+    traits.validate(*this, in);
   }
 
   struct Columns {
@@ -266,13 +108,11 @@ class Validator : AccessChecks {
     int64_t begin, end;
   };
   static void add_written(const Instruction& in, std::vector<Columns>& written) {
-    if (in.kind != InstructionKind::kMap) {
+    if (in.out.buffer >= 0) {
       written.push_back({in.out.buffer, in.out.column, int64_t{in.out.column} + in.out.width});
-      return;
     }
     for (const MapStoreSpec& s : in.stores) {
-      const int64_t last = s.column + int64_t{in.outer - 1} * s.outer_stride;
-      written.push_back({s.buffer, s.column, last + (s.mode == StoreMode::kWrite ? in.inner : 1)});
+      written.push_back({s.buffer, s.column, s.column + reach_of(in, s)});
     }
   }
 
@@ -297,7 +137,7 @@ class Validator : AccessChecks {
   // Its terms come from one task after the other, so nothing of it may be overwritten or read yet,
   // and what it reads must outlive the chunks of the task.
   void check_sum_of_task(const Instruction& in) const {
-    if (in.kind != InstructionKind::kLookupGrad) {
+    if (!traits_of(in).sparse_gradient) {
       need(in.accumulate && p_.buffers[in.out.buffer].role == Role::kGrad,
            "is a sum in a loop that does not add into a gradient");
     }
@@ -320,14 +160,14 @@ class Validator : AccessChecks {
       if (!in.label.empty()) label_ = in.label;
       need(!used_[id], "stands in two bodies");
       used_[id] = true;
-      const bool sum = is_global(in.kind);
+      const bool sum = is_global(in);
       if (stage.kind == StageKind::kLoop) {
         need(sum || !sums, "stands behind a sum over the rows of the task");
         sums |= sum;
         if (sum) check_sum_of_task(in);
       } else {
         need(sum == global,
-             std::string(instruction_name(in.kind)) +
+             std::string(name_of(in.kind)) +
                  (global ? " in a global stage" : " needs a global stage of its own, or a loop"));
       }
       const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
@@ -339,7 +179,7 @@ class Validator : AccessChecks {
              "reads gradient " + std::to_string(p_.buffers[o.buffer].index) + " in a loop");
         check_live(o.buffer, number);
       });
-      each_out(in, [&](int32_t b) { check_live(b, number); });
+      each_output(in, [&](int32_t b) { check_live(b, number); });
     }
     // Another chunk may not have written its rows yet, or not in time. Parents of vertices without
     // children are of other kinds than these.
@@ -347,7 +187,7 @@ class Validator : AccessChecks {
     const bool leaves = kind >= 0 && p_.kinds[kind] % 2 == 0;
     for (int32_t id : body) {
       const Instruction& in = p_.instructions[id];
-      if (is_global(in.kind)) continue;
+      if (is_global(in)) continue;
       each_operand(in, [&](const Operand& o) {
         const bool scratch = p_.buffers[o.buffer].role == Role::kScratch;
         bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;
@@ -360,9 +200,9 @@ class Validator : AccessChecks {
             same_stage |= w.buffer == o.buffer && meet && !other_rows;
           }
         }
-        label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
+        label_ = label_of(in);
         need(is_local(o) || (!scratch && !same_stage), "reads buffer " + std::to_string(o.buffer) +
-                                                           " through " + array_name(o.array) +
+                                                           " through " + name_of(o.array) +
                                                            " in the stage that writes it");
       });
     }
@@ -398,8 +238,8 @@ class Validator : AccessChecks {
     const Instruction& lead = p_.instructions[body[0]];
     for (size_t i = 0; i < body.size() && body.size() > 1; ++i) {
       const Instruction& in = p_.instructions[body[i]];
-      label_ = in.label.empty() ? instruction_name(in.kind) : in.label;
-      need(lead.kind == InstructionKind::kMatmulTN && in.kind == lead.kind,
+      label_ = label_of(in);
+      need(traits_of(lead).cut == Cut::kCells && in.kind == lead.kind,
            "stands behind another sum in a global stage, where only products may");
       const Buffer& out = p_.buffers[in.out.buffer];
       need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,
@@ -422,5 +262,9 @@ class Validator : AccessChecks {
 }  // namespace
 
 void validate(const Program& program) { Validator(program).check(); }
+
+void validate_parameters(const Program& program, const std::vector<int64_t>& sizes) {
+  SizeChecks(program, sizes).check();
+}
 
 }  // namespace cavs

@@ -1,4 +1,4 @@
-// Picks the kernel table of the best instruction set, once.
+// Choice of the kernel table for the best instruction set, once per process.
 #include "kernels/dispatch.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::vector<Isa> built_isas() {
   };
 }
 
-// What a processor tells of its instructions: leaf 7 of cpuid and its next part.
+// Capabilities of the processor: leaf 7 of cpuid and its subleaf 1.
 struct Features {
   unsigned ecx = 0, edx = 0, next_eax = 0;
 };
@@ -59,7 +59,7 @@ struct Features {
 [[maybe_unused]] bool has_integers() { return (features().ecx & 1u << 11) != 0; }
 
 #ifdef CAVS_HAVE_AMX_SPLIT
-// Linux lends the unit's registers, 8 KiB a thread, to processes that ask for them.
+// Ask Linux for the registers of the matrix unit, 8 KiB per thread.
 bool granted_matrix_unit() {
   constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // of edx
   constexpr long kRequest = 0x1023, kRegisters = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -69,7 +69,7 @@ bool granted_matrix_unit() {
 }
 #endif
 
-// Of two tables with the same results; takes 0.2 ms.
+// The faster of two tables with the same results; takes 0.2 ms.
 [[maybe_unused]] bool faster(const IsaTable<float>& a, const IsaTable<float>& b) {
   double best[2] = {};
   for (int repeat = 0; repeat < 20; ++repeat) {

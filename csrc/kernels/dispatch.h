@@ -1,4 +1,4 @@
-// Instruction sets by name; kernels.h has the table everybody uses.
+// Instruction sets by name; kernels.h has the kernel table.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace cavs {
 
-// Those built in that this machine runs, best last.
+// Instruction sets that this build has and this machine runs, best last.
 std::vector<std::string> supported_isas();
 
 // Throws ConfigError unless `isa` is one of supported_isas().
@@ -19,13 +19,13 @@ const IsaTable<T>& isa_table(const std::string& isa);
 const char* name_of(Products products);
 Products products_named(const std::string& name);
 
-// How fast the table's multiply-adds are: the ceiling of its products. Takes some microseconds a
-// thousand iterations; other work disturbs it.
+// Measure the rate of multiply-adds of a table, the ceiling of its products. A thousand iterations
+// take some microseconds; other work on the machine disturbs the measurement.
 template <class T>
 double multiply_adds_per_second(const IsaTable<T>& table, int64_t iterations);
 
-// The table of AVX-512 with products of narrow numbers instead, those of the faster unit first;
-// none where the machine, the system or CAVS_ISA has none.
+// AVX-512 tables with products of narrow numbers, the faster unit first; empty if the machine, the
+// system or CAVS_ISA rules them out.
 const std::vector<IsaTable<float>>& narrow_tables();
 
 }  // namespace cavs

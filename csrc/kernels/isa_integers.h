@@ -1,8 +1,8 @@
 // Numbers as integers of 16 bits times a step: dynamic fixed point (Das et al. 2018, "Mixed
 // Precision Training of Convolutional Neural Networks using Integer Operations"), with steps from
-// norms instead of maxima, so that a sum uses all its 32 bits: by Cauchy and Schwarz it never
-// overflows. A right operand has a step for each unit of a column. A left one has a step for each
-// row, which its first unit holds: a sum is multiplied by it once, at the end.
+// norms instead of maxima, so that a sum uses all its 32 bits: by the Cauchy-Schwarz inequality it
+// never overflows. A right operand has a step for each unit of a column. A left operand has a step
+// for each row, stored in its first unit: a sum is multiplied by it once, at the end.
 #pragma once
 
 #include "kernels/isa_strips.h"
@@ -12,20 +12,20 @@ namespace {
 
 static_assert(!kTwo, "four products would take longer than one of float32");
 
-// The norm of a unit's integers at most, a little below the square root of 2^31, as each is
-// rounded, and the largest of them: 16 bits hold the sum of two.
+// Upper limit of the norm of a unit's integers, a little below the square root of 2^31 because each
+// is rounded, and of the largest integer: 16 bits hold the sum of two.
 constexpr float kNorm = 46325, kLargest = 16380;
-// The least step: squares of smaller numbers could underflow. Those below half of it become 0.
+// Smallest step: squares of smaller numbers could underflow. Numbers below half of it become 0.
 constexpr float kLeastStep = 1e-22f;
 
-// In its own words: gcc 12 copies every sum where it knows the instruction.
+// Inline assembly, because gcc 12 copies every sum where it knows the instruction.
 CAVS_INLINE Bits add_pairs(Bits sum, Bits x, Bits y) {
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
   return sum;
 }
 
-// The square of a step, from the squared norm of a unit's numbers and the largest of their squares.
-// What is no number makes a step that is none.
+// Square of a step, from the squared norm of a unit's numbers and the largest of their squares. NaN
+// yields a step of NaN.
 CAVS_INLINE Line squared_step(Line norm, Line largest) {
   return maximum<float>(norm * broadcast(1 / (kNorm * kNorm)),
                         largest * broadcast(1 / (kLargest * kLargest)));
@@ -41,13 +41,13 @@ CAVS_INLINE Bits integers(Line x, Line y, Line inverse) {
   return (rounded(x) & 0xffffu) | rounded(y) << 16;
 }
 
-// Lanes of 16 lines, added.
+// Sum of 16 lines, lane by lane.
 CAVS_INLINE Line sum_lines(Line (&lines)[kLines]) {
   for (int64_t half = kLines / 2; half > 0; half /= 2)
     for (int64_t t = 0; t < half; ++t) lines[t] += lines[t + half];
   return lines[0];
 }
-// Of the numbers in each lane of a unit's tiles.
+// Squared step for each lane of a unit's tiles.
 CAVS_INLINE Line squared_steps(const Tiles& tiles) {
   Line norm{}, largest{};
   for (int64_t part = 0; part < tiles.parts; ++part) {
@@ -63,14 +63,14 @@ CAVS_INLINE Line squared_steps(const Tiles& tiles) {
   return squared_step(norm, largest);
 }
 
-// Where the steps of 32 rows or columns lie, those of a left strip in its first unit, and the
-// excess of a unit's.
+// Location of the steps of 32 rows or columns (a left strip stores them in its first unit), and of
+// the excess of a unit.
 CAVS_INLINE float* steps_in(char* unit) { return reinterpret_cast<float*>(unit + kSteps); }
 CAVS_INLINE Bits& excess_in(char* unit, int64_t half) {
   return reinterpret_cast<Bits*>(unit + kExcess)[half];
 }
 
-// The step of row `line` of a left strip, from all its parts.
+// The step of row `line` of a left strip, accumulated over all its parts.
 class Measure {
  public:
   CAVS_INLINE void add(Line x, Line y, bool end_of_unit) {
@@ -81,7 +81,7 @@ class Measure {
     norm_ = maximum<float>(sum_of_lanes<float>(unit_), norm_);
     unit_ = Line{};
   }
-  // Returns how many of it are 1.
+  // Return the number of steps that are 1.
   CAVS_INLINE float end(char* strip, int64_t line) {
     const float step = steps_of(squared_step(norm_, max_of_lanes<float>(largest_)))[0];
     steps_in(strip)[line] = step;
@@ -92,7 +92,7 @@ class Measure {
   Line unit_{}, norm_{}, largest_{};
 };
 
-// The same of 32 rows that lie in the lanes of tiles: until the end there are squares of steps.
+// The same for 32 rows in the lanes of tiles: squares of steps until the end.
 CAVS_INLINE void begin_measuring(char* strip) { fill(steps_in(strip), 0.0f, kStrip); }
 CAVS_INLINE void measure_tiles(const Tiles& tiles, char* strip, int64_t half) {
   Line& most = reinterpret_cast<Line*>(steps_in(strip))[half];
@@ -106,12 +106,12 @@ CAVS_INLINE Line inverse_steps(char* strip, int64_t half) {
   return broadcast(1.0f) / load(steps_in(strip) + half * kLines);
 }
 
-// A line of a left operand.
+// Store a line of a left operand.
 CAVS_INLINE void put_line(Line x, Line y, char* part, int64_t line, float inverse) {
   *reinterpret_cast<Bits*>(line_of(part, line)) = integers(x, y, broadcast(inverse));
 }
-// Excess: the products of pairs j and j + 1, negative, of each row or column; see add_exchanged.
-// Of rows [0, rows) of a left strip that were put line by line:
+// Excess: the products of pairs j and j + 1, negated, for each row or column; see add_exchanged.
+// Store it for rows [0, rows) of a left strip that was stored line by line:
 CAVS_INLINE void put_excess(char* unit, int64_t parts, int64_t rows) {
   if (!kWinograd) return;
   for (int64_t half = 0; half * kLines < rows; ++half) {
@@ -134,7 +134,7 @@ CAVS_INLINE void put_excess(char* unit, int64_t parts, int64_t rows) {
   }
 }
 
-// Half of a unit, of lines of a right operand. Exchange: pairs for those of a left one.
+// Store half of a unit, from lines of a right operand. Exchange: swap pairs for a left operand.
 template <bool Exchange>
 CAVS_INLINE void put_tiles(const Tiles& tiles, char* unit, int64_t half, Line inverse) {
   Bits excess{};
@@ -145,7 +145,8 @@ CAVS_INLINE void put_tiles(const Tiles& tiles, char* unit, int64_t half, Line in
     for (int64_t t = 0; kWinograd && t < kLines; t += 2)
       excess = add_pairs(excess, (Bits)pairs[t], (Bits)pairs[t + 1]);
     if constexpr (Exchange) transpose<float>(pairs);
-    auto* out = reinterpret_cast<Bits*>(unit + part * kPartBytes + half * kSecond);  // as read
+    auto* out = reinterpret_cast<Bits*>(unit + part * kPartBytes +
+                                        half * kSecond);  // the type it is read as
     for (int64_t t = 0; t < kLines; ++t) out[t] = (Bits)pairs[t];
   }
   if (kWinograd) excess_in(unit, half) = Bits{} - excess;

@@ -1,6 +1,6 @@
-// The block interpreter of the fused elementwise kernels. A register is a pointer to one block of
-// up to kMapBlock values: into the loaded rows where they can be read in place, else into scratch.
-// kUniform's numbers: isa_uniform.h.
+// The block interpreter of fused elementwise kernels. A register is a pointer to one block of up to
+// kMapBlock values: into the loaded rows if they can be read in place, else into scratch.
+// isa_uniform.h draws the numbers of kUniform.
 #pragma once
 
 #include "kernels/isa_map_ops.h"
@@ -9,14 +9,15 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// One block of the iteration: `lines` lines from (row, outer index) on, columns [column,
-// column + cols) of each. No row from `end` on is there. place: in the segment of the row.
+// One block of the iteration: `lines` lines from (row, o) on, columns [column, column + cols) of
+// each. Rows from `end` on do not exist. item: index into the segment of the row, if there are
+// segments.
 struct MapWindow {
   int64_t row, o, lines, column, cols, end;
-  int64_t place = 0;
+  int64_t item = 0;
 };
 
-// Calls f(line, row, outer index) for each line.
+// Call f(line, row, o) for each line.
 template <class F>
 CAVS_INLINE void for_each_line(const MapWindow& w, int64_t outer, F f) {
   int64_t row = w.row, o = w.o;
@@ -29,8 +30,8 @@ CAVS_INLINE void for_each_line(const MapWindow& w, int64_t outer, F f) {
   }
 }
 
-// Copies whole vectors: what lies behind the last value is overwritten by the next line, or is the
-// room at a register's end.
+// Copy whole vectors: what follows the last value is overwritten by the next line, or is the
+// padding at the end of a register.
 template <class T>
 CAVS_INLINE void copy_line(T* out, const T* in, int64_t n) {
   for_each_vector<T>(
@@ -45,14 +46,14 @@ const T* load_block(const MapKernel<T>& kernel, const MapLoad<T>& load, const Ma
   if (is_scalar(kernel, load)) {
     for_each_line(w, kernel.outer, [&](int64_t line, int64_t row, int64_t o) {
       T buffer;
-      const int64_t at = load.each ? w.place : row;
+      const int64_t at = load.by_item ? w.item : row;
       const T* value = read_row(source, at, o * load.outer_stride, 1, &buffer);
       fill(block + line * w.cols, value == nullptr ? T(0) : *value, w.cols);
     });
     return block;
   }
   if (one_line) {
-    const int64_t at = load.each ? w.place : w.row;
+    const int64_t at = load.by_item ? w.item : w.row;
     const T* row = read_row(source, at, w.o * load.outer_stride + w.column, w.cols, block);
     if (row == nullptr) fill(block, T(0), w.cols);
     return row == nullptr ? block : row;
@@ -89,7 +90,7 @@ CAVS_INLINE void load_blocks(const MapKernel<T>& kernel, const MapPlan<T>& plan,
   }
 }
 
-// The part of a store that no op has written through.
+// Store what no operation has written through.
 template <class T>
 void store_block(const MapKernel<T>& kernel, const MapStore<T>& store, const MapWindow& w,
                  const T* value, T* target) {
@@ -110,16 +111,17 @@ void store_block(const MapKernel<T>& kernel, const MapStore<T>& store, const Map
   });
 }
 
-// Where op number `i` writes: straight into a store unless a later op may read what it overwrites.
+// Output of operation `i`: the store itself, unless a later operation may read what it overwrites.
 template <class T>
 CAVS_INLINE T* op_output(const MapKernel<T>& kernel, const MapPlan<T>& plan, int i, int64_t n) {
   T* block = plan.block(kernel.ops[i].dst);
   if (plan.through[i] < 0) return block;
   T* target = plan.target[plan.through[i]];
-  if (plan.apart) return target;
+  if (plan.disjoint) return target;
   for (int l = 0; l < kernel.num_loads; ++l) {
     if (plan.reg[l] >= target + n || target >= plan.reg[l] + n) continue;
-    if (plan.reg[l] != target || plan.reader[l] > i) return block;  // else element over element
+    if (plan.reg[l] != target || plan.reader[l] > i)
+      return block;  // otherwise each element overwrites only itself
   }
   return target;
 }
@@ -156,14 +158,14 @@ void run_block(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWind
   }
   for (int s = 0; s < kernel.num_stores; ++s) {
     const T* value = plan.reg[kernel.stores[s].reg];
-    if (kernel.segments != nullptr && w.place > kernel.segments[w.row])
+    if (kernel.segments != nullptr && w.item > kernel.segments[w.row])
       add(plan.target[s], plan.target[s], value, n);
     else if (value != plan.target[s])
       store_block(kernel, kernel.stores[s], w, value, plan.target[s]);
   }
 }
 
-// Rows of a kernel that sums over the segment of each.
+// Rows of a kernel that sums over the segment of each row.
 template <class T>
 void map_segments(const MapKernel<T>& kernel, const MapPlan<T>& plan, int64_t r0, int64_t r1) {
   bool first = true;
@@ -176,7 +178,7 @@ void map_segments(const MapKernel<T>& kernel, const MapPlan<T>& plan, int64_t r0
         fill(store.data + (w.row - store.base) * store.stride + w.o * store.outer_stride, T(0),
              kernel.inner);
       }
-      for (w.place = begin; w.place < end; ++w.place) {
+      for (w.item = begin; w.item < end; ++w.item) {
         for (w.column = 0; w.column == 0 || w.column < kernel.inner; w.column += kMapBlock) {
           w.cols = smaller(kernel.inner - w.column, kMapBlock);
           run_block(kernel, plan, w, first);

@@ -1,4 +1,4 @@
-// The operations of the block interpreter on blocks of n values.
+// The operations of the block interpreter, on blocks of n values.
 #pragma once
 
 #include "kernels/isa_math.h"
@@ -8,8 +8,8 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Where an op writes: scratch is padded to whole vectors, memory is not. A partial store could not
-// be forwarded to the next op's load, which would wait until it reached the cache.
+// Output of an operation: scratch is padded to whole vectors, memory is not. A partial store could
+// not be forwarded to the load of the next operation, which would wait until it reached the cache.
 template <class T>
 struct MapOutput {
   T* data;
@@ -50,54 +50,33 @@ CAVS_INLINE void ternary(MapOutput<T> out, const T* a, const T* b, const T* d, i
 template <class T>
 void run_op(const MapOp& op, const T* const* reg, MapOutput<T> out, int64_t n) {
   using V = Vector<T>;
-  const T* a = op.a >= 0 ? reg[op.a] : nullptr;  // an operand that does not exist may be -1
+  const T* a = op.a >= 0 ? reg[op.a] : nullptr;  // an unused operand may be -1
   const T* b = op.b >= 0 ? reg[op.b] : nullptr;
   const V zero{}, one = broadcast(T(1));
+  // One case per operation that has operands.
+#define CAVS_RUN_0(enumerator, ...)
+#define CAVS_RUN_1(enumerator, ...) \
+  case MapOpcode::enumerator:       \
+    return unary(out, a, n, [=](V x) { return __VA_ARGS__; });
+#define CAVS_RUN_2(enumerator, ...) \
+  case MapOpcode::enumerator:       \
+    return binary(out, a, b, n, [=](V x, V y) { return __VA_ARGS__; });
+#define CAVS_RUN_3(enumerator, ...) \
+  case MapOpcode::enumerator:       \
+    return ternary(out, a, b, reg[op.c], n, [=](V x, V y, V z) { return __VA_ARGS__; });
+#define CAVS_RUN(enumerator, name, operands, cost, ...) CAVS_RUN_##operands(enumerator, __VA_ARGS__)
   switch (op.code) {
+    CAVS_MAP_OPERATIONS(CAVS_RUN)
     case MapOpcode::kConstant:
       return fill(out.data, static_cast<T>(op.imm), n);
-    case MapOpcode::kCopy:
-      return unary(out, a, n, [](V x) { return x; });
-    case MapOpcode::kAdd:
-      return binary(out, a, b, n, [](V x, V y) { return x + y; });
-    case MapOpcode::kSub:
-      return binary(out, a, b, n, [](V x, V y) { return x - y; });
-    case MapOpcode::kMul:
-      return binary(out, a, b, n, [](V x, V y) { return x * y; });
-    case MapOpcode::kDiv:
-      return binary(out, a, b, n, [](V x, V y) { return x / y; });
-    case MapOpcode::kMax:
-      return binary(out, a, b, n, [](V x, V y) { return maximum<T>(x, y); });
-    case MapOpcode::kMin:
-      return binary(out, a, b, n, [](V x, V y) { return minimum<T>(x, y); });
-    case MapOpcode::kNeg:
-      return unary(out, a, n, [](V x) { return -x; });
-    case MapOpcode::kAbs:
-      return unary(out, a, n,
-                   [](V x) { return from_bits<T>(bits<T>(x) & ~bits<T>(broadcast(T(-0.0)))); });
-    case MapOpcode::kExp:
-      return unary(out, a, n, [](V x) { return exponential<T>(x); });
-    case MapOpcode::kLog:
-      return unary(out, a, n, [](V x) { return logarithm<T>(x); });
-    case MapOpcode::kTanh:
-      return unary(out, a, n, [](V x) { return hyperbolic_tangent(x); });
-    case MapOpcode::kSigmoid:
-      return unary(out, a, n, [](V x) { return sigmoid(x); });
-    case MapOpcode::kSqrt:
-      return unary(out, a, n, [](V x) { return square_root<T>(x); });
-    case MapOpcode::kGreater:
-      return binary(out, a, b, n, [=](V x, V y) { return x > y ? one : zero; });
-    case MapOpcode::kGreaterEqual:
-      return binary(out, a, b, n, [=](V x, V y) { return x >= y ? one : zero; });
-    case MapOpcode::kEqual:
-      return binary(out, a, b, n, [=](V x, V y) { return x == y ? one : zero; });
-    case MapOpcode::kSelect:
-      return ternary(out, a, b, reg[op.c], n, [=](V x, V y, V z) { return x != zero ? y : z; });
-    case MapOpcode::kFma:
-      return ternary(out, a, b, reg[op.c], n, [](V x, V y, V z) { return x * y + z; });
     case MapOpcode::kUniform:
-      return;  // run_block draws it: it needs the lines
+      return;  // drawn by run_block, which knows the lines
   }
+#undef CAVS_RUN
+#undef CAVS_RUN_3
+#undef CAVS_RUN_2
+#undef CAVS_RUN_1
+#undef CAVS_RUN_0
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// What one call of a map kernel decides before its first block: how many lines a block has, which
-// loads are read where they lie, which ops may write straight to memory. A line is one (row, outer)
-// pair; a block is a piece of one line, or several whole lines.
+// Decisions of a map kernel call before its first block: how many lines a block has, which loads
+// are read in place, which operations may write straight to memory. A line is one (row, outer
+// index) pair; a block is a piece of one line, or several whole lines.
 #pragma once
 
 #include "kernels/isa_source.h"
@@ -15,7 +15,7 @@ constexpr int64_t kRegisterSize = kMapBlock + kLanes<T>;
 enum class LoadPlan : int32_t {
   kInPlace,    // the register points into the source
   kOnce,       // the same for every block: read at the first
-  kEveryLine,  // a scalar broadcast along its line: read where a line begins
+  kEveryLine,  // a scalar broadcast along its line: read at the beginning of a line
   kEveryBlock,
 };
 template <class T>
@@ -28,14 +28,14 @@ struct PlannedLoad {
 template <class T>
 struct MapPlan {
   const T** reg;  // register -> its block
-  T** target;     // store -> where the first line of the current block goes
+  T** target;     // store -> address of the first line of the current block
   PlannedLoad<T>* load;
-  int32_t* through;  // op -> the store it may write straight into, or one of:
+  int32_t* through;  // op -> the store that it may write straight into, or one of:
   int32_t* writer;   // register -> the last op that writes it, or kNoOp
   int32_t* reader;   // load -> the last op that reads it, num_ops if a store does, or kNoOp
   T* registers;
   int64_t lines;  // of a full block
-  bool apart;     // known: no store touches what a load reads
+  bool disjoint;  // no store is known to touch what a load reads
 
   T* block(int64_t reg_index) const { return registers + reg_index * kRegisterSize<T>; }
 };
@@ -77,7 +77,7 @@ MapPlan<T> carve(const MapKernel<T>& kernel, T* scratch) {
   return plan;
 }
 
-// Whether the values of consecutive lines lie one after the other.
+// True if the values of consecutive lines are contiguous.
 template <class T>
 CAVS_INLINE bool lines_contiguous(const MapKernel<T>& kernel, int64_t stride,
                                   int64_t outer_stride) {
@@ -98,13 +98,13 @@ CAVS_INLINE bool is_dense(const MapKernel<T>& kernel, const MapStore<T>& store) 
   return store.mode == StoreMode::kWrite &&
          lines_contiguous(kernel, store.stride, store.outer_stride);
 }
-// Every line loads the same.
+// True if every line loads the same values.
 template <class T>
 CAVS_INLINE bool is_uniform(const MapKernel<T>& kernel, const MapLoad<T>& load) {
   return load.source.map == RowMap::kOne && (kernel.outer == 1 || load.outer_stride == 0);
 }
 
-// Many lines to a block if that costs no copy, or if the lines are very narrow.
+// Number of lines per block: several if that costs no copy, or if lines are very narrow.
 template <class T>
 int64_t lines_of_block(const MapKernel<T>& kernel) {
   if (kernel.inner > kMapBlock / 2 || kernel.segments != nullptr) return 1;
@@ -132,11 +132,11 @@ PlannedLoad<T> plan_load(const MapKernel<T>& kernel, const MapLoad<T>& load, int
   return {nullptr, 0, overwritten ? LoadPlan::kEveryBlock : plan};
 }
 
-// Whether rows [r0, r1) of the store and of a load read in place share no memory.
+// True if rows [r0, r1) of the store and of a load read in place share no memory.
 template <class T>
-CAVS_INLINE bool are_apart(const MapKernel<T>& kernel, const MapStore<T>& store,
-                           const MapLoad<T>& load, const PlannedLoad<T>& planned, int64_t r0,
-                           int64_t r1) {
+CAVS_INLINE bool are_disjoint(const MapKernel<T>& kernel, const MapStore<T>& store,
+                              const MapLoad<T>& load, const PlannedLoad<T>& planned, int64_t r0,
+                              int64_t r1) {
   if (planned.plan != LoadPlan::kInPlace) return false;
   const int64_t last = kernel.outer - 1;
   const T* store_begin = store.data + (r0 - store.base) * store.stride;
@@ -148,43 +148,20 @@ CAVS_INLINE bool are_apart(const MapKernel<T>& kernel, const MapStore<T>& store,
   return load_end <= store_begin || store_end <= load_begin;
 }
 
-// How many of its registers a, b, c an op reads.
-CAVS_INLINE int operands_of(MapOpcode code) {
-  switch (code) {
-    case MapOpcode::kConstant:
-    case MapOpcode::kUniform:
-      return 0;
-    case MapOpcode::kCopy:
-    case MapOpcode::kNeg:
-    case MapOpcode::kAbs:
-    case MapOpcode::kExp:
-    case MapOpcode::kLog:
-    case MapOpcode::kTanh:
-    case MapOpcode::kSigmoid:
-    case MapOpcode::kSqrt:
-      return 1;
-    case MapOpcode::kSelect:
-    case MapOpcode::kFma:
-      return 3;
-    default:
-      return 2;
-  }
-}
-
 template <class T>
 void find_readers(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
   for (int l = 0; l < kernel.num_loads; ++l) plan.reader[l] = kNoOp;
   for (int i = 0; i < kernel.num_ops; ++i) {
     const MapOp& op = kernel.ops[i];
     const int16_t reads[] = {op.a, op.b, op.c};
-    for (int j = 0; j < operands_of(op.code); ++j)
+    for (int j = 0; j < kMapOperations[static_cast<int>(op.code)].operands; ++j)
       if (reads[j] < kernel.num_loads) plan.reader[reads[j]] = i;
   }
   for (int s = 0; s < kernel.num_stores; ++s)
     if (kernel.stores[s].reg < kernel.num_loads) plan.reader[kernel.stores[s].reg] = kernel.num_ops;
 }
 
-// Which ops may write straight into a store; fills the constants.
+// Find operations that may write straight into a store; fill the constants.
 template <class T>
 void plan_ops(const MapKernel<T>& kernel, const MapPlan<T>& plan) {
   for (int64_t r = 0; r < map_registers(kernel); ++r) plan.writer[r] = kNoOp;
@@ -219,11 +196,11 @@ MapPlan<T> make_plan(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scra
   plan.lines = lines_of_block(kernel);
   plan_ops(kernel, plan);
   find_readers(kernel, plan);
-  plan.apart = r1 - r0 >= 8;  // for a few rows it costs more to find out than it saves
+  plan.disjoint = r1 - r0 >= 8;  // for a few rows the test costs more than it saves
   for (int i = 0; i < kernel.num_loads; ++i) {
     plan.load[i] = plan_load(kernel, kernel.loads[i], plan.lines, plan.writer[i] != kNoOp);
-    for (int s = 0; plan.apart && s < kernel.num_stores; ++s)
-      plan.apart = are_apart(kernel, kernel.stores[s], kernel.loads[i], plan.load[i], r0, r1);
+    for (int s = 0; plan.disjoint && s < kernel.num_stores; ++s)
+      plan.disjoint = are_disjoint(kernel, kernel.stores[s], kernel.loads[i], plan.load[i], r0, r1);
   }
   return plan;
 }

@@ -166,7 +166,7 @@ CAVS_INLINE Vector<T> logarithm(Vector<T> x) {
   return (x < T(0)) | (x != x) ? broadcast(static_cast<T>(__builtin_nan(""))) : y;
 }
 
-// With u = tanh(x / 2) = n / d, tanh(x) = 2 n d / (n^2 + d^2): the rounding of n and d dies out
+// With u = tanh(x / 2) = n / d, tanh(x) = 2 n d / (n^2 + d^2): rounding errors of n and d vanish
 // where tanh is near 1, and one division is enough. n / d is a rational minimax fit (x P2(x^2) /
 // Q3(x^2)) good to 7e-9 of tanh(x) on [-9.02, 9.02]; beyond, tanh is 1 to the last bit.
 CAVS_INLINE Vector<float> hyperbolic_tangent(Vector<float> x) {
@@ -179,7 +179,7 @@ CAVS_INLINE Vector<float> hyperbolic_tangent(Vector<float> x) {
 #if defined(__FMA__)
   return y;
 #else
-  return clamp<float>(y, -1.f, 1.f);  // every product rounded on its own, y can be 1 + 2^-23
+  return clamp<float>(y, -1.f, 1.f);  // with every product rounded separately, y can be 1 + 2^-23
 #endif
 }
 // With e = exp(2|x|) - 1, tanh |x| = e / (e + 2): nothing cancels.
@@ -192,8 +192,8 @@ CAVS_INLINE Vector<double> hyperbolic_tangent(Vector<double> x) {
   return from_bits<double>(bits<double>(e / (e + 2.)) | sign);
 }
 
-// 1 / (1 + 2^t) with t = -x / ln 2. The rounding of t costs relative accuracy far from zero, where
-// sigmoid is flat: nothing is lost absolutely.
+// 1 / (1 + 2^t) with t = -x / ln 2. Rounding of t costs relative accuracy far from zero, where
+// sigmoid is flat: no absolute accuracy is lost.
 CAVS_INLINE Vector<float> sigmoid(Vector<float> x) {
   const Vector<float> t = x * -MathConstants<float>::kLog2E;
 #if CAVS_VECTOR_BYTES == 64

@@ -1,6 +1,6 @@
-// Products with a packed weight. The rows of A are read where they lie when one source holds them
-// whole; several sources or segment sums are first joined into contiguous scratch, a block of rows
-// at a time. An element of C is the same sum in the same order whatever rows surround it.
+// Products with a packed weight. Rows of A are read in place if one source holds them whole;
+// several sources or segment sums are first joined into contiguous scratch, a block of rows at a
+// time. An element of C is the same sum in the same order for any number of rows.
 #pragma once
 
 #include "base/processors.h"
@@ -10,11 +10,11 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Rows of a panel used before C is written back, at most. Of a large weight fewer: while tiles use
-// them, the next come from a farther cache.
+// Maximum depth that a tile uses of a panel before C is written back. Smaller for a large weight,
+// whose next rows come from a farther cache meanwhile.
 constexpr int64_t kDepth = 1024, kDepthOfLarge = 384;
 
-// Rows of A that stay in L2 while all panels pass, in at most so many tiles.
+// Rows of A that stay in L2 while all panels pass, and the maximum number of tiles.
 constexpr int64_t kMostTiles = 32;
 template <class T>
 CAVS_INLINE int64_t block_rows(int64_t k) {
@@ -27,7 +27,7 @@ size_t packed_size(int64_t k, int64_t n) {
   return static_cast<size_t>(ceil_div(n, kPanel<T>) * kPanel<T> * k);
 }
 
-// Rows [0, rows) of columns that each lie together, `stride` apart, to lines of a panel.
+// Copy rows [0, rows) of contiguous columns, `stride` apart, to lines of a panel.
 template <class T>
 CAVS_INLINE void pack_columns(const T* in, int64_t stride, int64_t rows, int64_t cols, T* out) {
   constexpr int64_t width = kPanel<T>, lanes = kLanes<T>;
@@ -47,7 +47,7 @@ CAVS_INLINE void pack_columns(const T* in, int64_t stride, int64_t rows, int64_t
     for (int64_t c = 0; c < cols; ++c) out[i * width + c] = in[i + c * stride];
 }
 
-// Rows [r0, r1) of a part, of its columns those in panel `p`.
+// Copy rows [r0, r1) of a part, the columns in panel `p`.
 template <class T>
 CAVS_INLINE void pack_part(const WeightPart<T>& w, int64_t r0, int64_t r1, int64_t k, int64_t p,
                            T* packed) {
@@ -70,7 +70,7 @@ CAVS_INLINE void pack_part(const WeightPart<T>& w, int64_t r0, int64_t r1, int64
 template <class T>
 void pack(const WeightPart<T>* parts, int32_t count, int64_t k, int64_t, int64_t p0, int64_t p1,
           T* packed) {
-  // Some rows at a time where these lie together, so that they are read along.
+  // A few rows at a time if they are contiguous, so that they are read along.
   constexpr int64_t kFew = kLineBytes / static_cast<int64_t>(sizeof(T));
   for (int32_t i = 0; i < count; ++i) {
     const WeightPart<T>& w = parts[i];
@@ -86,7 +86,7 @@ size_t matmul_scratch(int64_t k) {
   return static_cast<size_t>((block_rows<T>(k) + 1) * k);
 }
 
-// The rows of a block in tiles as equal as they can be.
+// Divide the rows of a block into tiles of nearly equal size.
 template <class T>
 struct Tiles {
   int64_t count;
@@ -94,7 +94,7 @@ struct Tiles {
   RowsOfA<T> of[kMostTiles];
 };
 
-// Of rows [r, r + rows) of A; `joined` is where they stand if they were joined.
+// Rows [r, r + rows) of A; `joined` is their address if they were joined.
 template <class T>
 CAVS_INLINE void cut_into_tiles(const Source<T>* a, int64_t r, int64_t rows, int64_t k,
                                 const T* joined, const T* zeros, Tiles<T>& tiles) {
@@ -121,7 +121,7 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
   T* joined = in_place ? nullptr : scratch + k;
   if (in_place && a->map == RowMap::kIndex) fill(zeros, T(0), k);
   const bool large = packed_k * n * static_cast<int64_t>(sizeof(T)) > l2_bytes() / 2;
-  // One where k = 0, too: C must be written.
+  // Once even if k = 0: C must be written.
   const int64_t slices = larger(ceil_div(k, large ? kDepthOfLarge : kDepth), 1);
   const int64_t block = block_rows<T>(k);
   Tiles<T> tiles;
@@ -133,11 +133,11 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
         join_row(a, num_sources, b0 + i, joined + i * k);
       }
     cut_into_tiles(a, b0, rows, k, joined, zeros, tiles);
-    const int64_t most = tiles.count == 1 ? panels_beside(rows) : 1;
-    for (int64_t p = p0, beside = 1; p < p1; p += beside) {
-      const int64_t last = n - (p + most - 1) * width;  // columns of the last of so many panels
-      beside = p + most <= p1 && last > (kTileVectors - 1) * kLanes<T> ? most : 1;
-      const int64_t cols = smaller(beside * width, n - p * width);
+    const int64_t most = tiles.count == 1 ? panels_together(rows) : 1;
+    for (int64_t p = p0, together = 1; p < p1; p += together) {
+      const int64_t last = n - (p + most - 1) * width;  // columns of the last of these panels
+      together = p + most <= p1 && last > (kTileVectors - 1) * kLanes<T> ? most : 1;
+      const int64_t cols = smaller(together * width, n - p * width);
       for (int64_t i = 0; i < slices; ++i) {
         const int64_t k0 = k * i / slices, depth = k * (i + 1) / slices - k0;
         const T* slice = packed + (p * packed_k + k0) * width;
@@ -146,11 +146,11 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           RowsOfA<T> of = tiles.of[t];
           for (const T*& row : of.row) row += k0;
           T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
-          if (beside > 1) {
-            run_beside(some, of, depth, slice, packed_k * width, out, c_stride, cols,
+          if (together > 1) {
+            run_together(some, of, depth, slice, packed_k * width, out, c_stride, cols,
                        accumulate || i > 0);
           } else if (large && tiles.count > 1) {
-            // Each fetches a part of the next slice, which lies behind this one.
+            // Each tile prefetches a part of the next slice, which follows this one.
             const int64_t step = ceil_div(2 * width * sizeof(T), tiles.count);
             const auto* next = reinterpret_cast<const char*>(slice + depth * width);
             run_tile(some, of, depth, slice, out, c_stride, cols, accumulate || i > 0,

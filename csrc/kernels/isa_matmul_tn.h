@@ -1,6 +1,6 @@
 // Parameter gradients: out[K, N] (+)= sum over rows of A(r)^T B(r). A block of rows of A is
-// interleaved into tiles of columns and of B cut into panels, both read in the order they lie in
-// memory; the register tile then runs over the rows of the block.
+// interleaved into tiles of columns, of B into panels, both read in memory order; the register tile
+// then runs over the rows of the block.
 #pragma once
 
 #include "kernels/isa_tile.h"
@@ -8,18 +8,18 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Columns of B that are cut into panels at a time.
+// Columns of B that are packed into panels at a time.
 template <class T>
 constexpr int64_t kMostColumns = larger(512 / kPanel<T>, 1) * kPanel<T>;
 
-constexpr int64_t kMostRows = 448;  // of a block
+constexpr int64_t kMostRows = 448;  // per block
 
-// For so few panels copies of A take longer than they save.
+// With so few panels, copies of A take longer than they save.
 constexpr int64_t kFewPanels = 3;
 
-// Rows of a block, at most. Both copies of it should stay near; but each block also reads and
-// writes `out` once, which costs more where that does not fit a cache itself. Depends on the whole
-// shape alone, so that threads which share it sum alike.
+// Maximum number of rows of a block. Both copies of it should stay in cache; but each block also
+// reads and writes `out` once, which costs more if that does not fit a cache itself. Depends on the
+// whole shape only, so that threads that share it sum in the same order.
 template <class T>
 CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
   const int64_t size = sizeof(T);
@@ -27,7 +27,7 @@ CAVS_INLINE int64_t row_block(int64_t k, int64_t n) {
   return smaller(larger((512 << 10) / (size * (k + n + 1)), 64), 256);
 }
 
-// Scratch: the block's copies of A and B, a row of each.
+// Scratch: the block's copies of A and B, and a row of each.
 template <class T>
 size_t matmul_tn_scratch(int64_t k, int64_t n) {
   const auto width = [](int64_t tiles, int64_t panels) {
@@ -37,7 +37,7 @@ size_t matmul_tn_scratch(int64_t k, int64_t n) {
   return static_cast<size_t>(row_block<T>(k, n) * most + larger(k, n));
 }
 
-// All k columns of a block, in tiles of kTileRows of them: element (r, i) of tile t at
+// Copy all k columns of a block into tiles of kTileRows columns: element (r, i) of tile t is at
 // out[(t * block.rows + r) * kTileRows + i]. Columns past k are zero.
 template <Side side, class T>
 void interleave(const Block<T>& block, int64_t k, T* out, T* row_buffer) {
@@ -63,8 +63,8 @@ void interleave(const Block<T>& block, int64_t k, T* out, T* row_buffer) {
   });
 }
 
-// Columns [n0, n1) of a block: column n0 + p * kPanel + j of row r at
-// out[(p * block.rows + r) * kPanel + j]. Columns past n1 are zero: the tile reads whole vectors.
+// Copy columns [n0, n1) of a block: column n0 + p * kPanel + j of row r is at out[(p * block.rows +
+// r) * kPanel + j]. Columns past n1 are zero: the tile reads whole vectors.
 template <Side side, class T>
 void cut_into_panels(const Block<T>& block, int64_t n0, int64_t n1, T* out, T* row_buffer) {
   constexpr int64_t width = kPanel<T>;
@@ -79,7 +79,7 @@ void cut_into_panels(const Block<T>& block, int64_t n0, int64_t n1, T* out, T* r
         if (row == nullptr) fill(row_buffer, T(0), n1 - n0);
         if (row == nullptr) row = row_buffer;
       } else {
-        int64_t start = 0;  // of source s in the joined row
+        int64_t start = 0;  // first column of source s in the joined row
         for (int32_t s = 0; s < num_b; ++s) {
           const int64_t from = larger(n0 - start, 0), to = smaller(n1 - start, b[s].width);
           if (from < to) copy_row(b[s], r0 + r, from, to - from, row_buffer + (start + from - n0));
@@ -101,7 +101,7 @@ void cut_into_panels(const Block<T>& block, int64_t n0, int64_t n1, T* out, T* r
   });
 }
 
-// Cuts columns [n0, n1) into panels, some at a time, and calls f(panel, first column, columns) for
+// Pack columns [n0, n1) into panels, some at a time, and call f(panel, first column, columns) for
 // each.
 template <Side side, class T, class F>
 CAVS_INLINE void for_each_panel(const Block<T>& block, int64_t n0, int64_t n1, T* panels,
@@ -138,9 +138,9 @@ void add_narrow(const Block<T>& block, int64_t k, int64_t n, T* out, int64_t out
   for_each_panel<Side::kLeft>(block, 0, k, panels, row_buffer, add);
 }
 
-// Whether rows of A can be read where they lie.
+// True if rows of A can be read in place.
 template <class T>
-bool lies_in_rows(const RowPairs<T>* parts, int32_t count) {
+bool stored_in_rows(const RowPairs<T>* parts, int32_t count) {
   for (int32_t i = 0; i < count; ++i)
     if (parts[i].num_a != 1 || parts[i].a->map == RowMap::kSegmentSum) return false;
   return true;
@@ -154,10 +154,10 @@ void matmul_tn(const RowPairs<T>* parts, int32_t count, int64_t k, int64_t whole
   T* panels = scratch;
   T* tiles = panels + most * round_up(smaller(n, kMostColumns<T>), kPanel<T>);
   const bool narrow = n <= kNarrowResult && n < k && n1 - n0 == n;
-  const bool in_place = n1 - n0 <= kFewPanels * kPanel<T> && lies_in_rows(parts, count);
+  const bool in_place = n1 - n0 <= kFewPanels * kPanel<T> && stored_in_rows(parts, count);
   const T* rows_of_a[kMostRows];
-  if (in_place) fill(tiles, T(0), k);                     // is read where a row is not there
-  const int64_t blocks = larger(ceil_div(all, most), 1);  // without rows, too: out is written
+  if (in_place) fill(tiles, T(0), k);                     // read in place of missing rows
+  const int64_t blocks = larger(ceil_div(all, most), 1);  // even without rows, out is written
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t begin = all * i / blocks;
     const Block<T> block{parts, count, begin, all * (i + 1) / blocks - begin};

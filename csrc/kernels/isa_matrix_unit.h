@@ -1,5 +1,5 @@
 // Products of strips on the matrix unit of processors with AMX, which multiplies bfloat16 and adds
-// in float32, 16 times as many a cycle.
+// in float32, 16 times as many per cycle.
 #pragma once
 
 #include "kernels/isa_split.h"
@@ -7,11 +7,11 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Rows of a gradient that are added at once, of a large one: each time it is read and written.
+// Rows that are added to a large gradient at once: each time it is read and written.
 constexpr int64_t kRowsOfLarge = 512;
 
-// The unit's registers are this thread's while one of these lives. Tiles 0 to 3 hold sums, 4 and 5
-// left operands, 6 and 7 right ones.
+// Holds the registers of the unit for this thread. Tiles 0 to 3 hold sums, 4 and 5 left operands, 6
+// and 7 right operands.
 class Unit {
  public:
   Unit() = default;
@@ -19,7 +19,7 @@ class Unit {
   Unit& operator=(const Unit&) = delete;
   ~Unit() { asm volatile("tilerelease"); }
 
-  // Sums of rows x cols in 2 x 2 tiles, the second row in the odd ones.
+  // Sums of rows x cols in 2 x 2 tiles, the second row in the odd tiles.
   CAVS_INLINE void shape(int64_t rows, int64_t cols) {
     if (rows == rows_ && cols == cols_) return;
     rows_ = rows, cols_ = cols;
@@ -27,7 +27,7 @@ class Unit {
     configure({r[0], r[1], r[0], r[1], r[0], r[1], kLines, kLines},
               {c[0], c[0], c[1], c[1], kLines, kLines, c[0], c[1]});
   }
-  // Sums of rows x cols in one row of two tiles, or of four, all of whose columns are used.
+  // Sums of rows x cols in one row of two tiles, or of four if all of their columns are used.
   CAVS_INLINE void flat_shape(int64_t rows, int64_t cols) {
     if (rows == rows_ && cols == -cols_) return;
     rows_ = rows, cols_ = -cols;
@@ -40,7 +40,7 @@ class Unit {
   struct Bytes {
     uint8_t of[8];
   };
-  // Of n in tiles of 16, those in tile i; an unused tile has one.
+  // Of n rows or columns in tiles of 16, those in tile i; an unused tile has one.
   static CAVS_INLINE uint8_t of(int64_t n, int64_t i) {
     return static_cast<uint8_t>(larger(smaller(n - i * kLines, kLines), 1));
   }
@@ -90,8 +90,8 @@ CAVS_INLINE void end_sum(const Result& c, int64_t i, int64_t j) {
   store_tile<Tile>(c.data + i * c.stride + j, c.stride * 4);
 }
 
-// The product of a left strip of 17 to 32 rows and a right one. Elements are summed in this order
-// wherever they lie: small products first.
+// Product of a left strip of 17 to 32 rows and a right strip. Elements are summed in this order
+// wherever they are: small products first.
 template <bool Wide>
 CAVS_INLINE void sum_strips(const char* a, const char* b, int64_t units) {
   const auto multiply = [] {
@@ -130,10 +130,10 @@ CAVS_INLINE void multiply_tall(Unit& unit, const char* a, const char* b, int64_t
   if constexpr (Wide) end_sum<3>(c, kLines, kLines);
 }
 
-// The same of a left strip of 1 to 16 rows with a right strip of one or two tiles, or with two
-// whole ones, `apart` bytes from each other.
+// The same for a left strip of 1 to 16 rows with a right strip of one or two tiles, or with two
+// whole strips, `distance` bytes from each other.
 template <int Tiles>
-CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t apart,
+CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t distance,
                                int64_t units, const Result& c) {
   static_assert(Tiles == 1 || Tiles == 2 || Tiles == 4);
   constexpr bool both = Tiles > 1;
@@ -160,7 +160,7 @@ CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t
       multiply.template operator()<4>();
     };
     strip.template operator()<0>(b);
-    if constexpr (Tiles == 4) strip.template operator()<2>(b + apart);
+    if constexpr (Tiles == 4) strip.template operator()<2>(b + distance);
   }
   end_sum<0>(c, 0, 0);
   if constexpr (both) end_sum<1>(c, 0, kLines);
@@ -168,11 +168,11 @@ CAVS_INLINE void multiply_flat(Unit& unit, const char* a, const char* b, int64_t
   if constexpr (Tiles == 4) end_sum<3>(c, 0, 3 * kLines);
 }
 
-// How many whole right strips a left one of so few rows takes at once.
-CAVS_INLINE int64_t strips_beside(int64_t rows) { return rows <= kLines ? 2 : 1; }
-CAVS_INLINE void multiply_beside(Unit& unit, const char* a, const char* b, int64_t apart,
-                                 int64_t steps, const Result& c) {
-  multiply_flat<4>(unit, a, b, apart, units_of(steps), c);
+// Number of whole right strips that a left strip of few rows takes at once.
+CAVS_INLINE int64_t strips_together(int64_t rows) { return rows <= kLines ? 2 : 1; }
+CAVS_INLINE void multiply_side_by_side(Unit& unit, const char* a, const char* b, int64_t distance,
+                                       int64_t steps, const Result& c) {
+  multiply_flat<4>(unit, a, b, distance, units_of(steps), c);
 }
 
 // Strips of any number of rows and columns.

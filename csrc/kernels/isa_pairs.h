@@ -1,6 +1,6 @@
-// Products of strips by the instructions that AVX-512 BF16 and AVX-512 VNNI have for them: each
-// lane adds the products of a pair of bfloat16 to a float32, or of integers to an integer, two
-// steps of the sum for the time of one.
+// Products of strips by the instructions of AVX-512 BF16 and AVX-512 VNNI: each lane adds the
+// products of a pair of bfloat16 to a float32, or of integers to an integer, two steps of the sum
+// in the time of one.
 #pragma once
 
 #ifdef CAVS_INTEGERS
@@ -16,7 +16,7 @@ static_assert(!kTwo, "three products would take longer than one of float32");
 
 struct Unit {};  // nothing to hold
 
-// Rows of a gradient that are added at once, of a large one.
+// Rows that are added to a large gradient at once.
 constexpr int64_t kRowsOfLarge = 448;
 
 #ifndef CAVS_INTEGERS
@@ -26,12 +26,12 @@ CAVS_INLINE Line add_pairs(Line sum, Bits x, Bits y) {
 }
 #endif
 
-// Sums that fit the registers beside two lines of each right tile, or one, and pairs of the left
-// one: of integers each is two, one of a unit.
+// Number of sums that fit the registers together with two lines of each right tile, or one, and
+// pairs of the left one; of integers each sum takes two registers, one for a unit.
 constexpr int kSums = kWinograd ? 12 : kIntegers ? 14 : 24, kRowsOfSums = kSums / 2;
 
-// The first rows of a strip find its right operand in L2 or farther: what they read two parts later
-// is asked for, unless so few rows read so much that there is no time.
+// The first rows of a strip find its right operand in L2 or farther, so they prefetch what is read
+// two parts later, unless so few rows read so much that there is no time.
 template <int V>
 CAVS_INLINE void ask_for(const char* line) {
   if (V <= 2) __builtin_prefetch(line + 2 / kParts * kUnitBytes);
@@ -41,20 +41,20 @@ CAVS_INLINE Bits left_pair(const char* a, int64_t j) {
   return (Bits)_mm512_maskz_set1_epi32(0xffff, reinterpret_cast<const int32_t*>(a)[j]);
 }
 CAVS_INLINE Bits right_pairs(const char* line) { return *reinterpret_cast<const Bits*>(line); }
-// Where right tile v lies; strips are `apart` bytes from each other.
-CAVS_INLINE const char* right_tile(const char* b, int64_t apart, int v) {
-  return b + v / 2 * apart + v % 2 * kSecond;
+// Address of right tile v; strips are `distance` bytes from each other.
+CAVS_INLINE const char* right_tile(const char* b, int64_t distance, int v) {
+  return b + v / 2 * distance + v % 2 * kSecond;
 }
 
-// Adds the products of R lines of a left part with V right tiles.
+// Add the products of R lines of a left part with V right tiles.
 template <class Sum, int R, int V>
-CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64_t apart,
+CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64_t distance,
                            int64_t pairs) {
   for (int64_t j = 0; j < pairs; ++j) {
     Bits right[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      const char* line = right_tile(b, apart, v) + j * kLineBytes;
+      const char* line = right_tile(b, distance, v) + j * kLineBytes;
       right[v] = right_pairs(line);
       ask_for<V>(line);
     }
@@ -67,22 +67,23 @@ CAVS_INLINE void add_lines(Sum (&sum)[R][V], const char* a, const char* b, int64
   }
 }
 
-// Sums of 16 bits, which fit.
+// Sums that fit 16 bits.
 CAVS_INLINE Bits add_halves(Bits x, Bits y) {
   return (Bits)_mm512_maskz_add_epi16(0xffffffffu, (__m512i)x, (__m512i)y);
 }
 
-// The same by half as many products and additions before them (Winograd 1968, "A New Algorithm for
-// Inner Product"): (a1 + b2) (a2 + b1) = a1 b1 + a2 b2 + a1 a2 + b1 b2 for pairs 1 and 2, modulo
-// 2^32, so to the bit. What is too much, the excess of each row and column, sums begin without.
+// The same by half as many products, with additions before them (Winograd 1968, "A New Algorithm
+// for Inner Product"): (a1 + b2) (a2 + b1) = a1 b1 + a2 b2 + a1 a2 + b1 b2 for pairs 1 and 2,
+// modulo 2^32, so to the bit. The excess of each row and column, a1 a2 and b1 b2, is subtracted
+// from the sums at the start.
 template <int R, int V>
-CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, int64_t apart,
+CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, int64_t distance,
                                int64_t pairs) {
   for (int64_t j = 0; j < pairs; j += 2) {
     Bits right[V], next[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      const char* line = right_tile(b, apart, v) + j * kLineBytes;
+      const char* line = right_tile(b, distance, v) + j * kLineBytes;
       right[v] = right_pairs(line), next[v] = right_pairs(line + kLineBytes);
       ask_for<V>(line), ask_for<V>(line + kLineBytes);
     }
@@ -98,20 +99,20 @@ CAVS_INLINE void add_exchanged(Bits (&sum)[R][V], const char* a, const char* b, 
   }
 }
 
-// One or two rows wait for memory instead, and would read twice as much of the left operand.
+// One or two rows are limited by memory instead, and would read twice as much of the left operand.
 template <int R>
 constexpr bool kExchanged = kWinograd && R > 2;
 
-// Adds the products of a unit, integers first for themselves, then multiplied by the right one's
-// steps. `excess` is that of left rows.
+// Add the products of a unit: of integers first separately, then multiplied by the steps of the
+// right operand. `excess` is that of the left rows.
 template <int R, int V>
 CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* excess, const char* b,
-                          int64_t apart, int64_t steps) {
+                          int64_t distance, int64_t steps) {
   if constexpr (kIntegers) {
     Bits whole[R][V];
-    // Of right tile v, a line after its unit's tiles.
+    // For right tile v, a line after the tiles of its unit.
     const auto line_at = [&](int64_t offset, int v) {
-      return b + v / 2 * apart + offset + v % 2 * kLineBytes;
+      return b + v / 2 * distance + offset + v % 2 * kLineBytes;
     };
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
@@ -125,9 +126,9 @@ CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* excess, 
       const char *left = a + part * kPartBytes, *right = b + part * kPartBytes;
       const int64_t pairs = pairs_of(steps - part * kDepthPart);
       if constexpr (kExchanged<R>)
-        add_exchanged(whole, left, right, apart, pairs);
+        add_exchanged(whole, left, right, distance, pairs);
       else
-        add_lines(whole, left, right, apart, pairs);
+        add_lines(whole, left, right, distance, pairs);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
@@ -137,11 +138,11 @@ CAVS_INLINE void add_unit(Line (&sum)[R][V], const char* a, const char* excess, 
         sum[i][v] += (Line)_mm512_maskz_cvtepi32_ps(0xffff, (__m512i)whole[i][v]) * right_steps;
     }
   } else {
-    add_lines(sum, a, b, apart, pairs_of(steps));
+    add_lines(sum, a, b, distance, pairs_of(steps));
   }
 }
 
-// Stores sums or adds them to what is there. Whole: all lanes of the last tile.
+// Store sums or add them to memory. Whole: all lanes of the last tile.
 template <bool Add, bool Whole, int R, int V>
 CAVS_INLINE void put_sums(Line (&sum)[R][V], float* to, int64_t stride, int tail) {
 #pragma GCC unroll 16
@@ -160,11 +161,11 @@ CAVS_INLINE void put_sums(Line (&sum)[R][V], float* to, int64_t stride, int tail
   }
 }
 
-// R rows of left strips from `first` on with V right tiles, the strips of these `apart` bytes from
-// each other, and the steps of the left one's rows. An element is summed in one order for any R, V.
+// R rows of left strips from `first` on with V right tiles, whose strips are `distance` bytes from
+// each other, and the steps of the left rows. An element is summed in one order for any R and V.
 template <int R, int V>
 __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_steps, int64_t first,
-                                              const char* b, int64_t apart, int64_t steps,
+                                              const char* b, int64_t distance, int64_t steps,
                                               const Result& c) {
   Line sum[R][V];
 #pragma GCC unroll 16
@@ -173,7 +174,7 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_s
     for (int v = 0; v < V; ++v) {
       sum[i][v] = Line{};
       // C is touched once, at the end: its lines come from L2 while the sum runs, and to L2 while
-      // two strips before them are summed.
+      // the two strips before them are summed.
       const float* line = c.data + i * c.stride + v * kLines;
       __builtin_prefetch(line, 1);
       __builtin_prefetch(line + 2 * kStrip, 1, 2);
@@ -182,9 +183,9 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_s
   const char* excess = a + kExcess + first * 4;
   a += first * kLineBytes;
   left_steps += first;
-  const bool any = steps > 0;  // of nothing there are no steps
+  const bool any = steps > 0;  // without any, there are no steps of rows
   for (; steps > 0; steps -= kDepthUnit) {
-    add_unit(sum, a, excess, b, apart, steps);
+    add_unit(sum, a, excess, b, distance, steps);
     a += kUnitBytes, excess += kUnitBytes, b += kUnitBytes;
   }
   if (kIntegers && any) {
@@ -195,7 +196,7 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_s
       for (int v = 0; v < V; ++v) sum[i][v] *= of_row;
     }
   }
-  // Read again: addresses that are kept from above would take registers from the sums.
+  // Read again: addresses kept from above would take registers from the sums.
   const Result* to = &c;
   asm("" : "+r"(to));
   const int tail = static_cast<int>(to->cols) - (V - 1) * static_cast<int>(kLines);
@@ -211,26 +212,26 @@ __attribute__((noinline)) void multiply_pairs(const char* a, const float* left_s
 
 template <int R, int V>
 CAVS_INLINE void multiply_rows(const char* a, const float* left_steps, int64_t first, const char* b,
-                               int64_t apart, int64_t steps, const Result& c) {
+                               int64_t distance, int64_t steps, const Result& c) {
   if constexpr (R > 1) {
-    if (c.rows < R) return multiply_rows<R - 1, V>(a, left_steps, first, b, apart, steps, c);
+    if (c.rows < R) return multiply_rows<R - 1, V>(a, left_steps, first, b, distance, steps, c);
   }
-  multiply_pairs<R, V>(a, left_steps, first, b, apart, steps, c);
+  multiply_pairs<R, V>(a, left_steps, first, b, distance, steps, c);
 }
 
-// How many whole right strips a left one of so few rows takes at once: fewer sums would wait for
-// each other.
+// Number of whole right strips that a left strip of few rows takes at once: fewer sums would wait
+// for each other.
 constexpr int kRowsOfTwo = kWinograd ? 2 : kSums / 4, kRowsOfFour = kSums / 8;
-CAVS_INLINE int64_t strips_beside(int64_t rows) {
+CAVS_INLINE int64_t strips_together(int64_t rows) {
   return rows <= kRowsOfFour ? 4 : rows <= kRowsOfTwo ? 2 : 1;
 }
-CAVS_INLINE void multiply_beside(Unit&, const char* a, const char* b, int64_t apart, int64_t steps,
-                                 const Result& c) {
+CAVS_INLINE void multiply_side_by_side(Unit&, const char* a, const char* b, int64_t distance,
+                                       int64_t steps, const Result& c) {
   const auto* left_steps = reinterpret_cast<const float*>(a + kSteps);
   if (c.rows <= kRowsOfFour)
-    multiply_rows<kRowsOfFour, 8>(a, left_steps, 0, b, apart, steps, c);
+    multiply_rows<kRowsOfFour, 8>(a, left_steps, 0, b, distance, steps, c);
   else
-    multiply_rows<kRowsOfTwo, 4>(a, left_steps, 0, b, apart, steps, c);
+    multiply_rows<kRowsOfTwo, 4>(a, left_steps, 0, b, distance, steps, c);
 }
 
 // Strips of any number of rows and columns: as many rows at a time as there are sums.

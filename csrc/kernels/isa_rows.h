@@ -12,7 +12,7 @@ template <class T>
 void sum_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accumulate) {
   const int64_t n = source.width;
   if (!accumulate) fill(out, T(0), n);
-  // Segments: every row of every segment is simply one more row.
+  // Segments: every row of every segment is one more row.
   const bool segments = source.map == RowMap::kSegmentSum;
   const int64_t first = segments && r0 < r1 ? source.offsets[r0] : r0;
   const int64_t last = segments && r0 < r1 ? source.offsets[r1] : r1;
@@ -72,7 +72,7 @@ void segment_max(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_
   }
 }
 
-// The sum of exp(x - shift); the terms also go to `out` unless it is null.
+// Sum of exp(x - shift); the terms also go to `out` unless it is null.
 template <class T>
 T exp_sum(const T* x, int64_t n, T shift, T* out) {
   Vector<T> sum{};
@@ -91,7 +91,7 @@ T exp_sum(const T* x, int64_t n, T shift, T* out) {
   return lane_sum<T>(sum);
 }
 
-// What the gradient of row r is multiplied by.
+// Factor of the gradient of row r.
 template <class T>
 T slope_of(const Source<T>* slope, int64_t r) {
   if (slope == nullptr) return T(1);
@@ -99,8 +99,8 @@ T slope_of(const Source<T>* slope, int64_t r) {
   return row != nullptr ? *row : T(0);
 }
 
-// Of a few classes: as many rows at once as a vector has lanes, a vector a class. Each row's
-// numbers are the same wherever it stands.
+// Few classes: as many rows at once as a vector has lanes, one vector per class. The results of a
+// row do not depend on its position.
 constexpr int64_t kFewClasses = 16;
 template <class T>
 void cross_entropy_of_few(const Source<T>& logits, const Source<T>* slope, const int32_t* label,
@@ -155,7 +155,7 @@ void cross_entropy(const Source<T>& logits, const Source<T>* slope, const int32_
     const T* x = plain_row(logits, r);
     const T by = slope_of(slope, r);
     if (y < 0 || x == nullptr) {
-      // No logits are all equal ones.
+      // Without logits.
       const T p = y < 0 ? T(0) : T(1) / static_cast<T>(n);
       if (l != nullptr) *l = y < 0 ? T(0) : logarithm<T>(broadcast(static_cast<T>(n)))[0];
       if (g != nullptr) fill(g, p * by, n);

@@ -1,5 +1,5 @@
-// Finding the row of a Source: most row maps are a pointer, segments of several rows are summed;
-// and the rows of a block of operands that stand one below the other.
+// Rows of a Source: most row maps are a pointer, segments of several rows are summed. Also the rows
+// of a block of operands that are stacked one below the other.
 #pragma once
 
 #include "kernels/isa_vector.h"
@@ -7,7 +7,7 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Row r of a map that is no segment; null: a row of zeros.
+// Row r of a map other than segments; null for a row of zeros.
 template <class T>
 CAVS_INLINE const T* plain_row(const Source<T>& s, int64_t r) {
   if (s.map == RowMap::kSelf) return s.data + (r - s.base) * s.stride;
@@ -16,7 +16,7 @@ CAVS_INLINE const T* plain_row(const Source<T>& s, int64_t r) {
   return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
 }
 
-// Asks for row r, if it is one that is found by index: no processor can foresee it.
+// Prefetch row r if it is found by index, which no processor can predict.
 template <class T>
 CAVS_INLINE void fetch_row(const Source<T>& s, int64_t r, int64_t first, int64_t n) {
   if (s.map != RowMap::kIndex || s.index[r] < 0) return;
@@ -24,15 +24,15 @@ CAVS_INLINE void fetch_row(const Source<T>& s, int64_t r, int64_t first, int64_t
   for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
 }
 
-// Row number j of a segment; null: it adds nothing.
+// Row number j of a segment; null if it adds nothing.
 template <class T>
 CAVS_INLINE const T* segment_row(const Source<T>& s, int64_t j) {
   const int64_t i = s.index != nullptr ? s.index[j] : j;
   return i < 0 ? nullptr : s.data + (i - s.base) * s.stride;
 }
 
-// Columns [first, first + n) of row r: a pointer into the source where one row is all there is,
-// null for zeros, else the sum, left in `buffer`. Rows are added in ascending order.
+// Columns [first, first + n) of row r: a pointer into the source if it is a single row, null for
+// zeros, else the sum, stored in `buffer`. Rows are added in ascending order.
 template <class T>
 const T* read_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* buffer) {
   if (s.map != RowMap::kSegmentSum) {
@@ -53,7 +53,7 @@ const T* read_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* bu
   return sum;
 }
 
-// The same into `out`, always.
+// The same, always copied to `out`.
 template <class T>
 CAVS_INLINE void copy_row(const Source<T>& s, int64_t r, int64_t first, int64_t n, T* out) {
   const T* row = read_row(s, r, first, n, out);
@@ -82,7 +82,7 @@ CAVS_INLINE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : 
 CAVS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 CAVS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// One side of a product, A or B, and its sources.
+// One operand of a product, A or B, and its sources.
 enum class Side : uint8_t { kLeft, kRight };
 template <Side side, class T>
 CAVS_INLINE const Source<T>* sources_of(const RowPairs<T>& part) {
@@ -93,17 +93,18 @@ CAVS_INLINE int32_t num_sources_of(const RowPairs<T>& part) {
   return side == Side::kLeft ? part.num_a : part.num_b;
 }
 
-// Rows [begin, begin + rows) of operands one below the other, counted from the first of all.
+// Rows [begin, begin + rows) of operands stacked one below the other, counted from the first of
+// all.
 template <class T>
 struct Block {
   const RowPairs<T>* parts;
   int32_t count;
   int64_t begin, rows;
 
-  // f(part, its first row, rows, where they begin in the block) for what each part has.
+  // Call f(part, first row in the part, rows, first row in the block) for each part.
   template <class F>
   CAVS_INLINE void for_each(F f) const {
-    int64_t start = 0;  // of the part
+    int64_t start = 0;  // first row of the part
     for (int32_t i = 0; i < count; ++i) {
       const int64_t size = parts[i].end - parts[i].begin;
       const int64_t from = larger(begin - start, 0), to = smaller(begin + rows - start, size);
@@ -112,7 +113,7 @@ struct Block {
     }
   }
 
-  // The part that row r of the block belongs to, and its number there.
+  // The part that row r of the block belongs to, and its row there.
   struct Row {
     const RowPairs<T>* part;
     int64_t number;

@@ -1,7 +1,7 @@
-// Numbers as bfloat16: one piece, the nearest, or two: what is left of it, too, together its first
-// 16 bits. Of two, three of the four products of pieces are added; the fourth is left out, 2^-16 at
-// most (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 Artificial Intelligence Datatype
-// For Higher-Precision Computations").
+// Numbers as bfloat16: one piece, the nearest bfloat16, or two, also the nearest to the remainder,
+// together the first 16 bits. With two, three of the four products of pieces are added; the fourth
+// is left out, 2^-16 at most (Henry, Tang and Heinecke 2019, "Leveraging the bfloat16 Artificial
+// Intelligence Datatype For Higher-Precision Computations").
 #pragma once
 
 #include "kernels/isa_strips.h"
@@ -9,7 +9,7 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Sixteen pairs: the nearest bfloat16, and that of what is left, in which infinity becomes a NaN.
+// Sixteen pairs: the nearest bfloat16 and that of the remainder, in which infinity becomes NaN.
 // Masked forms as in isa_vector.h.
 CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
   constexpr __mmask32 all = 0xffffffffu;
@@ -23,7 +23,7 @@ CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
   if (kTwo) rest = rounded(x - (Line)(nearest << 16), y - (Line)(nearest & kHigh));
 }
 
-// Each is rounded by itself: no steps of a left strip are measured.
+// Each number is rounded independently: no steps of a left strip are measured.
 CAVS_INLINE void begin_measuring(char*) {}
 CAVS_INLINE void measure_tiles(const Tiles&, char*, int64_t) {}
 CAVS_INLINE void end_measuring(char*) {}
@@ -34,7 +34,7 @@ struct Measure {
   CAVS_INLINE float end(char*, int64_t) { return 1; }
 };
 
-// A line of each of the tiles.
+// Store a line of each of the tiles.
 CAVS_INLINE void put_line(Line x, Line y, char* part, int64_t line, float) {
   auto* out = reinterpret_cast<Bits*>(line_of(part, line));
   Bits rest;
@@ -44,7 +44,7 @@ CAVS_INLINE void put_line(Line x, Line y, char* part, int64_t line, float) {
 
 CAVS_INLINE void put_excess(char*, int64_t, int64_t) {}
 
-// All lines of the tiles of one half of a unit. Exchange: pairs of a right operand for those of a
+// Store all lines of the tiles of one half of a unit. Exchange: swap pairs of a right operand for a
 // left one.
 template <bool Exchange>
 CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
@@ -57,7 +57,7 @@ CAVS_INLINE void put_tile(const Tile& tile, char* unit, int64_t half) {
   }
   if constexpr (Exchange) transpose<float>(nearest);
   if constexpr (Exchange && kTwo) transpose<float>(rests);
-  auto* out = reinterpret_cast<Bits*>(unit + half * kSecond);  // as which they are read
+  auto* out = reinterpret_cast<Bits*>(unit + half * kSecond);  // the type they are read as
   for (int64_t t = 0; t < kLines; ++t) out[t] = (Bits)nearest[t];
   if constexpr (!kTwo) return;
   for (int64_t t = 0; t < kLines; ++t) out[kRest / kLineBytes + t] = (Bits)rests[t];

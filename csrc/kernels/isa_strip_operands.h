@@ -1,5 +1,5 @@
-// What products by strips multiply: a packed weight is the right strips of its columns, rows are
-// rounded to left strips, and columns of rows to either.
+// Operands of products by strips: a packed weight is stored as the right strips of its columns,
+// rows are rounded to left strips, and columns of rows to either.
 #pragma once
 
 #ifdef CAVS_MATRIX_UNIT
@@ -25,10 +25,9 @@ CAVS_INLINE Line line_within(const float* p, int64_t stride, int64_t first, int6
   return v;
 }
 
-// What a part of a weight has of columns [j, j + 16) and rows [i, i + 2 * pairs) of it: zeros
-// outside of it, which Whole says there is none of. Columns are read where their elements lie
-// together. What lies so many elements further on comes from memory meanwhile, to L2: rows of many
-// widths share few sets of L1.
+// Columns [j, j + 16) and rows [i, i + 2 * pairs) of a part of a weight; zeros outside of it
+// (Whole: nothing is outside). Columns are read where their elements are contiguous. Elements a
+// fixed distance ahead are prefetched to L2, because rows of many widths share few sets of L1.
 constexpr int64_t kAhead = 2 * kStrip;
 template <bool Whole>
 CAVS_INLINE void read_part(const WeightPart<float>& w, int64_t i, int64_t j, int64_t pairs,
@@ -61,7 +60,7 @@ CAVS_INLINE void read_part(const WeightPart<float>& w, int64_t i, int64_t j, int
   transpose<float>(tile.y);
 }
 
-// A right tile of a weight put together of others: columns [j, j + 16), rows [i, i + 2 * pairs).
+// A right tile of a weight composed of parts: columns [j, j + 16), rows [i, i + 2 * pairs).
 CAVS_INLINE void read_weight(const WeightPart<float>* parts, int32_t count, int64_t i, int64_t j,
                              int64_t pairs, Tile& tile) {
   for (int32_t p = 0; p < count; ++p) {
@@ -82,11 +81,10 @@ CAVS_INLINE void read_weight(const WeightPart<float>* parts, int32_t count, int6
   }
 }
 
-// How many tiles beside each other hold so many columns of a strip, or more of several.
+// Number of neighbouring tiles for so many columns of a strip, or more for several.
 CAVS_INLINE int64_t halves_of(int64_t columns) { return smaller(ceil_div(columns, kLines), 2); }
 
-// A right unit: the steps of the second tile are found while those of the first, which take long,
-// are waited for.
+// Store a right unit. The steps of both tiles are computed first, because their latency is long.
 CAVS_INLINE void put_unit(const Tiles* tiles, int64_t halves, char* unit) {
   Line steps[2];
   for (int64_t half = 0; half < halves; ++half) steps[half] = right_steps(tiles[half]);
@@ -104,7 +102,7 @@ void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64
     const int64_t strip = p0 + (by_row ? at % inner : at / inner);
     const int64_t u = by_row ? at / inner : at % inner, row = u * kDepthUnit;
     char* unit = reinterpret_cast<char*>(packed) + (strip * units + u) * kUnitBytes;
-    // What is written next is asked for: few writes wait at once.
+    // Prefetch what is written next: few writes can be outstanding at once.
     for (int64_t t = 0; t < kUnitBytes; t += kLineBytes) __builtin_prefetch(unit + next + t, 1);
     const int64_t halves = halves_of(n - strip * kStrip);
     Tiles tiles[2];
@@ -120,12 +118,12 @@ void pack_strips(const WeightPart<float>* parts, int32_t count, int64_t k, int64
   }
 }
 
-// Columns [begin, end) of row r of sources side by side: where they are all there is to read,
-// there, else in `buffer`; null for zeros.
+// Columns [begin, end) of row r of sources side by side: in place if a single row, else in
+// `buffer`; null for zeros.
 CAVS_INLINE const float* read_columns(const Source<float>* s, int32_t count, int64_t r,
                                       int64_t begin, int64_t end, float* buffer) {
   if (count == 1) return read_row(*s, r, begin, end - begin, buffer);
-  int64_t start = 0;  // of source i in the joined row
+  int64_t start = 0;  // first column of source i in the joined row
   for (int32_t i = 0; i < count; ++i) {
     const int64_t from = larger(begin - start, 0), to = smaller(end - start, s[i].width);
     if (from < to) copy_row(s[i], r, from, to - from, buffer + (start + from - begin));
@@ -135,11 +133,12 @@ CAVS_INLINE const float* read_columns(const Source<float>* s, int32_t count, int
 }
 
 // Units of a row that are read at once: few enough that what is written stays in L1, enough that
-// processors foresee what is read; all where they are read twice.
+// processors predict what is read; all if they are read twice.
 CAVS_INLINE int64_t units_at_once(int64_t k) { return kIntegers ? larger(units_of(k), 1) : 8; }
 
-// Rows [r0, r0 + rows) of sources side by side, k wide, to left strips. `buffer` takes units of two
-// rows. A row's step, which takes long, is found before the row above is put.
+// Convert rows [r0, r0 + rows) of sources side by side, k wide, to left strips. `buffer` holds
+// units of two rows. The step of a row, whose latency is long, is computed before the row above is
+// stored.
 void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows, int64_t k,
                 char* strips, float* buffer) {
   const int64_t units = units_of(k), most = units_at_once(k);
@@ -152,11 +151,11 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
     row[high] = row[high + 1] = nullptr;
     for (int64_t u0 = 0; u0 < units; u0 += most) {
       const int64_t u1 = smaller(u0 + most, units), begin = u0 * kDepthUnit;
-      const auto place = [&](int64_t t) {
+      const auto row_at = [&](int64_t t) {
         return in_place && row[t] != nullptr ? row[t] + begin : nullptr;
       };
       const auto read = [&](int64_t t) {
-        if (in_place || t == high) return place(t);
+        if (in_place || t == high) return row_at(t);
         return read_columns(s, count, r0 + first + t, begin, smaller(u1 * kDepthUnit, k),
                             buffer + t % 2 * most * kDepthUnit);
       };
@@ -187,7 +186,7 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
       const float* from = read(0);
       float inverse = inverse_step(0, from);
       for (int64_t t = 0; t < high; ++t) {
-        const float *below = read(t + 1), *next = place(t + 2);
+        const float *below = read(t + 1), *next = row_at(t + 2);
         const float inverse_below = inverse_step(t + 1, below);
         for_each_part(from, [&](int64_t at, Line x, Line y) {
           if (next != nullptr) {
@@ -206,8 +205,8 @@ void round_rows(const Source<float>* s, int32_t count, int64_t r0, int64_t rows,
   }
 }
 
-// use(tiles, unit, j) for each unit of rows of a block and 16 columns from j on. `buffer` takes a
-// unit of rows and one of zeros.
+// Call use(tiles, unit, j) for each unit of rows of a block and 16 columns from j on. `buffer`
+// holds a unit of rows and one of zeros.
 template <Side side, class Use>
 CAVS_INLINE void for_each_tile(const Block<float>& block, int64_t begin, int64_t columns,
                                float* buffer, Use use) {

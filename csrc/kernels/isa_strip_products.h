@@ -1,4 +1,4 @@
-// The two products of the kernel table by strips, of which a block at a time is rounded.
+// The two products of the kernel table by strips, rounding a block at a time.
 #pragma once
 
 #include "base/processors.h"
@@ -37,14 +37,14 @@ void multiply(const Source<float>* a, int32_t num_sources, int64_t r0, int64_t r
     const int64_t rows = smaller(share, r1 - b0);
     round_rows(a, num_sources, b0, rows, k, left, buffer);
     float* out = c + (b0 - c_base) * c_stride;
-    const int64_t most_beside = strips_beside(rows);
-    for (int64_t p = p0, beside = 1; p < p1; p += beside) {
+    const int64_t most_together = strips_together(rows);
+    for (int64_t p = p0, together = 1; p < p1; p += together) {
       const char* right = reinterpret_cast<const char*>(packed) + p * right_bytes;
-      const int64_t j = p * kStrip, all = j + most_beside * kStrip;
-      beside = most_beside > 1 && p + most_beside <= p1 && all <= n ? most_beside : 1;
-      if (beside > 1)
-        multiply_beside(unit, left, right, right_bytes, k,
-                        {out + j, c_stride, rows, beside * kStrip, accumulate});
+      const int64_t j = p * kStrip, all = j + most_together * kStrip;
+      together = most_together > 1 && p + most_together <= p1 && all <= n ? most_together : 1;
+      if (together > 1)
+        multiply_side_by_side(unit, left, right, right_bytes, k,
+                              {out + j, c_stride, rows, together * kStrip, accumulate});
       else
         for (int64_t i = 0; i < rows; i += kStrip)
           multiply_strips(unit, left + i / kStrip * left_bytes, right, k,
@@ -76,7 +76,7 @@ void multiply_tn(const RowPairs<float>* parts, int32_t count, int64_t k, int64_t
   char* right = left + ceil_div(k, kStrip) * units_of(most) * kUnitBytes;
   Unit unit;
   const int64_t all = rows_of(parts, count);
-  const int64_t blocks = larger(ceil_div(all, most), 1);  // without rows, too: out is written
+  const int64_t blocks = larger(ceil_div(all, most), 1);  // even without rows, out is written
   const int64_t share = round_up(ceil_div(all, blocks), kDepthUnit);
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t begin = smaller(i * share, all), rows = smaller(share, all - begin);

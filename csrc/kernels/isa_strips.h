@@ -1,5 +1,5 @@
-// How products of narrow numbers lay their factors out: bfloat16, of which a number is one or two
-// pieces (CAVS_PIECES), or integers of 16 bits (CAVS_INTEGERS). Each has an object of its own.
+// Layout of the operands of products of narrow numbers: bfloat16, one or two pieces per number
+// (CAVS_PIECES), or integers of 16 bits (CAVS_INTEGERS). Each is compiled to its own object.
 #pragma once
 
 #include "kernels/isa_source.h"
@@ -8,12 +8,13 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// A tile: 16 lines of 16 pairs of numbers of 16 bits, of 32 steps of the sum. Line i of a left
-// operand is its row i, pair j its numbers j and j + 16; line j of a right one its rows j and
-// j + 16, pair i its column i. The last steps, n < 32, are pairs of j and j + n / 2, then zeros. A
-// strip is 32 rows of a left or columns of a right operand: for each 32 steps, a part, the tile of
-// its first 16, that of what is left of them if there is one, and those of the last 16. A unit is a
-// part, of integers two, and what one stands for in each of the 32, and its excess (kWinograd).
+// A tile has 16 lines of 16 pairs of 16-bit numbers, for 32 steps of the sum. Line i of a left tile
+// is row i, with numbers j and j + 16 in pair j; line j of a right tile is rows j and j + 16, with
+// column i in pair i. The last steps, n < 32, are pairs of j and j + n / 2, then zeros. A strip is
+// 32 rows of a left or columns of a right operand. For every 32 steps it has a part: the tile of
+// its first 16 rows or columns, the tile of their remainder if there is one, and those of the last
+// 16. A unit is a part, or two of integers, followed by the 32 steps of fixed point and its excess
+// (kWinograd).
 #ifdef CAVS_INTEGERS
 constexpr bool kIntegers = true;
 #else
@@ -33,7 +34,7 @@ constexpr int64_t kSteps = kParts * kPartBytes, kExcess = kSteps + kStrip * 4;
 constexpr int64_t kUnitBytes = kSteps + (kIntegers + kWinograd) * kStrip * 4;
 
 CAVS_INLINE int64_t units_of(int64_t k) { return ceil_div(k, kDepthUnit); }
-// Of a unit and of a part, of which so many steps or more are left.
+// Steps of a unit and of a part, given the number of steps left.
 CAVS_INLINE int64_t parts_of(int64_t steps) { return smaller(ceil_div(steps, kDepthPart), kParts); }
 CAVS_INLINE int64_t pairs_of(int64_t steps) { return smaller(ceil_div(steps, 2), kLines); }
 
@@ -44,7 +45,7 @@ using Bits = VectorTypes<float>::UnsignedVector;
 struct Tile {
   Line x[kLines], y[kLines];
 };
-// Those of the parts of a unit.
+// The tiles of the parts of a unit.
 struct Tiles {
   Tile part[kParts];
   int64_t parts;
@@ -60,12 +61,12 @@ CAVS_INLINE char* aligned(void* p) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<intptr_t>(p), kLineBytes));
 }
 
-// Where line `i` of 32 of a part lies.
+// Address of line `i` of 32 of a part.
 CAVS_INLINE char* line_of(char* part, int64_t i) {
   return part + i / kLines * kSecond + i % kLines * kLineBytes;
 }
 
-// Where a product of strips goes.
+// Destination of a product of strips.
 struct Result {
   float* data;
   int64_t stride, rows, cols;

@@ -1,4 +1,4 @@
-// What each instruction set exports: one table a dtype, and nothing else.
+// Exports of an instruction set: one table per dtype, and nothing else.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -8,7 +8,7 @@ namespace cavs {
 template <class T>
 struct IsaTable {
   Kernels<T> kernels;
-  // Runs `iterations` of a loop of independent multiply-adds in registers; returns their number.
+  // Run `iterations` of a loop of independent multiply-adds in registers; return their number.
   // Timing it gives the ceiling that products are measured against.
   int64_t (*multiply_adds)(int64_t iterations, T* sink);
 };
@@ -22,7 +22,7 @@ CAVS_DECLARE_ISA(base)
 CAVS_DECLARE_ISA(avx2)
 CAVS_DECLARE_ISA(avx512)
 
-// Products of narrow numbers instead of the table's own.
+// Products of narrow numbers, which replace those of the table.
 #define CAVS_DECLARE_PRODUCTS(unit)           \
   namespace unit {                            \
   void take_products(IsaTable<float>& table); \

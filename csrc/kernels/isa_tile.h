@@ -1,5 +1,5 @@
-// The register tile both products share: R rows by V vectors of the output, all in registers while
-// k runs. A is read by row pointers or from an interleaved copy; B is a packed panel.
+// The register tile of both products: R rows by V vectors of the output, all in registers while k
+// runs. A is read through row pointers or from an interleaved copy; B is a packed panel.
 #pragma once
 
 #include <type_traits>
@@ -38,20 +38,20 @@ struct ColumnsOfRows {
   CAVS_INLINE T at(int i, int64_t k) const { return row[k][column + i]; }
 };
 
-// What tiles fetch into L2 on their way, for later ones: each two steps of k, four lines at `data`,
-// and then `step` bytes on. Nobody fetches nothing, at no cost.
+// Addresses that a tile prefetches into L2 for later tiles: at each two steps of k four lines at
+// `data`, which then advances by `step` bytes. NoPrefetch fetches nothing at no cost.
 struct Ahead {
   const char* data;
   int64_t step;
 };
-struct Nobody {};
+struct NoPrefetch {};
 constexpr int64_t kLineBytes = 64;  // processors fetch the other line of a pair as well
 
-// A tile of so few rows waits for its loads and the branch of the loop, not for its multiply-adds.
+// A tile of so few rows is limited by its loads and the loop branch, not by its multiply-adds.
 constexpr int kFewRows = 3;
 
-// Keeps a value that several operations read in a register: with AVX-512 the compiler would fold
-// the load into each of them.
+// Keep a value that several operations read in a register: with AVX-512 the compiler would fold the
+// load into each of them.
 template <class T>
 CAVS_INLINE void in_register([[maybe_unused]] T& x) {
 #if defined(__x86_64__)
@@ -59,8 +59,8 @@ CAVS_INLINE void in_register([[maybe_unused]] T& x) {
 #endif
 }
 
-// c (R x cols) (+)= A (R x depth) B, B's row k at b + k * kPanel, in the next panel `next` elements
-// on; (V - 1) * lanes < cols <= V * lanes.
+// c (R x cols) (+)= A (R x depth) B, row k of B at b + k * kPanel, in the next panel `next`
+// elements further; (V - 1) * lanes < cols <= V * lanes.
 template <class T, int R, int V, class A, class Fetch>
 __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
                                     int cols, bool accumulate, [[maybe_unused]] Fetch fetch,
@@ -71,7 +71,7 @@ __attribute__((noinline)) void tile(const A& a, int64_t depth, const T* b, T* c,
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[i][v] = Vector<T>{};
   A rows = a;  // a local copy: its pointers stay in registers
-  // C is touched once, at the end: its lines come while k runs.
+  // C is touched once, at the end: its lines are fetched while k runs.
 #pragma GCC unroll 32
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
@@ -136,19 +136,22 @@ CAVS_INLINE void tile_rows(const A& a, int64_t depth, const T* b, T* c, int64_t 
   tile<T, R, 1>(a, depth, b, c, c_stride, n, accumulate, fetch);
 }
 
-// How many panels a tile of so few rows takes at once: sums of fewer vectors would wait for each
-// other, as a multiply-add takes some four times as long as the next can begin.
+// Number of panels that a tile of so few rows takes at once: sums of fewer vectors would wait for
+// each other, as the latency of a multiply-add is some four times its throughput.
 constexpr int kSums = 8;
-CAVS_INLINE int64_t panels_beside(int64_t rows) { return larger(kSums / (rows * kTileVectors), 1); }
+CAVS_INLINE int64_t panels_together(int64_t rows) {
+  return larger(kSums / (rows * kTileVectors), 1);
+}
 template <class T, class A>
-void run_beside(int64_t rows, const A& a, int64_t depth, const T* b, int64_t next, T* c,
+void run_together(int64_t rows, const A& a, int64_t depth, const T* b, int64_t next, T* c,
                 int64_t c_stride, int64_t cols, bool accumulate) {
   const int n = static_cast<int>(cols);
-  if (rows == 1) return tile<T, 1, kSums>(a, depth, b, c, c_stride, n, accumulate, Nobody{}, next);
-  tile<T, 2, kSums / 2>(a, depth, b, c, c_stride, n, accumulate, Nobody{}, next);
+  if (rows == 1)
+    return tile<T, 1, kSums>(a, depth, b, c, c_stride, n, accumulate, NoPrefetch{}, next);
+  tile<T, 2, kSums / 2>(a, depth, b, c, c_stride, n, accumulate, NoPrefetch{}, next);
 }
 
-template <class T, class A, class Fetch = Nobody>
+template <class T, class A, class Fetch = NoPrefetch>
 void run_tile(int64_t rows, const A& a, int64_t depth, const T* b, T* c, int64_t c_stride,
               int64_t cols, bool accumulate, Fetch fetch = {}) {
   switch (rows) {

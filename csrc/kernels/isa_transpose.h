@@ -1,4 +1,4 @@
-// A square of numbers, as many lines as a vector has lanes, with rows and columns exchanged.
+// Transpose a square of numbers, as many lines as a vector has lanes.
 #pragma once
 
 #include <utility>
@@ -8,14 +8,14 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// Lanes of a and b by turns, of their lower or upper halves.
+// Interleave the lower or upper halves of a and b.
 template <int First, class V, int... I>
 CAVS_INLINE V by_turns(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int lanes = sizeof...(I);
   return __builtin_shufflevector(a, b, (First + I / 2 + I % 2 * lanes)...);
 }
 
-// Each round turns the bits of an element's place, row and column, by one.
+// Each round rotates the bits of an element's index (row, column) by one.
 template <class T>
 CAVS_INLINE void transpose(Vector<T> (&x)[kLanes<T>]) {
   constexpr int lanes = kLanes<T>;

@@ -1,5 +1,5 @@
-// Counter-based uniform numbers: a pure function of where the number stands, so that a backward
-// pass, a second thread or another device draws the same ones. In 32-bit unsigned arithmetic:
+// Counter-based uniform numbers: a pure function of their position, so that a backward pass, a
+// second thread or another device draws the same. In 32-bit unsigned arithmetic:
 //
 //   mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b;  x ^= x >> 16
 //   key = 0

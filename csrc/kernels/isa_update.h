@@ -25,7 +25,7 @@ CAVS_INLINE void update_each(int64_t n, const T* grad, T* param, T* state1, T* s
     if constexpr (States > 0) store_partial(state1 + i, s1, c);
     if constexpr (States > 1) store_partial(state2 + i, s2, c);
   };
-  // Up to where a vector begins in memory: one across two lines of the cache takes longer.
+  // Up to the first aligned vector: a vector across two cache lines takes longer.
   int64_t head = 0;
   while (head < n && reinterpret_cast<uintptr_t>(param + head) % sizeof(Vector<T>) != 0) ++head;
   if (head > 0) {
@@ -95,7 +95,7 @@ void update(const OptimizerStep& step, int64_t n, const T* grad, T* param, T* st
   }
 }
 
-// In double precision whatever T is: the norm of a gradient decides how it is clipped.
+// In double precision for any T: the norm of a gradient decides how it is clipped.
 template <class T>
 double sum_of_squares(const T* x, int64_t n) {
   using Wide = Vector<double>;

@@ -1,6 +1,6 @@
-// Vectors of one instruction set, by GCC's vector extensions: aligned registers, loose loads and
-// partial loads and stores that touch no element past `n`. Everything here has internal linkage,
-// so that no function compiled for one instruction set can be linked into another.
+// Vectors of one instruction set, through GCC's vector extensions: aligned registers, unaligned
+// loads, and partial loads and stores that touch no element past `n`. Everything here has internal
+// linkage, so that no function compiled for one instruction set can be linked into another.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -132,7 +132,7 @@ CAVS_INLINE Vector<T> square_root(Vector<T> x) {
 #endif
 }
 
-// a < b ? a : b and a > b ? a : b, one instruction: a NaN anywhere gives b.
+// a < b ? a : b and a > b ? a : b, one instruction: NaN in either operand gives b.
 template <class T>
 CAVS_INLINE Vector<T> lesser_or_second(Vector<T> a, Vector<T> b) {
 #if CAVS_VECTOR_BYTES == 64
@@ -155,12 +155,12 @@ CAVS_INLINE Vector<T> greater_or_second(Vector<T> a, Vector<T> b) {
   return a > b ? a : b;
 #endif
 }
-// x in [low, high]; a NaN stays.
+// x in [low, high]; NaN stays NaN.
 template <class T>
 CAVS_INLINE Vector<T> clamp(Vector<T> x, T low, T high) {
   return greater_or_second<T>(broadcast(low), lesser_or_second<T>(broadcast(high), x));
 }
-// maximum and minimum hand a NaN of either operand on.
+// maximum and minimum propagate a NaN of either operand.
 template <class T>
 CAVS_INLINE Vector<T> maximum(Vector<T> a, Vector<T> b) {
   return a != a ? a : greater_or_second<T>(a, b);
@@ -170,7 +170,7 @@ CAVS_INLINE Vector<T> minimum(Vector<T> a, Vector<T> b) {
   return a != a ? a : lesser_or_second<T>(a, b);
 }
 
-// The sum or maximum of all lanes, in each. They are added pairwise, always in the same order.
+// Sum or maximum of all lanes, in each lane. They are added pairwise, always in the same order.
 template <class T, class Join>
 CAVS_INLINE Vector<T> join_lanes(Vector<T> v, Join join) {
   for (int half = kLanes<T> / 2; half > 0; half /= 2)

@@ -5,19 +5,21 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/map_operations.h"
+
 namespace cavs {
 
-// Where row r of an iteration finds its values in a buffer.
+// How row r of an iteration finds its values in a buffer.
 enum class RowMap : uint8_t {
   kSelf,        // data + (r - base) * stride
-  kOne,         // data: one row for everybody
+  kOne,         // data: one row for all r
   kIndex,       // i = index[r]; i < 0 reads zeros, else data + (i - base) * stride
   kSegmentSum,  // sum over j in [offsets[r], offsets[r+1]) of row (index ? index[j] : j) - base;
                 // a negative index adds nothing, an empty segment is zero
 };
 
-// One operand as a kernel sees it. `data` already includes the column offset; strides count
-// elements; `base` is the global number of the buffer's first row.
+// An operand of a kernel. `data` includes the column offset; strides count elements; `base` is the
+// global number of the buffer's first row.
 template <class T>
 struct Source {
   const T* data = nullptr;
@@ -29,7 +31,7 @@ struct Source {
   int32_t width = 0;  // columns read
 };
 
-// Rows [begin, end) of both operands of a product of transposed rows, each sources side by side.
+// Rows [begin, end) of both operands of a product of transposed rows; sources are side by side.
 template <class T>
 struct RowPairs {
   const Source<T>* a;
@@ -39,31 +41,7 @@ struct RowPairs {
   int64_t begin, end;
 };
 
-// Scalar operations of the fused elementwise kernels. Registers hold one block of columns.
-enum class MapOpcode : uint8_t {
-  kConstant,  // dst = imm
-  kCopy,      // dst = a
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kMax,
-  kMin,  // dst = a . b
-  kNeg,
-  kAbs,
-  kExp,
-  kLog,
-  kTanh,
-  kSigmoid,
-  kSqrt,  // dst = f(a)
-  kGreater,
-  kGreaterEqual,
-  kEqual,    // dst = a . b ? 1 : 0
-  kSelect,   // dst = a != 0 ? b : c
-  kFma,      // dst = a * b + c
-  kUniform,  // dst = counter-based uniform in [0, 1): f(seed, step, imm = stream, row id, column)
-};
-
+// One operation of a fused elementwise kernel. Registers hold one block of columns.
 struct MapOp {
   MapOpcode code;
   int16_t dst, a, b, c;  // registers; registers [0, loads) are the loaded operands, in order
@@ -77,7 +55,7 @@ struct MapLoad {
   Source<T> source;
   int32_t outer_stride;
   bool scalar;
-  bool each = false;  // of MapKernel::segments: by the place in the segment, not by the row
+  bool by_item = false;  // indexed by items of MapKernel::segments, not by rows
 };
 
 enum class StoreMode : uint8_t {
@@ -102,10 +80,10 @@ struct MapKernel {
   const MapStore<T>* stores;
   int32_t num_loads, num_ops, num_stores, num_registers;
   int32_t outer, inner;
-  uint64_t seed, step;     // of kUniform
-  const int32_t* row_ids;  // of kUniform: the caller's number of row r; null = r
-  // If set, row r stores the sum of what it computes over j in [segments[r], segments[r + 1]), in
-  // ascending order; all stores are kWrite, and kUniform there is none.
+  uint64_t seed, step;     // for kUniform
+  const int32_t* row_ids;  // for kUniform: the caller's number of row r; null: r
+  // If set, row r stores the sum of its results over j in [segments[r], segments[r + 1]), in
+  // ascending order; then all stores are kWrite and there is no kUniform.
   const int32_t* segments;
 };
 
@@ -121,19 +99,18 @@ struct OptimizerStep {
   double bias1, bias2;  // 1 - beta^t
 };
 
-// Rows that are computed together: a multiple of `unit`, at least `fewest`, or a weight is read too
-// often, unless there are no more. Twice as many are enough.
+// Number of rows to compute together: a multiple of `unit`, at least `fewest` (with fewer, weights
+// are read too often), at most twice as many.
 struct ChunkRows {
   int32_t unit = 12, fewest = 48;
 };
 
-// How products of float32 are computed: exactly, from integers of 16 bits ("int16"), or by
-// instructions for bfloat16, from numbers split into two of these ("bfloat16x3") or rounded to one
-// ("bfloat16").
+// How products of float32 are computed: exactly, from 16-bit integers ("int16"), or by bfloat16
+// instructions, from numbers split into two bfloat16 ("bfloat16x3") or rounded to one ("bfloat16").
 enum class Products : uint8_t { kExact, kIntegers, kSplit, kRounded };
 
-// Of a product of transposed rows: a result of at most so many columns, where all are wanted, is
-// made as its transpose, whose panels are cut of the result's rows.
+// A result of at most so many columns of a product of transposed rows is computed as its transpose,
+// with panels of the rows of the result, if all columns are wanted.
 constexpr int32_t kNarrowResult = 12;
 
 // Part of a matrix, at (k0, n0) of it: element (i, j) at data[i * row_stride + j * col_stride].
@@ -148,30 +125,30 @@ struct Kernels {
   const char* name;  // "avx512", ...
   Products products;
   int32_t panel;   // columns of a packed panel (a multiple of 16)
-  int32_t depth;   // rows that lie together in a packed panel, see pack
-  ChunkRows rows;  // of A, that products take at their best
+  int32_t depth;   // rows stored together in a packed panel, see pack
+  ChunkRows rows;  // rows of A for which products are most efficient
 
   // A packed weight of K x N: ceil(N / panel) panels, each of K rows of `panel` columns, zero
-  // padded to a multiple of `depth` rows, 64-byte aligned; the rows of a unit of `depth` lie in an
-  // order of the table's own. packed_size in elements.
+  // padded to a multiple of `depth` rows, 64-byte aligned; the order of the rows within a unit of
+  // `depth` depends on the table. packed_size in elements.
   size_t (*packed_size)(int64_t k, int64_t n);
-  // Panels [p0, p1) of a packed K x N matrix, put together of parts that do not overlap. Where none
-  // is, it must have been zeroed before.
+  // Pack panels [p0, p1) of a K x N matrix composed of parts that do not overlap. Elements that no
+  // part covers must have been zeroed before.
   void (*pack)(const WeightPart<T>* parts, int32_t count, int64_t k, int64_t n, int64_t p0,
                int64_t p1, T* packed);
-  // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only.
-  // c addresses row r at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements.
-  // W may be part of a packed matrix, whose panels have packed_k rows, from some panel and unit of
-  // rows on: `packed` points to its first.
+  // c[r] (+)= [sources side by side](r) @ W for r in [r0, r1), panels [p0, p1) only. Row r of c is
+  // at c + (r - c_base) * c_stride. `scratch` holds matmul_scratch(k) elements. W may be a window
+  // of a packed matrix, whose panels have packed_k rows, that begins at a panel and a unit of rows:
+  // `packed` points to its first element.
   void (*matmul)(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, const T* packed,
                  int64_t packed_k, int64_t k, int64_t n, int64_t p0, int64_t p1, T* c,
                  int64_t c_stride, int64_t c_base, bool accumulate, T* scratch);
   size_t (*matmul_scratch)(int64_t k);
-  // out[K, N] (+)= sum of A(r)^T B(r) over the rows of `parts`, one below the other; columns
+  // out[K, N] (+)= sum of A(r)^T B(r) over the rows of `parts`, one below the other, for columns
   // [n0, n1) of B only; n0 is a multiple of panel. out is row-major with out_stride. Rows are added
-  // in this order, in blocks that follow from their number and the result's whole shape: A may be
-  // some columns of one with `whole_k` of them. `scratch` holds matmul_tn_scratch(whole_k, N)
-  // elements.
+  // in this order, in blocks that depend on their number and the whole shape of the result: A may
+  // be some columns of a matrix with `whole_k` columns. `scratch` holds matmul_tn_scratch(whole_k,
+  // N) elements.
   void (*matmul_tn)(const RowPairs<T>* parts, int32_t count, int64_t k, int64_t whole_k, int64_t n,
                     int64_t n0, int64_t n1, T* out, int64_t out_stride, bool accumulate,
                     T* scratch);
@@ -180,19 +157,19 @@ struct Kernels {
   void (*map)(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch);
   size_t (*map_scratch)(const MapKernel<T>& kernel);
 
-  // out (+)= row of `source` for every r in [r0, r1): column sums, `source.width` wide.
+  // out (+)= row r of `source` for every r in [r0, r1): column sums, `source.width` wide.
   void (*sum_rows)(const Source<T>& source, int64_t r0, int64_t r1, T* out, bool accumulate);
-  // out[r] = maximum over the segment of row r of `source` (map kSegmentSum read as a maximum),
-  // zeros where the segment is empty.
+  // out[r] = maximum over the segment of row r of `source` (kSegmentSum read as a maximum), zeros
+  // if the segment is empty.
   void (*segment_max)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                       int64_t base);
-  // Cross entropy of logits[r] against label[r] (a negative label: loss 0, gradient 0 * slope[r]).
-  // loss[r] = logsumexp - logit[label]; grad[r] = (softmax - onehot) * slope[r], which is 1 where
-  // `slope` is null. Either output may be null.
+  // Cross entropy of logits[r] with label[r] (negative: loss 0, gradient 0 * slope[r]). loss[r] =
+  // logsumexp - logit[label]; grad[r] = (softmax - onehot) * slope[r], 1 if `slope` is null. Either
+  // output may be null.
   void (*cross_entropy)(const Source<T>& logits, const Source<T>* slope, const int32_t* label,
                         int64_t r0, int64_t r1, T* loss, int64_t loss_stride, int64_t loss_base,
                         T* grad, int64_t grad_stride, int64_t grad_base);
-  // destination[r] = source row r (contiguous copies, conversions of layout, summing segments).
+  // out[r] = row r of source (contiguous copies, conversions of layout, segment sums).
   void (*copy_rows)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                     int64_t base);
   // One optimiser update of n elements in place; unused states are null.
@@ -201,13 +178,13 @@ struct Kernels {
   double (*sum_of_squares)(const T* x, int64_t n);
 };
 
-// The table for the best instruction set of this machine, or the one CAVS_ISA names
-// (base | avx2 | avx512). Chosen once.
+// The table for the best instruction set of this machine, or the one that CAVS_ISA names (base |
+// avx2 | avx512). Chosen once.
 template <class T>
 const Kernels<T>& kernels();
 
-// The same with such products, where there are instructions that make them faster; those of float64
-// are exact.
+// The table with such products, if instructions of this machine make them faster; products of
+// float64 are always exact.
 template <class T>
 const Kernels<T>& kernels(Products products);
 

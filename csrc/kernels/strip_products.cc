@@ -1,5 +1,5 @@
-// Products of narrow numbers, as one object for each instruction that multiplies them and kind of
-// numbers: compiled with the flags of AVX-512, whose other kernels stay as they are.
+// Products of narrow numbers, one object per instruction and type of number, compiled with the
+// flags of AVX-512; the other kernels of that table are unchanged.
 #include <type_traits>
 
 #include "kernels/isa_strip_products.h"

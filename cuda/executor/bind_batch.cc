@@ -106,8 +106,8 @@ void Executor<T>::check_guards() const {
   if (buffer < 0) return;
   std::string labels;
   for (const Instruction& in : program_->instructions) {
-    bool writes = in.kind != InstructionKind::kMap && in.out.buffer == buffer;
-    for (const MapStoreSpec& store : in.stores) writes |= store.buffer == buffer;
+    bool writes = false;
+    each_output(in, [&](int32_t written) { writes |= written == buffer; });
     if (writes) labels += " [" + in.label + "]";
   }
   throw DeviceFault(

@@ -73,17 +73,17 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
         const Patch& patch = patches_[i];
         const Place place{patch.buffer, patch.column, patch.edges && vertices};
-        switch (patch.place) {
-          case Patch::Place::kSource:
+        switch (patch.target) {
+          case Patch::Target::kSource:
             source_place_[patch.at] = place;
             break;
-          case Patch::Place::kLoad:
+          case Patch::Target::kLoad:
             load_place_[patch.at] = place;
             break;
-          case Patch::Place::kStore:
+          case Patch::Target::kStore:
             store_place_[patch.at] = place;
             break;
-          case Patch::Place::kOut:
+          case Patch::Target::kOut:
             out_place_[patch.at] = place;
             break;
         }
@@ -142,13 +142,11 @@ void Executor<T>::place_halves(const std::vector<int32_t>& buffers) {
   half_out_.assign(p.instructions.size(), -1);
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
-    if (in.kind == InstructionKind::kMap) continue;
     for (size_t j = 0; j < in.inputs.size(); ++j) {
       const Operand& o = in.inputs[j];
       if (half_[o.buffer]) half_source_[bound_.instructions[i].first + j] = o.column;
     }
-    const bool written = in.kind != InstructionKind::kLookupGrad;
-    if (written && half_[in.out.buffer]) half_out_[i] = in.out.column;
+    if (in.out.buffer >= 0 && half_[in.out.buffer]) half_out_[i] = in.out.column;
   }
 }
 
@@ -170,7 +168,7 @@ void Executor<T>::plan_weights() {
   std::vector<size_t> at;
   std::vector<bool> multiplied(program_->weights.size(), false);  // those of LSTMs are not
   for (const Instruction& in : program_->instructions) {
-    if (in.kind == InstructionKind::kMatmul) multiplied[in.weight] = true;
+    if (traits_of(in).packed_weight) multiplied[in.weight] = true;
   }
   for (size_t i = 0; i < multiplied.size(); ++i) {
     const Weight& w = program_->weights[i];

@@ -51,6 +51,16 @@ struct Compiled {
   std::vector<PersistentName> persistent = {};
 };
 
+// The rows that an instruction is launched for.
+struct LaunchRows {
+  RowRange rows;      // of its own space
+  int64_t first_row;  // where the chunk begins: the first row of its scratch
+  int32_t task;       // of a sum: the task whose rows these are, -1 for all rows
+};
+
+template <class T>
+struct Launchers;
+
 template <class T>
 class Executor {
  public:
@@ -107,6 +117,7 @@ class Executor {
   void invalidate_parameters();  // others have changed them on the device
 
  private:
+  friend struct Launchers<T>;
   using States = typename Parameters<T>::States;
   // An operand in scratch: its address is fixed, its first row that of the task.
   struct Place {
@@ -169,14 +180,10 @@ class Executor {
   void run_task(int32_t stage, int32_t task);
   int32_t task_number(int32_t stage, int32_t i) const;
   void run_body(const Body& body, RowRange rows);
-  void run_sum(int32_t id, int32_t task, RowRange rows);
-  void sum_rows(const std::vector<int32_t>& ids, RowRange rows);
-  void run_lookup(int32_t id, int32_t task);
-  void run_lstm(int32_t id);
+  void count_launch(int32_t id);
+  void launch(int32_t id, const LaunchRows& rows);
   void copy_factors(DeviceFactors& factors, int32_t id, RowRange rows);
   void leave(const std::vector<int32_t>& params);
-  void emit(int32_t id, RowRange rows, int64_t first_row);
-  void emit_map(int32_t id, RowRange rows, int64_t first_row);
   void add_map_words(int32_t id, int64_t first_row);
   Rows<T> source(size_t i, int64_t first_row) const;
   std::vector<RowRange> even_runs(int32_t id, RowRange rows) const;

@@ -117,12 +117,13 @@ void Executor<T>::run_persistent(int32_t stage, int32_t from, int32_t count) {
     const Bound<T>& b = bound_.instructions[id];
     if (profiling_) ++calls_[id];
     const size_t first = words_.size();
-    if (b.kind == InstructionKind::kMap) {
+    const InstructionTraits& traits = traits_of(b.kind);
+    if (traits.fused) {
       add_map_words(id, 0);
       words_from(first);
       continue;
     }
-    const bool product = b.kind == InstructionKind::kMatmul;
+    const bool product = traits.packed_weight;
     for (int32_t i = 0; i < b.count; ++i) sources_[n].of[i] = source(b.first + i, 0);
     sources_[n].count = b.count;
     given_.push_back({false, n, product ? sizeof(Sources<T>) : sizeof(Rows<T>)});

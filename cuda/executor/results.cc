@@ -4,6 +4,7 @@
 
 #include "cuda/executor/executor.h"
 #include "exec/host_io.h"
+#include "exec/names.h"
 #include "exec/traffic.h"
 
 namespace cavs::cuda {
@@ -220,18 +221,16 @@ Report Executor<T>::report() const {
   report.packed_bytes = weights_.bytes();
   report.runs = runs_;
   report.segments = static_cast<int32_t>(launches_);
-  static const char* const kKinds[] = {"rows", "loop", "global"};
   for (size_t i = 0; i < program_->stages.size(); ++i) {
     const Stage& stage = program_->stages[i];
-    report.stages.push_back(
-        {stage.label, kKinds[static_cast<int>(stage.kind)], stage_seconds_[i], 0, 0, 0, 0, 0});
+    report.stages.push_back({stage.label, name_of(stage.kind), stage_seconds_[i], 0, 0, 0, 0, 0});
   }
   if (schedule_ != nullptr) {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());
   }
   for (size_t i = 0; i < program_->instructions.size(); ++i) {
-    report.instructions.push_back(traffic(*program_, static_cast<int32_t>(i), bound_, spaces_,
-                                          schedule_.get(), index_features_, tables_));
+    report.instructions.push_back(report_line(*program_, static_cast<int32_t>(i), sizeof(T),
+                                              spaces_, schedule_.get(), index_features_, tables_));
     report.instructions.back().calls = calls_[i];
   }
   return report;

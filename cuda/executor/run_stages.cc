@@ -4,15 +4,10 @@
 #include <utility>
 
 #include "cuda/executor/executor.h"
+#include "cuda/executor/launchers.h"
 #include "exec/spaces.h"
 
 namespace cavs::cuda {
-namespace {
-
-constexpr unsigned kSmallBlock = 64;
-
-}  // namespace
-
 // Rows of an instruction, given those of the body it stands in.
 template <class T>
 RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
@@ -47,35 +42,32 @@ void Executor<T>::plan_sums() {
     for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
       for (const Operand& o : in.inputs) ready = std::max(ready, written[o.buffer]);
-      const bool lookup = in.kind == InstructionKind::kLookupGrad;
-      if (in.kind != InstructionKind::kMap) {
-        const Buffer& out = p.buffers[in.out.buffer];
-        sums &= lookup || out.role == Role::kGrad;
-        const int32_t param = lookup ? in.argument2 : out.role == Role::kGrad ? out.index : -1;
-        if (param >= 0) {
-          if (of_parameter[param] != s)
-            last = std::max(last, std::exchange(of_parameter[param], s));
-          int32_t below = 0;  // rows of a product under its first
-          for (int32_t i = 0; i < in.split; ++i) below += in.inputs[i].width;
-          if (below > 0) below = (below - 1) * out.width;
-          const Columns own = lookup
-                                  ? Columns{0, std::numeric_limits<int32_t>::max(), s}
-                                  : Columns{in.out.column, in.out.column + below + in.out.width, s};
-          for (const Columns& c : columns[param]) {
-            if (c.begin < own.end && own.begin < c.end) overlapped = std::max(overlapped, c.stage);
-          }
-          columns[param].push_back(own);
+      const bool lookup = traits_of(in).sparse_gradient;
+      const Buffer* const out = in.out.buffer < 0 ? nullptr : &p.buffers[in.out.buffer];
+      sums &= lookup || out == nullptr || out->role == Role::kGrad;
+      const int32_t param = lookup                            ? in.argument2
+                            : out && out->role == Role::kGrad ? out->index
+                                                              : -1;
+      if (param >= 0) {
+        if (of_parameter[param] != s) last = std::max(last, std::exchange(of_parameter[param], s));
+        Columns own{0, std::numeric_limits<int32_t>::max(), s};
+        if (!lookup) {
+          const auto rows = static_cast<int32_t>(std::max<int64_t>(width_of(in, 0, in.split), 1));
+          own = {in.out.column, in.out.column + (rows - 1) * out->width + in.out.width, s};
         }
-        if (!lookup) written[in.out.buffer] = s;
+        for (const Columns& c : columns[param]) {
+          if (c.begin < own.end && own.begin < c.end) overlapped = std::max(overlapped, c.stage);
+        }
+        columns[param].push_back(own);
       }
-      for (const MapStoreSpec& store : in.stores) written[store.buffer] = s;
+      each_output(in, [&](int32_t buffer) { written[buffer] = s; });
     }
     for (int32_t t = std::max(ready, last) + 1; sums && t < s; ++t) {
       if (p.stages[t].kind != StageKind::kLoop) continue;
       start_.back() = t;
       break;
     }
-    if (!sums || start_.back() != s || p.instructions[ids[0]].kind != InstructionKind::kSumRows) {
+    if (!sums || start_.back() != s || traits_of(p.instructions[ids[0]]).cut != Cut::kColumns) {
       continue;
     }
     const int32_t after = std::max(ready, overlapped);
@@ -184,9 +176,10 @@ void Executor<T>::run_bodies(int32_t s) {
       if (leader_[s] != s) break;  // done there
       const auto rows = [&](int32_t id) { return spaces_.rows(program_->instructions[id].space); };
       if (!together_[s].empty()) {
-        sum_rows(together_[s], rows(stage.body[0]));
+        for (int32_t id : together_[s]) count_launch(id);
+        Launchers<T>::sum_rows_together(*this, together_[s], rows(stage.body[0]));
       } else {
-        for (int32_t id : stage.body) run_sum(id, -1, rows(id));
+        for (int32_t id : stage.body) launch(id, {rows(id), rows(id).begin, -1});
       }
     }
   }
@@ -242,7 +235,7 @@ void Executor<T>::run_task(int32_t stage, int32_t t) {
   run_body(body, task.rows);
   for (int32_t sum : body.sums) {
     const RowRange rows = rows_of(sum, body.space, task.rows);
-    if (rows.size() > 0) run_sum(sum, t, rows);
+    if (rows.size() > 0) launch(sum, {rows, rows.begin, t});
   }
 }
 
@@ -251,193 +244,25 @@ void Executor<T>::run_body(const Body& body, RowRange rows) {
   if (rows.size() == 0) return;
   for (int32_t id : body.instructions) {
     const RowRange own = rows_of(id, body.space, rows);
-    if (own.size() > 0) emit(id, own, rows.begin);
+    if (own.size() > 0) launch(id, {own, rows.begin, -1});
   }
 }
 
 template <class T>
-void Executor<T>::emit(int32_t id, RowRange rows, int64_t first_row) {
-  const Bound<T>& b = bound_.instructions[id];
+void Executor<T>::count_launch(int32_t id) {
   ++launches_;
   if (profiling_) ++calls_[id];
-  if (b.kind == InstructionKind::kMap) {
-    emit_map(id, rows, first_row);
-    return;
-  }
-  const Library<T>& k = *library_;
-  const Target out = target(id, first_row);
-  if (b.kind == InstructionKind::kMatmul) {
-    const std::vector<Rows<T>> sources = operands(id, 0, b.count, rows, first_row);
-    k.matmul(sources.data(), static_cast<int>(sources.size()), rows.begin, rows.end, b.packed,
-             static_cast<int>(b.n), out, b.accumulate);
-    return;
-  }
-  const Rows<T> in = source(b.first, first_row);
-  const int32_t* labels = arrays_.of_instruction(id);
-  switch (b.kind) {
-    case InstructionKind::kSegmentMax:
-      k.segment_max(in, rows.begin, rows.end, out);
-      return;
-    case InstructionKind::kCrossEntropy:
-      k.cross_entropy(in, labels, rows.begin, rows.end, out);
-      return;
-    case InstructionKind::kCrossEntropyGrad:
-      k.cross_entropy_grad(in, b.count > 1 ? source(b.first + 1, first_row) : Rows<T>{}, labels,
-                           rows.begin, rows.end, out);
-      return;
-    default:
-      k.copy_rows(in, rows.begin, rows.end, out);
-  }
-}
-
-// The kernel takes the pointers of row 0, in the order that cavs.codegen.cuda lists them; columns
-// stand in its text.
-template <class T>
-void Executor<T>::emit_map(int32_t id, RowRange rows, int64_t first_row) {
-  const Map& map = maps_[id];
-  words_.clear();
-  words_.push_back(static_cast<uint64_t>(int64_t{rows.begin}));
-  words_.push_back(static_cast<uint64_t>(int64_t{rows.end}));
-  add_map_words(id, first_row);
-  arguments_.clear();
-  for (const uint64_t& w : words_) arguments_.push_back({&w, sizeof(w)});
-  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
-  const int64_t items = int64_t{rows.size()} * map.items;
-  const int64_t processors = device_->multiprocessors();
-  const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
-  const auto blocks = std::clamp<int64_t>((items + threads - 1) / threads, 1, processors * 16);
-  device_->launch_kernel(map.function, Grid{static_cast<unsigned>(blocks)}, arguments_, threads);
 }
 
 template <class T>
-void Executor<T>::add_map_words(int32_t id, int64_t first_row) {
-  const Bound<T>& b = bound_.instructions[id];
-  const auto word = [&](const void* p) { words_.push_back(reinterpret_cast<uint64_t>(p)); };
-  const auto row_zero = [this](const T* data, int64_t values_before, int32_t buffer) {
-    return reinterpret_cast<const T*>(reinterpret_cast<uint64_t>(data) -
-                                      static_cast<uint64_t>(values_before) * value_bytes(buffer));
+void Executor<T>::launch(int32_t id, const LaunchRows& rows) {
+  static constexpr void (*kLaunchers[])(Executor<T>&, int32_t, const LaunchRows&) = {
+#define CAVS_LAUNCHER(enumerator, name) &Launchers<T>::name,
+      CAVS_INSTRUCTIONS(CAVS_LAUNCHER)
+#undef CAVS_LAUNCHER
   };
-  const Instruction& in = program_->instructions[id];
-  for (int32_t i = 0; i < b.count; ++i) {
-    const size_t load = b.first + i;
-    const Source<T>& s = bound_.loads[load].source;
-    const Operand& o = in.loads[i].operand;
-    const Role role = program_->buffers[o.buffer].role;
-    const T* data = s.data;
-    int64_t base = s.base;
-    if (const Place& place = load_place_[load]; place.buffer >= 0) {
-      data = scratch(place);
-      base = scratch_base(place, first_row);
-    }
-    if (role != Role::kOnes && role != Role::kCount) data -= o.column;
-    word(s.map == RowMap::kOne ? data : row_zero(data, base * s.stride, o.buffer));
-    const auto [index, offsets] = arrays_.of_load(load);
-    if (s.map == RowMap::kSegmentSum) word(offsets);
-    const bool segments_of_rows = o.array == Array::kEdges;
-    if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) word(index);
-  }
-  for (int32_t i = 0; i < b.map.num_stores; ++i) {
-    const MapStore<T>& s = bound_.stores[b.first_store + i];
-    T* data = s.data;
-    int64_t base = s.base;
-    if (const Place& place = store_place_[b.first_store + i]; place.buffer >= 0) {
-      data = scratch(place);
-      base = scratch_base(place, first_row);
-    }
-    word(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
-  }
-  if (maps_[id].random) {
-    word(staging_.at<uint64_t>(draw_at_));
-    word(arrays_.of_instruction(id));
-  }
-}
-
-// A sum over all rows (task -1) or over those of a task.
-template <class T>
-void Executor<T>::run_sum(int32_t id, int32_t task, RowRange rows) {
-  const Bound<T>& b = bound_.instructions[id];
-  if (b.kind == InstructionKind::kSumRows) {
-    sum_rows({id}, rows);
-    return;
-  }
-  ++launches_;
-  if (profiling_) ++calls_[id];
-  if (b.kind == InstructionKind::kLookupGrad) {
-    run_lookup(id, task);
-    return;
-  }
-  if (lstm_of_instruction_[id] >= 0) {
-    run_lstm(id);
-    return;
-  }
-  if (const int32_t f = factors_of_instruction_[id]; f >= 0) {
-    copy_factors(*factors_[f], id, rows);
-    return;
-  }
-  bool more = b.accumulate;
-  for (const RowRange& run : even_runs(id, rows)) {
-    const std::vector<Rows<T>> left = operands(id, 0, b.split, run, rows.begin);
-    const std::vector<Rows<T>> right = operands(id, b.split, b.count, run, rows.begin);
-    library_->matmul_tn(left.data(), static_cast<int>(left.size()), right.data(),
-                        static_cast<int>(right.size()), run.begin, run.end, b.out, b.stride, more);
-    more = true;
-  }
-}
-
-// Sums over the same rows.
-template <class T>
-void Executor<T>::sum_rows(const std::vector<int32_t>& ids, RowRange rows) {
-  std::vector<Rows<T>> sources;
-  std::vector<Sum<T>> sums;
-  for (int32_t id : ids) {
-    const Bound<T>& b = bound_.instructions[id];
-    ++launches_;
-    if (profiling_) ++calls_[id];
-    sources.push_back(source(b.first, rows.begin));
-    sums.push_back({b.out, sources.back().width, b.accumulate});
-  }
-  library_->sum_rows(sources.data(), sums.data(), static_cast<int>(ids.size()), rows.begin,
-                     rows.end);
-}
-
-// The operands of one product, side by side, instead of the product.
-template <class T>
-void Executor<T>::copy_factors(DeviceFactors& f, int32_t id, RowRange rows) {
-  if (rows.size() == 0) return;
-  const Bound<T>& b = bound_.instructions[id];
-  const auto at = std::find(f.of.instructions.begin(), f.of.instructions.end(), id);
-  const int64_t first = f.of.first_row[at - f.of.instructions.begin()];
-  T* left = f.left.as<T>() + first * f.of.k;
-  T* right = f.right.as<T>() + first * f.of.n;
-  for (int32_t i = 0; i < b.count; ++i) {
-    const Rows<T> operand = source(b.first + i, rows.begin);
-    T*& out = i < b.split ? left : right;
-    library_->copy_rows(operand, rows.begin, rows.end,
-                        Target{out, i < b.split ? f.of.k : f.of.n, rows.begin});
-    out += operand.width;
-  }
-}
-
-template <class T>
-void Executor<T>::run_lookup(int32_t id, int32_t task) {
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    const Table& table = tables_[t];
-    for (const Lookup& lookup : table.lookups) {
-      if (lookup.instruction != id) continue;
-      for (const SlotRows& of : slot_rows_[id]) {
-        if (of.task != task) continue;
-        T* out = table.dense ? grads_[table.param] : table_at_[t];
-        const bool looped = lookup.looped;
-        const int32_t* slots = looped        ? staging_.at<int32_t>(of.at_slots)
-                               : table.dense ? staging_.at<int32_t>(table_slots_[t])
-                                             : nullptr;
-        const size_t count = looped ? of.slots.size() : table.slots.size();
-        library_->lookup_grad(source(bound_.instructions[id].first, 0),
-                              staging_.at<int32_t>(of.at_offsets), staging_.at<int32_t>(of.at_rows),
-                              slots, static_cast<int>(count), out, lookup.first && !table.dense);
-      }
-    }
-  }
+  count_launch(id);
+  kLaunchers[static_cast<size_t>(program_->instructions[id].kind)](*this, id, rows);
 }
 
 #define CAVS_INSTANTIATE(T)                                               \
@@ -445,8 +270,7 @@ void Executor<T>::run_lookup(int32_t id, int32_t task) {
   template void Executor<T>::plan_leaving();                              \
   template void Executor<T>::walk();                                      \
   template RowRange Executor<T>::rows_of(int32_t, Space, RowRange) const; \
-  template int32_t Executor<T>::task_number(int32_t, int32_t) const;      \
-  template void Executor<T>::add_map_words(int32_t, int64_t);
+  template int32_t Executor<T>::task_number(int32_t, int32_t) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

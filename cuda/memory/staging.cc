@@ -13,8 +13,11 @@ bool random(const Instruction& in) {
                      [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
 }
 
+// True if the kernel reads an int feature row by row; tables of sparse gradients are staged by
+// slot.
 bool labelled(const Instruction& in) {
-  return in.kind == InstructionKind::kCrossEntropy || in.kind == InstructionKind::kCrossEntropyGrad;
+  const InstructionTraits& traits = traits_of(in);
+  return traits.index_limit != nullptr && !traits.sparse_gradient;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Instructions that run a whole LSTM over a batch of chains.
 #include <stdexcept>
 
-#include "cuda/executor/executor.h"
+#include "cuda/executor/launchers.h"
 #include "exec/spaces.h"
 
 namespace cavs::cuda {
@@ -19,7 +19,7 @@ void Executor<T>::plan_lstms(const Compiled<T>& compiled) {
     bool backward = false;
     for (size_t i = 0; i < p.instructions.size(); ++i) {
       const Instruction& other = p.instructions[i];
-      if (!is_recurrent(other.kind) || other.argument != in.argument) continue;
+      if (traits_of(other).cut != Cut::kWhole || other.argument != in.argument) continue;
       lstm_of_instruction_[i] = static_cast<int32_t>(lstms_.size());
       backward |= other.kind == InstructionKind::kLstmGrad;
     }
@@ -55,28 +55,31 @@ void Executor<T>::place_chains() {
 }
 
 template <class T>
-void Executor<T>::run_lstm(int32_t id) {
-  const Instruction& in = program_->instructions[id];
-  const Lstm<T>& lstm = *lstms_[lstm_of_instruction_[id]];
-  const int32_t first = bound_.instructions[id].first;
-  switch (in.kind) {
-    case InstructionKind::kLstm:
-      lstm.run(source(first, 0), target(id, 0));
-      return;
-    case InstructionKind::kLstmGrad:
-      lstm.grad(source(first + 1, 0), target(id, 0));
-      return;
-    default:
-      lstm.weight_grad(in.argument2);
-  }
+void Launchers<T>::lstm(Executor<T>& e, int32_t id, const LaunchRows&) {
+  const Lstm<T>& lstm = *e.lstms_[e.lstm_of_instruction_[id]];
+  lstm.run(e.source(e.bound_.instructions[id].first, 0), e.target(id, 0));
 }
+
+template <class T>
+void Launchers<T>::lstm_grad(Executor<T>& e, int32_t id, const LaunchRows&) {
+  const Lstm<T>& lstm = *e.lstms_[e.lstm_of_instruction_[id]];
+  lstm.grad(e.source(e.bound_.instructions[id].first + 1, 0), e.target(id, 0));
+}
+
+template <class T>
+void Launchers<T>::lstm_weight_grad(Executor<T>& e, int32_t id, const LaunchRows&) {
+  e.lstms_[e.lstm_of_instruction_[id]]->weight_grad(e.program_->instructions[id].argument2);
+}
+
+CAVS_INSTANTIATE_LAUNCHER(lstm)
+CAVS_INSTANTIATE_LAUNCHER(lstm_grad)
+CAVS_INSTANTIATE_LAUNCHER(lstm_weight_grad)
 
 #define CAVS_INSTANTIATE(T)                                  \
   template void Executor<T>::plan_lstms(const Compiled<T>&); \
   template void Executor<T>::bind_lstms();                   \
   template void Executor<T>::stage_chains();                 \
-  template void Executor<T>::place_chains();                 \
-  template void Executor<T>::run_lstm(int32_t);
+  template void Executor<T>::place_chains();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

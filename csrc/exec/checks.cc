@@ -1,10 +1,15 @@
-#include "exec/validate_access.h"
+#include "exec/checks.h"
 
 #include <stdexcept>
 
+#include "exec/names.h"
 #include "exec/spaces.h"
 
 namespace cavs {
+
+std::string label_of(const Instruction& in) {
+  return in.label.empty() ? name_of(in.kind) : in.label;
+}
 
 void AccessChecks::need(bool ok, const std::string& what) const {
   if (!ok) throw std::invalid_argument("[" + label_ + "] " + what);
@@ -33,7 +38,7 @@ void AccessChecks::check_columns(int32_t buffer, int64_t column, int64_t width, 
 void AccessChecks::check_operand(const Operand& o, Space s, bool of_parents) const {
   check_columns(o.buffer, o.column, o.width, o.map == RowMap::kOne);
   const Buffer& b = p_.buffers[o.buffer];
-  const std::string reads = std::string(role_name(b.role)) + " buffer " + std::to_string(o.buffer) +
+  const std::string reads = std::string(name_of(b.role)) + " buffer " + std::to_string(o.buffer) +
                             " of " + rows_name(b) + " from " + space_name(s);
   const bool constant = b.role == Role::kOnes || b.role == Role::kCount;
   if (constant && (o.map == RowMap::kOne || o.map == RowMap::kSelf)) return;
@@ -54,14 +59,14 @@ void AccessChecks::check_operand(const Operand& o, Space s, bool of_parents) con
       return;
     case RowMap::kIndex:
       need(o.array != Array::kNone && (of_parents || !is_segments(o.array)),
-           std::string("reads ") + reads + " by index with array " + array_name(o.array));
+           std::string("reads ") + reads + " by index with array " + name_of(o.array));
       break;
     case RowMap::kSegmentSum:
       need(is_segments(o.array),
-           std::string("sums segments of ") + reads + " with array " + array_name(o.array));
+           std::string("sums segments of ") + reads + " with array " + name_of(o.array));
       break;
   }
-  check_array(o, b, s, "reads " + reads + " through " + array_name(o.array));
+  check_array(o, b, s, "reads " + reads + " through " + name_of(o.array));
 }
 
 void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
@@ -160,10 +165,103 @@ void AccessChecks::check_out(int32_t buffer, int64_t column, int64_t width, Spac
   check_columns(buffer, column, width, s == kOneSpace);
   const Buffer& b = p_.buffers[buffer];
   const bool writable = b.role == Role::kArena || b.role == Role::kScratch || b.role == Role::kGrad;
-  need(writable, "writes " + std::string(role_name(b.role)) + " buffer " + std::to_string(buffer));
+  need(writable, "writes " + std::string(name_of(b.role)) + " buffer " + std::to_string(buffer));
   need(
       b.role == Role::kGrad ? s == kOneSpace : has_rows(b, s),
       "writes buffer " + std::to_string(buffer) + " of " + rows_name(b) + " from " + space_name(s));
+}
+
+void AccessChecks::check_inputs(const Instruction& in, size_t least) const {
+  need(in.inputs.size() >= least, "has " + std::to_string(in.inputs.size()) +
+                                      " inputs, needs at least " + std::to_string(least));
+  for (const Operand& o : in.inputs) check_operand(o, in.space);
+}
+
+void AccessChecks::check_stored_rows(const Instruction& in) const {
+  for (const Operand& o : in.inputs) {
+    need(o.map != RowMap::kSegmentSum, "reads sums of segments: copy them first");
+  }
+}
+
+void AccessChecks::check_index_feature(const Instruction& in) const {
+  need(in.argument >= 0 && in.argument < kMostIndices,
+       "int feature " + std::to_string(in.argument));
+}
+
+const Weight& AccessChecks::check_weight_id(const Instruction& in) const {
+  need(in.weight >= 0 && in.weight < static_cast<int32_t>(p_.weights.size()),
+       "weight " + std::to_string(in.weight) + " of " + std::to_string(p_.weights.size()));
+  return p_.weights[in.weight];
+}
+
+void AccessChecks::check_sum(const Instruction& in, int64_t elements) const {
+  check_buffer_id(in.out.buffer);
+  const Buffer& b = p_.buffers[in.out.buffer];
+  need(in.out.column >= 0, "column " + std::to_string(in.out.column));
+  if (b.role == Role::kGrad) return;
+  need(b.role == Role::kArena && b.space == kOneSpace,
+       "sums into " + std::string(name_of(b.role)) + " buffer " + std::to_string(in.out.buffer) +
+           " of " + space_name(b.space));
+  need(in.out.column + elements <= b.width, "writes " + std::to_string(elements) + " elements at " +
+                                                std::to_string(in.out.column) + " of buffer " +
+                                                std::to_string(in.out.buffer) + ", which has " +
+                                                std::to_string(b.width));
+}
+
+void SizeChecks::need(bool ok, const std::string& label, const std::string& what) const {
+  if (!ok) throw std::invalid_argument("[" + label + "] " + what);
+}
+
+int64_t SizeChecks::size_of(int32_t param, const std::string& label) const {
+  need(param >= 0 && param < static_cast<int32_t>(sizes_.size()), label,
+       "parameter " + std::to_string(param) + " of " + std::to_string(sizes_.size()));
+  return sizes_[param];
+}
+
+void SizeChecks::check_elements(const std::string& label, int32_t buffer, int64_t elements) const {
+  const Buffer& b = program_.buffers[buffer];
+  if (b.role != Role::kParam && b.role != Role::kGrad) return;
+  const int64_t size = size_of(b.index, label);
+  need(elements <= size, label,
+       "uses " + std::to_string(elements) + " elements of parameter " + std::to_string(b.index) +
+           ", which has " + std::to_string(size));
+}
+
+void SizeChecks::check() const {
+  for (size_t i = 0; i < program_.weights.size(); ++i) {
+    for (const WeightPiece& q : program_.weights[i].pieces) {
+      const std::string label = "weight " + std::to_string(i);
+      const int64_t end = q.offset + (q.rows - 1) * q.row_stride + (q.cols - 1) * q.col_stride + 1;
+      const int64_t size = size_of(q.param, label);
+      need(end <= size, label,
+           "reads up to element " + std::to_string(end) + " of parameter " +
+               std::to_string(q.param) + ", which has " + std::to_string(size));
+    }
+  }
+  for (size_t i = 0; i < program_.buffers.size(); ++i) {
+    const Buffer& b = program_.buffers[i];
+    if (b.role != Role::kParam && b.role != Role::kGrad) continue;
+    const std::string label = "buffer " + std::to_string(i);
+    const int64_t size = size_of(b.index, label);
+    need(size % b.width == 0, label,
+         "rows of " + std::to_string(b.width) + " of parameter " + std::to_string(b.index) +
+             ", which has " + std::to_string(size) + " elements");
+  }
+  for (const Instruction& in : program_.instructions) {
+    const std::string label = label_of(in);
+    each_operand(in, [&](const Operand& o) {
+      check_elements(label, o.buffer, int64_t{o.column} + o.width);
+    });
+    for (const MapStoreSpec& s : in.stores) {
+      check_elements(label, s.buffer, s.column + reach_of(in, s));
+    }
+    const InstructionTraits& traits = traits_of(in);
+    if (traits.validate_sizes != nullptr) {
+      traits.validate_sizes(*this, in);
+    } else if (has_out(traits)) {
+      check_elements(label, in.out.buffer, int64_t{in.out.column} + in.out.width);
+    }
+  }
 }
 
 }  // namespace cavs

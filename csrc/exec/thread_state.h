@@ -1,0 +1,73 @@
+// What a thread of a run has: its copy of the bound instructions, its scratch, and what all threads
+// of the run share.
+#pragma once
+
+#include <vector>
+
+#include "exec/arena.h"
+#include "exec/bound.h"
+#include "exec/factors.h"
+#include "exec/plan.h"
+#include "exec/tables.h"
+
+namespace cavs {
+
+// Shared by the threads of a run; constant during the run.
+template <class T>
+struct RunContext {
+  const Program* program;
+  const Analysis* analysis;
+  const Kernels<T>* kernels;
+  const Schedule* schedule;
+  const Spaces* spaces;
+  const BoundProgram<T>* bound;
+  const Plan* plan;
+  const T* zeros;  // one for each column of the widest gradient of a product
+  const std::vector<Patch>* patches;
+  std::vector<size_t> scratch_offsets;  // of each buffer, in bytes
+  size_t scratch_bytes = 0;
+  Memory shared_scratch;          // for tasks that all threads work on
+  std::vector<size_t> shared_at;  // where the scratch of an instruction's body begins, in bytes
+  size_t kernel_elements = 0;     // scratch of the kernels
+  std::vector<Memory> packed;     // of each weight
+  Memory deferred;                // operands of products that DeferRows copies
+  std::vector<const T*> packed_data;
+  std::vector<T*> params, grads;  // grads: null without a dense gradient
+  std::vector<int64_t> sizes;
+  std::vector<Table> tables;
+  std::vector<Factors> factors;
+  std::vector<int32_t> factors_of_instruction;  // or -1
+  bool profiling = false;
+};
+
+template <class T>
+struct ThreadState {
+  explicit ThreadState(const RunContext<T>& context) : run(context) {}
+
+  const RunContext<T>& run;
+  BoundProgram<T> bound;  // a copy: addresses in scratch differ
+  Memory scratch, kernel_scratch;
+  // Of the product that ran last: its operands, cut to the cell, and its terms, for reports.
+  std::vector<Source<T>> cut;
+  std::vector<RowPairs<T>> pairs;
+  std::vector<int32_t> terms;
+
+  const Kernels<T>& kernels() const { return *run.kernels; }
+  const Source<T>* sources(const Bound<T>& b) const { return bound.sources.data() + b.first; }
+  T* kernel_memory() const { return kernel_scratch.template as<T>(); }
+  int32_t panels(int64_t n) const {
+    return static_cast<int32_t>((n + kernels().panel - 1) / kernels().panel);
+  }
+  // The rows of an instruction that a sum runs over.
+  RowRange rows_of(SumExtent extent, int32_t instruction) const {
+    if (extent.over == SumExtent::Over::kDeferred) return {0, extent.number};
+    const Space space = bound.instructions[instruction].space;
+    if (extent.over == SumExtent::Over::kAll) return run.spaces->rows(space);
+    const RowRange rows = run.schedule->tasks[extent.number].rows;
+    if (is_vertex(space)) return rows;
+    const PooledVector<int32_t>& offsets = run.schedule->edge_offsets;
+    return {offsets[rows.begin], offsets[rows.end]};
+  }
+};
+
+}  // namespace cavs
