@@ -17,6 +17,8 @@ _Range = tuple[int, int]  # first row, end
 _Piece = tuple[int, int, int, int, int, int, int, int]
 
 MAX_THREADS: int
+INSTRUCTIONS: tuple[str, ...]  # names of instructions
+MAP_OPERATIONS: dict[str, int]  # operations of fused kernels, with the registers that each reads
 kernels: ModuleType  # the kernel tables on arrays, for tests and benchmarks
 
 def isa(products: str = "float32") -> str: ...

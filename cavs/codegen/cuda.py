@@ -16,35 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cavs.codegen.map import OpTuple, reads_of
+from cavs.ops.primitives import PRIMITIVES
 
 BLOCK = 256  # threads
 _WORD = 16  # bytes a thread moves at once
 _LANES = 32
 _REGISTERS = 96  # of the 128 that a thread has, for what it loads
 _ITEMS = 2**31 - 1  # work items that 32 bits count
-
-# {f} is the suffix of the C functions of the type: f for float.
-OPERATIONS = {
-    "copy": "{0}",
-    "add": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
-    "max": "{0} > {1} || {0} != {0} ? {0} : {1}",  # NaN goes through, unlike in fmaxf
-    "min": "{0} < {1} || {0} != {0} ? {0} : {1}",
-    "neg": "-{0}",
-    "abs": "fabs{f}({0})",
-    "exp": "exp{f}({0})",
-    "log": "log{f}({0})",
-    "tanh": "hyperbolic_tangent({0})",
-    "sigmoid": "reciprocal(1 + exp{f}(-{0}))",
-    "sqrt": "sqrt{f}({0})",
-    "greater": "{0} > {1} ? 1 : 0",
-    "greater_equal": "{0} >= {1} ? 1 : 0",
-    "equal": "{0} == {1} ? 1 : 0",
-    "select": "{0} != 0 ? {1} : {2}",
-    "fma": "fma{f}({0}, {1}, {2})",
-}
 
 
 @dataclass(frozen=True)
@@ -222,7 +200,7 @@ def parameters_of(
 
 
 def _function(code: str, real: str, *inputs: str) -> str:
-    return OPERATIONS[code].format(*inputs, f="f" if real == "float" else "")
+    return PRIMITIVES[code].cuda.format(*inputs, f="f" if real == "float" else "")
 
 
 def indented(lines: Sequence[str], by: int = 2) -> list[str]:
@@ -293,7 +271,7 @@ def statements_of(
             found.written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
             continue
         start = "0" if store.mode == "sum" else literal(-np.inf, real)
-        more = "{0} + {1}" if store.mode == "sum" else OPERATIONS["max"]
+        more = "{0} + {1}" if store.mode == "sum" else PRIMITIVES["max"].cuda
         found.before.append(f"{real} s{n} = {start};")
         each.append(f"s{n} = {more.format(f's{n}', x)};")
         step = shape.lanes // 2

@@ -6,17 +6,19 @@ registers, shared by the CPU interpreter and printed for reports.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cavs.ir import Node
+from cavs.ops.primitives import operands_of, primitive_of
 
 OpTuple = tuple[str, int, int, int, int, float]  # code, dst, a, b, c, immediate
 
 
 def reads_of(op: OpTuple) -> tuple[int, ...]:
     """The registers that ``op`` reads."""
-    return op[2:5][: arity(op[0])]
+    return op[2:5][: operands_of(op[0])]
 
 
 @dataclass(frozen=True)
@@ -98,53 +100,9 @@ class MapProgram:
         """Counter-based uniform numbers of a stream."""
         return self.emit("uniform", imm=float(stream))
 
-    def exp(self, x: Register) -> Register:
-        """e^x."""
-        return self.emit("exp", x)
-
-    def log(self, x: Register) -> Register:
-        """Natural logarithm."""
-        return self.emit("log", x)
-
-    def tanh(self, x: Register) -> Register:
-        """Hyperbolic tangent."""
-        return self.emit("tanh", x)
-
-    def sigmoid(self, x: Register) -> Register:
-        """1 / (1 + e^-x)."""
-        return self.emit("sigmoid", x)
-
-    def sqrt(self, x: Register) -> Register:
-        """Square root."""
-        return self.emit("sqrt", x)
-
-    def absolute(self, x: Register) -> Register:
-        """Magnitude."""
-        return self.emit("abs", x)
-
-    def maximum(self, a: Any, b: Any) -> Register:
-        """The larger."""
-        return self.emit("max", self.register_of(a), self.register_of(b))
-
-    def minimum(self, a: Any, b: Any) -> Register:
-        """The smaller."""
-        return self.emit("min", self.register_of(a), self.register_of(b))
-
-    def greater(self, a: Any, b: Any) -> Register:
-        """1 where a > b."""
-        return self.emit("greater", self.register_of(a), self.register_of(b))
-
-    def greater_equal(self, a: Any, b: Any) -> Register:
-        """1 where a >= b."""
-        return self.emit("greater_equal", self.register_of(a), self.register_of(b))
-
-    def equal(self, a: Any, b: Any) -> Register:
-        """1 where a == b."""
-        return self.emit("equal", self.register_of(a), self.register_of(b))
-
-    def select(self, c: Any, a: Any, b: Any) -> Register:
-        """A where c is not 0, else b."""
-        return self.emit("select", self.register_of(c), self.register_of(a), self.register_of(b))
+    def __getattr__(self, method: str) -> Callable[..., Register]:
+        code = primitive_of(method)
+        return lambda *inputs: self.emit(code, *map(self.register_of, inputs))
 
     def apply(self, node: Node, inputs: list[Register]) -> Register:
         """The operations of one elementwise node."""
@@ -161,14 +119,14 @@ class MapProgram:
         ops = self._fuse_multiply_add(self._live(stored), stored)
         last: dict[int, int] = {r: len(ops) for r in stored}
         for i, (_, _, *inputs, _) in reversed(list(enumerate(ops))):
-            for r in inputs[: arity(ops[i][0])]:
+            for r in inputs[: operands_of(ops[i][0])]:
                 last.setdefault(r, i)
         place = {r: r for r in range(self.num_loads)}
         free: list[int] = []
         count = self.num_loads
         result: list[OpTuple] = []
         for i, (code, dst, *inputs, imm) in enumerate(ops):
-            used = inputs[: arity(code)]
+            used = inputs[: operands_of(code)]
             a, b, c = ([place[r] for r in used] + [0, 0, 0])[:3]
             if free:
                 place[dst] = free.pop()
@@ -208,12 +166,3 @@ class MapProgram:
                         break
             result.append(product or op)
         return [op for op in result if op[1] not in dropped]
-
-
-def arity(code: str) -> int:
-    """How many registers an operation reads."""
-    if code in ("constant", "uniform"):
-        return 0
-    if code in ("copy", "neg", "abs", "exp", "log", "tanh", "sigmoid", "sqrt"):
-        return 1
-    return 3 if code in ("select", "fma") else 2

@@ -217,10 +217,9 @@ def product_shape(widths: Sequence[int], n: int, slices: Slices) -> tuple[int, i
 
 
 def columns_part(
-    number: int, kind: str, edges: bool, first: str, out: Result, slices: Slices
+    number: int, function: str, edges: bool, first: str, out: Result, slices: Slices
 ) -> Part:
-    """A copy of rows, or maxima over segments of them."""
-    function = {"copy": "copy_columns", "segment_max": "max_columns"}[kind]
+    """Some columns of rows by a ``function`` of persistent_chunk.cuh."""
     declared, _ = _named(f"i{number}_", ["const __grid_constant__ Rows in", *_OUT])
     rows = f"i{number}_in"
     columns = f"Columns{{{slices.period}, {slices.unit}, 1, slice * {slices.unit}}}"

@@ -50,9 +50,9 @@ def adjacent_buffers(program: Program) -> list[tuple[int, ...]]:
 
 def _sides(i: Instruction) -> Iterator[list[Operand]]:
     """Iterate over the groups of operands that a product reads as one matrix."""
-    if i.kind == "matmul":
+    if i.traits.packed_weight:
         yield i.inputs
-    elif i.kind == "matmul_tn":
+    elif i.traits.product:
         yield i.inputs[: i.split]
         yield i.inputs[i.split :]
 
@@ -82,7 +82,7 @@ def _joined(i: Instruction) -> Instruction:
     sides = [_joined_columns(side) for side in _sides(i)]
     if not sides:
         return i
-    split = len(sides[0]) if i.kind == "matmul_tn" else i.split
+    split = len(sides[0]) if i.traits.sums else i.split
     return replace(i, inputs=[o for side in sides for o in side], split=split)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from cavs.codegen.map import MapProgram, Register
+from cavs.compiler.instructions import FUSED
 from cavs.compiler.program import Instruction, Operand, Program
 from cavs.compiler.storage import Storage, name_of
 from cavs.compiler.weights import weight_of
@@ -173,7 +174,7 @@ class RowLowering(Storage):
             stores.append((self._write(n), 0, stride, mode, register_of[register.number]))
         self.program.instructions.append(
             Instruction(
-                "map",
+                FUSED,
                 self._space(group.base, group.kind),
                 loads=list(loads),
                 ops=ops,
@@ -202,7 +203,7 @@ class RowLowering(Storage):
         ops, register_of, count = program.finish({value})
         self.program.instructions.append(
             Instruction(
-                "map",
+                FUSED,
                 self._space(n.type.domain.base, n.type.domain.kind),
                 loads=list(loads),
                 ops=ops,
@@ -245,7 +246,7 @@ class RowLowering(Storage):
         d = n.type.domain
         self.program.instructions.append(
             Instruction(
-                "map",
+                FUSED,
                 self._space(d.base, d.kind),
                 loads=loads,
                 ops=ops,

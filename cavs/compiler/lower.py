@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cavs.codegen.map import MapProgram, Register
 from cavs.compiler.fuse import RowLowering
+from cavs.compiler.instructions import FUSED
 from cavs.compiler.program import (
     ONE_SPACE,
     VERTEX_SPACE,
@@ -314,7 +315,7 @@ class Lowering(RowLowering):
             store = (self.grad_buffers[name], 0, 0, "write", register_of[total.number])
             self.program.instructions.append(
                 Instruction(
-                    "map",
+                    FUSED,
                     ONE_SPACE,
                     loads=loads,
                     ops=ops,

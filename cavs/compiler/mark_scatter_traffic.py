@@ -30,6 +30,6 @@ def _written(i: Instruction) -> Iterator[tuple[int, list[int]]]:
     for buffer, column, stride, mode, _ in i.stores:
         inner = i.inner if mode == "write" else 1
         yield buffer, [column + o * stride + j for o in range(i.outer) for j in range(inner)]
-    if i.out is not None and i.kind in ("matmul", "copy", "segment_max"):
+    if i.out is not None and i.traits.walked:
         buffer, column, width = i.out[:3]
         yield buffer, list(range(column, column + width))

@@ -20,7 +20,7 @@ def merge_gradient_products(program: Program, concurrent: bool = False) -> None:
     groups: dict[int, list[int]] = defaultdict(list)  # stages by gradient
     for at, stage in enumerate(stages):
         i = program.instructions[stage.body[0]] if stage.kind == "global" else None
-        if i is None or i.kind != "matmul_tn" or i.out is None:
+        if i is None or not i.traits.product or i.out is None:
             continue
         if program.buffers[i.out[0]].role == "grad":
             groups[i.out[0]].append(at)

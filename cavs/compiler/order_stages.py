@@ -17,8 +17,6 @@ from cavs.compiler.program import (
     written,
 )
 
-SUMS = frozenset(["matmul_tn", "sum_rows", "lookup_grad"])  # over all rows of a space or a task
-
 
 def sums_first(program: Program, early: bool) -> None:
     """Run a sum over all rows as soon as its rows are known: values that it reads last are dead.
@@ -33,7 +31,7 @@ def sums_first(program: Program, early: bool) -> None:
     ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
 
     def rank(at: int, stage: Stage) -> int:
-        product = any(program.instructions[n].kind == "matmul_tn" for n in stage.body)
+        product = any(program.instructions[n].traits.product for n in stage.body)
         if early:
             return int(product) if stage.kind == "global" else 2
         if stage.kind != "global":
@@ -70,7 +68,7 @@ def _depend(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
 def _window(program: Program, body: list[int]) -> Window:
     """Return the rows and columns of a gradient that the sums of a stage write."""
     i = program.instructions[body[0]]
-    if i.out is None or i.kind not in SUMS or program.buffers[i.out[0]].role != "grad":
+    if i.out is None or not i.traits.sums or program.buffers[i.out[0]].role != "grad":
         return range(2**62), range(2**62)
     windows = [window(program, program.instructions[n]) for n in body]
     rows, columns = ([w[side] for w in windows] for side in (0, 1))
@@ -86,8 +84,8 @@ def stores_last(program: Program, body: list[int]) -> None:
 
     Sums over the rows of a task stay behind everything else.
     """
-    rows = [n for n in body if program.instructions[n].kind not in SUMS]
-    sums = [n for n in body if program.instructions[n].kind in SUMS]
+    rows = [n for n in body if not program.instructions[n].traits.sums]
+    sums = [n for n in body if program.instructions[n].traits.sums]
     touched = [touches(program, [n]) for n in rows]
     keeps = [
         any(program.buffers[b].role == "arena" for b in written(program.instructions[n]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cavs.codegen.map import OpTuple
+from cavs.compiler.instructions import INSTRUCTIONS, InstructionTraits
 
 T = TypeVar("T")
 
@@ -78,6 +79,11 @@ class Instruction:
     scatters: int = 0  # columns that it writes and gather reads; for reports alone
     label: str = ""
 
+    @property
+    def traits(self) -> InstructionTraits:
+        """What holds for all instructions of its kind."""
+        return INSTRUCTIONS[self.kind]
+
 
 @dataclass(eq=False)
 class Stage:
@@ -141,7 +147,7 @@ def touches(program: Program, numbers: Iterable[int]) -> Touches:
         i = program.instructions[n]
         reads.update(key(o[0]) for o in (*i.inputs, *(load[0] for load in i.loads)))
         writes.update(key(b) for b in written(i))
-        if i.kind == "lookup_grad":
+        if i.traits.sparse_gradient:
             writes.add(("grad", i.argument2))
     return reads, writes
 
@@ -157,7 +163,7 @@ def window(program: Program, i: Instruction) -> Window:
     buffer, start, width = i.out[:3]
     columns = program.buffers[buffer].width
     row, column = divmod(start, columns)
-    rows = sum(o[2] for o in i.inputs[: i.split]) if i.kind == "matmul_tn" else 1
+    rows = sum(o[2] for o in i.inputs[: i.split]) if i.traits.product else 1
     end = column + width
     if end > columns:  # a sum of matrices is flat and may cover several rows
         return range(row, row + rows + (end - 1) // columns), range(columns)

@@ -299,13 +299,13 @@ def _aligned(read: _Use, new: int, column: int) -> bool:
     It overwrites with ``new``, which would begin at ``column``.
     """
     i = read.instruction
-    if i.kind == "cross_entropy_grad" and i.out is not None and not read.write:
+    if i.traits.in_place and i.out is not None and not read.write:
         # The kernel sums a row before it writes any of it.
         logits, *slope = i.inputs
         begins = logits[1] + read.shift == i.out[1] + column
         same = begins and logits[2:5] == (i.out[2], "self", "none")
         return same and all(o[0] != read.buffer for o in slope)
-    if i.kind != "map" or i.outward or read.write:
+    if not i.traits.fused or i.outward or read.write:
         return False
     stores = [s for s in i.stores if s[0] == new]
     loads = [(n, *load) for n, load in enumerate(i.loads) if load[0][0] == read.buffer]

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection
 
 from cavs.codegen.cuda import Load, Store, kernel_text
-from cavs.codegen.map import OpTuple, arity
+from cavs.codegen.map import OpTuple, reads_of
 from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
-from cavs.ir import REGISTRY
+from cavs.ops.primitives import PRIMITIVES
 
 _SUMMED = {
     "children": "child", "edges": "edge", "out": "parent edge", "parents": "parent",
@@ -69,14 +69,8 @@ def _expression(op: OpTuple, inputs: list[str]) -> str:
         return f"{imm:g}"
     if code == "uniform":
         return f"uniform(stream {imm:g})"
-    if code == "copy":
-        return inputs[0]
-    if code == "neg":
-        return f"-{inputs[0]}"
-    if code == "fma":
-        return f"({inputs[0]} * {inputs[1]} + {inputs[2]})"
-    if code in REGISTRY and (symbol := REGISTRY[code].symbol):
-        return f"({inputs[0]} {symbol} {inputs[1]})"
+    if PRIMITIVES[code].text:
+        return PRIMITIVES[code].text.format(*inputs)
     return f"{code}({', '.join(_bare(x) for x in inputs)})"
 
 
@@ -97,7 +91,7 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     }  # register -> number of its operation
     sources: list[list[int]] = []
     for n, op in enumerate(i.ops):
-        sources.append([value[r] for r in op[2:5][: arity(op[0])]])
+        sources.append([value[r] for r in reads_of(op)])
         value[op[1]] = n
     stored = [(store, value[store[4]]) for store in i.stores]
     reads = Counter(x for group in sources for x in group)
@@ -154,10 +148,10 @@ def cuda_text(program: Program, number: int) -> str:
 
 def instruction_text(program: Program, i: Instruction) -> list[str]:
     """Return an instruction as equations."""
-    if i.kind == "map":
+    if i.traits.fused:
         return map_text(program, i)
     inputs = [operand_text(program, o) for o in i.inputs]
-    if i.kind == "lookup_grad":
+    if i.traits.sparse_gradient:
         index = program.int_features[i.argument]
         return [f"grad({program.parameters[i.argument2]})[{index}] += {', '.join(inputs)}"]
     assert i.out is not None
@@ -165,13 +159,13 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
     out = operand_text(program, i.out)
     side = [" | ".join(inputs[a:b]) for a, b in ((0, i.split), (i.split, len(inputs)))]
     side = [f"[{s}]" if " | " in s else s for s in side]
-    if i.kind == "matmul":
+    if i.traits.packed_weight:
         w = program.weights[i.weight]
         names = dict.fromkeys(program.parameters[p[0]] for p in w.pieces)
         flipped = all(p[3] != 1 for p in w.pieces) and w.n > 1
         weight = " ".join(names) + ("^T" if flipped else "")
         return [f"{out} {sign} {side[1]} @ {weight} ({w.k} x {w.n})"]
-    if i.kind == "matmul_tn":
+    if i.traits.product:
         buffer, start, width = i.out[:3]
         high, columns = sum(o[2] for o in i.inputs[: i.split]), program.buffers[buffer].width
         row, column = divmod(start, columns)
@@ -181,11 +175,11 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         return [
             f"{out} {sign} {side[0]}^T @ {side[1]}, over all rows of {space_name(program, i.space)}"
         ]
-    if i.kind == "sum_rows":
+    if i.traits.sums:
         return [f"{out} {sign} sum of {inputs[0]}, over all rows of {space_name(program, i.space)}"]
-    if i.kind.startswith("cross_entropy"):
+    if i.traits.labels:
         inputs.append(program.int_features[i.argument])
-    if i.kind == "lstm":
+    if i.weight >= 0:
         pieces = program.weights[i.weight].pieces
         inputs += dict.fromkeys(program.parameters[p[0]] for p in pieces)
     return [f"{out} {sign} {i.kind}({', '.join(inputs)})"]

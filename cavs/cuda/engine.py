@@ -110,7 +110,7 @@ class CudaEngine:
         if named:
             included = headers() if half else {}
             image = self.device.compile("maps.cu", maps.text, included, self._real)
-        lstms = any(i.kind == "lstm" for i in program.instructions)
+        lstms = any(i.traits.cudnn for i in program.instructions)
         cudnn = self._open_cudnn() if lstms else None
         walked = self._persistent(program, half)
         storage, replay = sorted(half), self.device.replay

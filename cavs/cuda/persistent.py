@@ -31,7 +31,6 @@ from cavs.codegen.persistent import (
 from cavs.compiler.program import Instruction, Operand, Program, Stage, written
 from cavs.compiler.text import cuda_operands
 
-WALKED = ("matmul", "map", "copy", "segment_max")
 MOST_PARAMETERS = 4000  # bytes that every driver passes to a kernel
 MOST_SOURCES = 8
 _BYTES = {"Sources": 392, "Rows": 48}  # of arguments that are no words
@@ -144,7 +143,7 @@ class _Loop:
     def make(self) -> PersistentLoop | None:
         if not self.of or not all(self._walked(i) for i in self.of.values()):
             return None
-        inner = [i.inner for i in self.of.values() if i.kind == "map" and i.outer == 1]
+        inner = [i.inner for i in self.of.values() if i.traits.fused and i.outer == 1]
         made = [i.out[2] for i in self.of.values() if i.out is not None]
         self.period = max(inner or made, default=1)
         self.unit = slices_of(self.period, self.chip.multiprocessors)
@@ -179,7 +178,7 @@ class _Loop:
 
     def _walked(self, i: Instruction) -> bool:
         """Whether the kernel knows the instruction, and where all that it touches lies."""
-        if i.kind not in WALKED or i.outward or len(i.inputs) > MOST_SOURCES:
+        if not i.traits.walked or i.outward or len(i.inputs) > MOST_SOURCES:
             return False
         buffers = self.program.buffers
         operands = [*i.inputs, *(load[0] for load in i.loads)]
@@ -188,14 +187,14 @@ class _Loop:
 
     def _slices(self, i: Instruction) -> Slices | None:
         """How its columns are cut; None for a kernel whose rows all threads share."""
-        if i.kind == "map":
+        if i.traits.fused:
             reduces = any(store[3] != "write" for store in i.stores)
             if i.outer != 1 or reduces or 4 * i.inner < self.period:
                 return None
             return slices_of(i.inner, self.blocks)
         assert i.out is not None
         n = i.out[2]
-        if n % self.period == 0 and i.kind == "matmul":
+        if n % self.period == 0 and i.traits.product:
             return self.unit
         return slices_of(n, self.blocks)
 
@@ -205,7 +204,7 @@ class _Loop:
         return product_shape([o[2] for o in i.inputs], i.out[2], slices)
 
     def _products(self, cut: dict[int, Slices | None]) -> dict[int, Slices]:
-        return {n: s for n, s in cut.items() if s and self.of[n].kind == "matmul"}
+        return {n: s for n, s in cut.items() if s and self.of[n].traits.product}
 
     def _room(self, cut: dict[int, Slices | None]) -> int:
         """Bytes of the sums of all warps."""
@@ -260,7 +259,7 @@ class _Loop:
     def _part(self, number: int, slices: Slices | None, at: int | None) -> Part:
         i = self.of[number]
         edges = bool(i.space % 2)
-        if i.kind == "map":
+        if i.traits.fused:
             loads, stores = cuda_operands(self.program, i, self.half)
             read, made = [load[0][0] for load in i.loads], [store[0] for store in i.stores]
             loads = [self._placed(x, b) for x, b in zip(loads, read, strict=True)]
@@ -276,10 +275,10 @@ class _Loop:
         half, first_row = buffer in self.half, self._first(buffer)
         out = Result(i.out[2], half, first_row, i.accumulate, near)
         first = [self._first(o[0]) for o in i.inputs]
-        if i.kind == "matmul":
+        if i.traits.product:
             widths = [o[2] for o in i.inputs]
             return product_part(number, edges, widths, first, out, slices, at, self.multiply)
-        return columns_part(number, i.kind, edges, first[0], out, slices)
+        return columns_part(number, i.traits.columns, edges, first[0], out, slices)
 
     def _scratch(self) -> set[int]:
         return {b for b in self.written if self.program.buffers[b].role == "scratch"}
@@ -297,7 +296,7 @@ class _Loop:
                 found.append(Access(o[0], o[1], end, False, _RELATION[o[4]], cut))
 
         for o in i.inputs:  # a product reads all columns of its operands
-            read(o, o[1] + o[2], slices if i.kind != "matmul" else None)
+            read(o, o[1] + o[2], slices if not i.traits.product else None)
         for o, outer_stride, scalar in i.loads:
             end = o[1] + (i.outer - 1) * outer_stride + (1 if scalar else i.inner)
             read(o, end, None if scalar else slices)
@@ -305,7 +304,7 @@ class _Loop:
             each = i.inner if mode == "write" else 1
             end = column + (i.outer - 1) * outer_stride + each
             found.append(Access(buffer, column, end, True, OWN, slices))
-        if i.out is not None and i.kind != "map":
+        if i.out is not None:
             buffer, column, width = i.out[:3]
             found.append(Access(buffer, column, column + width, True, OWN, slices))
         return found

@@ -26,7 +26,7 @@ class MapKernels:
 
 
 def map_kernels(program: Program, real: str = "float", half: Collection[int] = ()) -> MapKernels:
-    """Generates a kernel ``map_<i>`` for every instruction i of kind "map".
+    """Generates a kernel ``map_<i>`` for every instruction i that is fused.
 
     Instructions of the same text share the kernel of the first. real: "float" or "double". half:
     buffers that are stored in bfloat16; the text then includes bfloat16.cuh.
@@ -35,7 +35,7 @@ def map_kernels(program: Program, real: str = "float", half: Collection[int] = (
     names: dict[str, str] = {}
     kernels = []
     for n, i in enumerate(program.instructions):
-        if i.kind != "map":
+        if not i.traits.fused:
             kernels.append(("", 0))
             continue
         loads, stores = cuda_operands(program, i, half)

@@ -25,7 +25,7 @@ def half_buffers(program: Program) -> frozenset[int]:
     }
     stored -= {program.loss, *program.outputs.values()}
     for i in program.instructions:
-        if i.kind in ("cross_entropy", "cross_entropy_grad"):
+        if i.traits.labels:
             stored -= {o[0] for o in i.inputs}
         stored -= {buffer for buffer, *_, mode, _ in i.stores if mode != "write"}
     return frozenset(stored - _compared(program))
@@ -45,7 +45,7 @@ def _compared(program: Program) -> set[int]:
             if mode == "max":
                 found += _reach(i, [register])
         found += _reach(i, [], "equal")
-        if i.kind == "segment_max" and i.out is not None:
+        if i.traits.compares and i.out is not None:
             found += [i.out[0], *(o[0] for o in i.inputs)]
             makers[i.out[0]] += []
     compared: set[int] = set()

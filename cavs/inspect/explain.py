@@ -215,7 +215,7 @@ def explain(
     variant = session.latest(training)
     assert variant is not None
     after = _after_gather(compiled)
-    maps = [n for n, i in enumerate(program.instructions) if i.kind == "map"]
+    maps = [n for n, i in enumerate(program.instructions) if i.traits.fused]
     return Explanation(
         stages=tuple(compiled.stages),
         bodies=tuple(_body(b, after) for b in compiled.partition.bodies),
@@ -262,7 +262,7 @@ def _ran(
     tables = {
         i.argument2: line["write_bytes"]
         for i, line in zip(program.instructions, r["instructions"], strict=True)
-        if i.kind == "lookup_grad" and grads[program.parameters[i.argument2]] == "sparse"
+        if i.traits.sparse_gradient and grads[program.parameters[i.argument2]] == "sparse"
     }
     topology = batch.topology
     return RunReport(

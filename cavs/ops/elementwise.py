@@ -1,7 +1,7 @@
 """Elementwise operators.
 
 The ``expr`` of an operator gives the NumPy reference, the CPU kernel and the CUDA text: it is
-called with ``e`` (see cavs.ops.expression) and symbolic or NumPy operands.
+called with ``e`` (see cavs.ops.primitives) and symbolic or NumPy operands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cavs.ir import (
     join_domains,
     need_floats,
 )
-from cavs.ops.expression import NumpyExpression
+from cavs.ops.primitives import NUMPY
 
 CHEAP, COSTLY = 1, 10
 
@@ -51,7 +51,7 @@ def elementwise(
     """Define an elementwise operator ``name``; see `cavs.ir.Op` for its ``traits``."""
 
     def evaluate(node: Node, *rows: Any) -> Any:
-        return expr(NumpyExpression, *rows, **dict(node.attrs))
+        return expr(NUMPY, *rows, **dict(node.attrs))
 
     defop(name, infer=broadcast_type, vjp=vjp, evaluate=evaluate, expr=expr, cost=cost, **traits)
 
@@ -184,7 +184,7 @@ def _broadcast_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tens
 
 
 def _broadcast_evaluate(node: Node, a: Any) -> Any:
-    return a + 0.0 * NumpyExpression.zeros(node.shape)
+    return a + 0.0 * NUMPY.zeros(node.shape)
 
 
 defop(

@@ -154,6 +154,14 @@ void bind_builder(py::module_& m) {
 }  // namespace
 
 void bind_program(py::module_& m) {
+  py::tuple instructions(kNumInstructions);
+  for (size_t i = 0; i < kNumInstructions; ++i) {
+    instructions[i] = name_of(static_cast<InstructionKind>(i));
+  }
+  m.attr("INSTRUCTIONS") = instructions;
+  py::dict operations;
+  for (const MapOperation& op : kMapOperations) operations[op.name] = op.operands;
+  m.attr("MAP_OPERATIONS") = operations;
   bind_builder(m);
   bind_executor(m);
 }

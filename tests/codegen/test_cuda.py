@@ -11,7 +11,6 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.codegen.cuda import (
-    OPERATIONS,
     Load,
     Store,
     kernel_text,
@@ -21,6 +20,7 @@ from cavs.codegen.cuda import (
 from cavs.codegen.map import MapProgram, Register
 from cavs.cuda.program import map_kernels, program_text
 from cavs.ir import REGISTRY, VERTEX, apply
+from cavs.ops.primitives import PRIMITIVES
 from tests.codegen.device import runner  # noqa: F401
 from tests.kernels.map_reference import CODE, Program
 from tests.kernels.map_reference import Load as Read
@@ -258,4 +258,4 @@ def test_equal_kernels_are_one():
 
 
 def test_every_operation_has_a_text():
-    assert {c.lower() for c in CODE.__members__} == {*OPERATIONS, "constant", "uniform"}
+    assert {c.lower() for c in CODE.__members__} == {*PRIMITIVES, "constant", "uniform"}

@@ -11,7 +11,7 @@ import pytest
 import cavs
 from cavs import nn
 from cavs.cli import registry
-from cavs.codegen.cuda import OPERATIONS, Load, Store, kernel_text, shape_of
+from cavs.codegen.cuda import Load, Store, kernel_text, shape_of
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
 from cavs.compiler.fuse import MAX_OPERANDS
 from cavs.cuda import libraries
@@ -20,6 +20,7 @@ from cavs.cuda.nvrtc import Nvrtc, resources
 from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
+from cavs.ops.primitives import PRIMITIVES
 from tests.cuda.device import NO_NVRTC
 from tests.cuda.kernel_signatures import headers
 from tests.cuda.nvrtc_log import ALL, log_of
@@ -139,7 +140,7 @@ def test_no_wide_kernel_spills_and_every_operation_compiles(compiler, arch, real
     rng = np.random.default_rng(0)
     texts = [wide(f"wide_{n}", rng, half, real) for n in range(3)]
     loads, store = [Load(8, half=half)] * 3, Store(3, 8, half=half)
-    for code in [*OPERATIONS, "constant", "uniform"]:
+    for code in [*PRIMITIVES, "constant", "uniform"]:
         ops = [(code, 3, 0, 1, 2, 0.5)]
         texts.append(kernel_text(f"k_{code}", loads, ops, [store], 1, 8, real))
     assert_no_spills(compiler, texts, half, arch)
