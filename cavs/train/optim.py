@@ -110,7 +110,7 @@ class Optimizer:
         first = [
             next((g for p, g in self.groups.items() if fnmatchcase(name, p)), {}) for name in names
         ]
-        return {"factors": [(g.get("lr", 1.0), g.get("weight_decay", 1.0)) for g in first]}
+        return {"scales": [(g.get("lr", 1.0), g.get("weight_decay", 1.0)) for g in first]}
 
     def num_states(self) -> int:
         """Number of state arrays per trainable parameter."""

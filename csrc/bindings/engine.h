@@ -1,11 +1,11 @@
-// An executor as Python sees it: NumPy arrays in, the engine's memory out.
+// An executor in Python: NumPy arrays in, views of the engine's memory out.
 #pragma once
 
 #include "bindings/gradients.h"
 
 namespace cavs {
 
-// An executor of either precision; holds the parameter arrays.
+// An executor of either precision, with its parameter arrays.
 template <class T>
 class Engine {
  public:
@@ -55,7 +55,7 @@ class Engine {
     return without_gil([&] { return executor_.wait_gradient(param, begin, last); });
   }
 
-  // (rows or None, values), of the engine's memory, which lives as long as they do.
+  // (rows or None, values), views of the engine's memory, which they keep alive.
   py::tuple gradient_view(int32_t param) const {
     const GradientView<T> view = executor_.gradient_view(param);
     return to_tuple(view, owner_of(view.owner));
@@ -75,7 +75,7 @@ class Engine {
                             std::to_string(size) + " of gradients");
     }
     const std::shared_ptr<T> kept(data, [memory](T*) {});
-    // What was there before may be an array as well: it ends here, with the GIL.
+    // The previous memory may belong to an array too: it is freed here, under the GIL.
     const auto before = without_gil([&] { return executor_.set_gradient_block(kept); });
   }
 

@@ -42,9 +42,9 @@ void bind_class(py::module_& m) {
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
            py::arg("products") = name_of(Products::kExact),
            "The parameters (all float32 or all float64, C-contiguous) are read and written in "
-           "place. products: of float32: \"float32\", or, where the machine has instructions for "
-           "them, \"int16\", of integers, \"bfloat16x3\", of numbers split into two bfloat16, or "
-           "\"bfloat16\", of numbers rounded to one.")
+           "place. products: precision of float32 products: \"float32\" or, if the machine has "
+           "instructions for them, \"int16\" (integers), \"bfloat16x3\" (numbers split into two "
+           "bfloat16) or \"bfloat16\" (numbers rounded to one).")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -56,8 +56,8 @@ void bind_class(py::module_& m) {
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
           py::arg("seed") = 0, py::arg("step") = 0, py::arg("scale") = 1.0,
           py::arg("totals") = std::vector<double>{},
-          "One pass over a batch; returns the loss. scale and totals: of a replica's part of a "
-          "global batch, see Count in program.h.")
+          "Run one batch; return the loss. scale and totals describe the global batch of a "
+          "replica, see Count in program.h.")
       .def(
           "step",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -70,37 +70,38 @@ void bind_class(py::module_& m) {
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
           py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
           py::arg("max_norm") = py::none(),
-          "run and one update; returns (loss, gradient norm). Updates nothing if one of them is "
-          "not finite.")
+          "Run a batch and update once; return (loss, gradient norm). Nothing is updated unless "
+          "both are finite.")
       .def(
           "arm_gradients",
           [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.arm_gradients(); }); },
-          "Before a run that other threads follow with wait_gradient.")
+          "Call before a run that other threads follow with wait_gradient.")
       .def(
           "give_up_gradients",
           [](PyExecutor& x) { x.visit([](auto& e) { e.executor().give_up_gradients(); }); },
-          "Ends every wait_gradient: the run that was armed for will not come.")
+          "End every wait_gradient: the run that was armed for is cancelled.")
       .def(
           "wait_gradient",
           [](PyExecutor& x, int32_t i, int64_t begin, std::optional<int64_t> end) {
             return x.visit([&](auto& e) { return e.wait_gradient(i, begin, end); });
           },
           py::arg("parameter"), py::arg("begin") = 0, py::arg("end") = py::none(),
-          "Waits, without the GIL, until elements [begin, end) of the gradient are final; False if "
+          "Wait, without the GIL, until elements [begin, end) of the gradient are final; False if "
           "the run failed.")
       .def(
           "gradient_slab",
           [](PyExecutor& x, int32_t i) {
             return x.visit([&](auto& e) { return e.executor().gradient_slab(i); });
           },
-          py::arg("parameter"), "Elements of the gradient that become final together.")
+          py::arg("parameter"), "Number of elements of the gradient that become final together.")
       .def(
           "gradient_view",
           [](PyExecutor& x, int32_t i) {
             return x.visit([&](auto& e) { return e.gradient_view(i); });
           },
           py::arg("parameter"),
-          "(None, values) of a dense gradient, (rows, values) of a sparse one: the engine's own "
+          "(None, values) of a dense gradient, (rows, values) of a sparse one: views of the "
+          "engine's "
           "memory, valid until the next run.")
       .def(
           "gradient_block",
@@ -112,21 +113,21 @@ void bind_class(py::module_& m) {
             x.visit([&](auto& e) { e.set_gradient_block(memory); });
           },
           py::arg("memory"),
-          "From now on dense gradients lie in this memory, which has as many elements as "
-          "gradient_block; it is filled with zeros.")
+          "Store dense gradients in this memory from now on. It has as many elements as "
+          "gradient_block and is filled with zeros.")
       .def(
           "set_factored",
           [](PyExecutor& x, int32_t i) {
             return x.visit_without_gil([&](auto& e) { return e.set_factored(i); });
           },
           py::arg("parameter"),
-          "From now on runs leave the operands of the gradient's products instead of the gradient; "
-          "False, changing nothing, where it is no sum of products.")
+          "Keep the operands of the gradient's products instead of the gradient from now on; "
+          "False, without effect, unless it is a sum of products.")
       .def(
           "factors",
           [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.factors(i); }); },
           py::arg("parameter"),
-          "X [rows, k] and dY [rows, n] of a factored gradient; the engine's memory, valid until "
+          "X [rows, k] and dY [rows, n] of a factored gradient: views, valid until "
           "the next run.")
       .def(
           "add_product",
@@ -140,7 +141,7 @@ void bind_class(py::module_& m) {
             return x.visit(
                 [](auto& e) { return std::vector<int32_t>(e.executor().gradient_order()); });
           },
-          "Parameters with a gradient, in the order in which their gradients are done.")
+          "Parameters with a gradient, in the order in which gradients are completed.")
       .def(
           "squared_norm",
           [](PyExecutor& x, const py::list& pieces) {
@@ -156,9 +157,9 @@ void bind_class(py::module_& m) {
           },
           py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
           py::arg("scale") = 1.0,
-          "One update with gradients times scale. A piece is (parameter, values, rows or None, "
-          "stride or None, offset): row i of the values stands stride elements after row i - 1 of "
-          "the parameter, or at row rows[i], counted from element offset.")
+          "Update once with gradients times scale. A piece is (parameter, values, rows or None, "
+          "stride or None, offset): row i of the values belongs at element offset + (i or rows[i]) "
+          "* stride of the parameter.")
       .def(
           "gradient",
           [](PyExecutor& x, int32_t i) { return x.visit([&](auto& e) { return e.gradient(i); }); },
@@ -184,7 +185,7 @@ void bind_class(py::module_& m) {
           [](PyExecutor& x, bool on) {
             x.visit_without_gil([&](auto& e) { e.set_profiling(on); });
           },
-          py::arg("on"), "Starts (from zero) or stops the clocks of report().")
+          py::arg("on"), "Start (from zero) or stop the clocks of report().")
       .def(
           "set_serial",
           [](PyExecutor& x, bool on) { x.visit_without_gil([&](auto& e) { e.set_serial(on); }); },
@@ -192,7 +193,7 @@ void bind_class(py::module_& m) {
       .def(
           "invalidate_parameters",
           [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.invalidate_parameters(); }); },
-          "Call after writing to a parameter: packed copies are made anew.");
+          "Call after writing to a parameter: it is packed again.");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Reading the dicts and names that describe programs.
+// Readers of dicts and names that describe programs.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,7 +24,7 @@ E parse(const std::string& name, const char* what) {
   }
   throw pybind11::value_error(std::string(what) + " '" + name + "' is none of " + all);
 }
-// A dict with defaults that refuses keys it does not know.
+// A dict with defaults that rejects unknown keys.
 class Fields {
  public:
   Fields(const pybind11::dict& dict, std::initializer_list<const char*> known) : dict_(dict) {
@@ -50,7 +50,7 @@ class Fields {
   const pybind11::dict& dict_;
 };
 
-// The program while Python builds it; frozen once finished.
+// A program under construction; immutable once finished.
 struct Builder {
   std::shared_ptr<Program> program = std::make_shared<Program>();
   bool finished = false;

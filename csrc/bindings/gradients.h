@@ -1,5 +1,5 @@
-// Results as Python sees them: outputs, and the gradients of a step in parts, NumPy arrays of the
-// engine's memory and pieces of them that come back.
+// Results in Python: outputs, the gradients of a split step as NumPy views of the engine's memory,
+// and pieces of gradients that come back.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -13,13 +13,13 @@
 
 namespace cavs {
 
-// An array of the engine's memory, which `owner` keeps alive.
+// A view of memory that `owner` keeps alive.
 template <class T>
 py::array_t<T> array_of(T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
   return py::array_t<T>(std::move(shape), data, owner);
 }
 
-// What an array of shared memory has for its owner.
+// An owner for arrays of shared memory.
 inline py::capsule owner_of(std::shared_ptr<const void> memory) {
   using Shared = std::shared_ptr<const void>;
   auto kept = std::make_unique<Shared>(std::move(memory));
@@ -44,9 +44,9 @@ py::tuple to_tuple(const GradientView<T>& view, const py::object& owner) {
   return py::make_tuple(rows, array_of(view.values, {view.count, view.width}, owner));
 }
 
-// Tuples (parameter, values, rows or None, stride, offset); values have one axis, or two where
-// rows of them are rows of the parameter. A number instead of values: so many that `there` has.
-// The caller keeps the pieces as a tuple: a list may change while the GIL is free.
+// Read tuples (parameter, values, rows or None, stride, offset); values have one axis, or two if
+// rows of them are rows of the parameter. A number instead of values is the number of elements of
+// `there`. The caller keeps the pieces as a tuple: a list may change while the GIL is released.
 template <class T, class F>
 std::vector<GradientPiece<T>> to_pieces(const py::tuple& pieces, F&& there) {
   std::vector<GradientPiece<T>> out;

@@ -28,7 +28,7 @@ py::array view(const int32_t* data, size_t size, const py::object& owner) {
   return array;
 }
 
-// (offsets, what they lead to) of one array that holds both.
+// (offsets, rows) of one array that holds both.
 py::tuple segments(const int32_t* offsets, size_t count, const py::object& owner) {
   return py::make_tuple(view(offsets, count + 1, owner),
                         view(offsets + count + 1, static_cast<size_t>(offsets[count]), owner));
@@ -49,7 +49,7 @@ auto of_all(PooledVector<int32_t> Graph::* member) {
   };
 }
 
-// Rows of a C-contiguous array of any dtype, one a vertex or edge.
+// Rows of a C-contiguous array of any dtype, one per vertex or edge.
 std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t rows,
                                    const char* name) {
   std::vector<FeatureColumn> result;
@@ -104,7 +104,7 @@ void check_size(const py::array& array, int64_t needed, const char* name) {
   }
 }
 
-// Every vertex of `whole` is stood for by one of `merged`.
+// Check that every vertex of `whole` is represented by a vertex of `merged`.
 void check_distinct(const Indices& distinct, const GraphBatch& whole, const GraphBatch& merged) {
   check_size(distinct, whole.num_vertices(), "distinct");
   for (py::ssize_t v = 0; v < distinct.size(); ++v) {
@@ -133,7 +133,7 @@ void bind_structures(py::module_& m) {
       .def_property_readonly("level", view_of(&Graph::level))
       .def(
           "reversed", [](const Graph& graph) { return reverse_graph(graph); },
-          "Every edge turned round, by the original parent and position.")
+          "Reverse every edge, sorted by the original parent and position.")
       .def(py::pickle(
           [](const Graph& graph) {
             return py::make_tuple(owned(graph.offsets), owned(graph.children));
@@ -144,7 +144,7 @@ void bind_structures(py::module_& m) {
                            to_vector(state[1].cast<Indices>(), "children")));
           }));
 
-  py::classh<GraphBatch>(m, "GraphBatch", "Several graphs side by side.")
+  py::classh<GraphBatch>(m, "GraphBatch", "Several graphs as one.")
       .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
       .def_property_readonly("num_vertices", &GraphBatch::num_vertices)
       .def_property_readonly("num_edges", &GraphBatch::num_edges)
@@ -159,7 +159,7 @@ void bind_structures(py::module_& m) {
               graphs.push_back(std::const_pointer_cast<Graph>(graph_of(batch, g)));
             return graphs;
           },
-          "Each by itself again.")
+          "The graphs of the batch.")
       .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
       .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));
 
@@ -173,7 +173,7 @@ void bind_structures(py::module_& m) {
         }
         return graphs.size() == 1 ? batch_of(graphs.front()) : collate(views);
       },
-      py::arg("graphs"), "Places graphs side by side; GraphError without any.");
+      py::arg("graphs"), "Join graphs into a batch; GraphError without any.");
   m.def(
       "merge_copies",
       [](const std::shared_ptr<const GraphBatch>& batch, const std::vector<py::array>& of_vertices,
@@ -278,17 +278,17 @@ void bind_schedule(py::module_& m) {
             const auto& s = self.cast<const Schedule&>();
             return view(s.out_parents(), s.out_edges.size(), self);
           },
-          "Row of the parent, of each of out_edges.")
+          "Row of the parent of each of out_edges.")
       .def_property_readonly("graph_roots", of_graphs(&Schedule::graph_roots),
                              "(offsets, rows) of the roots of each graph.")
       .def_property_readonly("graph_leaves", of_graphs(&Schedule::graph_leaves),
                              "(offsets, rows) of the leaves of each graph.")
       .def_property_readonly("row_graphs", of_rows(&Schedule::row_graphs),
-                             "(offsets, graphs) of which a row is a vertex.")
+                             "(offsets, graphs) that each row is a vertex of.")
       .def_property_readonly("root_graphs", of_rows(&Schedule::root_graphs),
-                             "(offsets, graphs) of which a row is a root.")
+                             "(offsets, graphs) that each row is a root of.")
       .def_property_readonly("leaf_graphs", of_rows(&Schedule::leaf_graphs),
-                             "(offsets, graphs) of which a row is a leaf.")
+                             "(offsets, graphs) that each row is a leaf of.")
       .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {
@@ -358,9 +358,9 @@ void bind_schedule(py::module_& m) {
       },
       py::arg("batch").none(false), py::arg("presence") = py::none(),
       py::arg("merged_from") = py::none(), py::arg("by_number") = true,
-      "The schedule of a batch; presence: uint32[num_vertices] masks of optional features; "
-      "merged_from: (the batch it is merged from, the vertex that stands for each of that one); "
-      "by_number: whether rows of a task are sorted by which child they are.");
+      "Schedule a batch. presence: uint32[num_vertices] masks of optional features. merged_from: "
+      "(the batch that it was merged from, the distinct vertex of each of its vertices). "
+      "by_number: sort the rows of a task by which child they are.");
 }
 
 }  // namespace

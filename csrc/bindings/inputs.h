@@ -1,4 +1,4 @@
-// What Python passes to an executor, checked: NumPy arrays, features, optimisers.
+// Inputs of an executor from Python, checked: NumPy arrays, features, optimisers.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 namespace cavs {
 
-// For all that waits for a run, of this thread or another: Python goes on meanwhile.
+// Run f without the GIL, so that Python continues while a run waits or works.
 template <class F>
 auto without_gil(F&& f) {
   const py::gil_scoped_release release;
@@ -25,7 +25,7 @@ inline OptimizerKind parse_optimizer(const std::string& s) {
   return parse<OptimizerKind>(s, "optimizer");
 }
 
-// A C-contiguous array of T, not converted: the engine reads (or writes) the caller's memory.
+// Pointer to a C-contiguous array of T, not converted: the engine accesses the caller's memory.
 template <class T>
 T* data_of(const py::array& array, const std::string& name, bool write) {
   if (!py::isinstance<py::array_t<T>>(array)) {
@@ -39,8 +39,8 @@ T* data_of(const py::array& array, const std::string& name, bool write) {
   return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
-// Kept: the arrays that were read, which live as long as the options, whatever becomes of the lists
-// while the GIL is free.
+// Options of a step. `kept` holds the arrays that were read, which may leave the caller's lists
+// while the GIL is released.
 struct StepOptions {
   py::dict optimizer;
   py::list states;
@@ -49,7 +49,7 @@ struct StepOptions {
   std::vector<py::array> kept = {};
 };
 
-// What a program reads in one run.
+// Inputs of one run.
 struct RunOptions {
   std::shared_ptr<Schedule> schedule;
   py::list floats, ints;
@@ -59,7 +59,7 @@ struct RunOptions {
   std::vector<py::array> kept = {};
 };
 
-// The arrays as parameters the executor reads and writes.
+// Arrays as parameters that the executor reads and writes.
 template <class T>
 std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
   std::vector<Parameter<T>> out;
@@ -103,11 +103,11 @@ Inputs<T> to_inputs(RunOptions& options) {
   return inputs;
 }
 
-// Hyper-parameters, states checked against the parameters `arrays`.
+// Hyper-parameters, and states checked against the parameters `arrays`.
 template <class T>
 Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) {
   const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps",
-                                     "weight_decay", "bias1", "bias2", "factors"});
+                                     "weight_decay", "bias1", "bias2", "scales"});
   Update<T> update;
   OptimizerStep& s = update.step;
   s.kind = parse_optimizer(f.need<std::string>("kind"));
@@ -121,7 +121,7 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
   s.bias1 = f.get("bias1", 1.0);
   s.bias2 = f.get("bias2", 1.0);
   s.grad_scale = 1;
-  update.factors = f.get("factors", std::move(update.factors));
+  update.scales = f.get("scales", std::move(update.scales));
   update.max_norm = options.max_norm;
   update.trainable = options.trainable;
   const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0

@@ -1,5 +1,5 @@
-// The kernel tables on numpy arrays, one thin wrapper an entry, for tests and benchmarks. Sizes
-// are checked only as far as the wrapper itself needs them: the caller gives ranges that fit.
+// The kernel tables on NumPy arrays, one thin wrapper per entry, for tests and benchmarks. Sizes
+// are checked only as far as the wrapper itself needs; callers pass valid ranges.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -35,7 +35,7 @@ std::vector<T> scratch(size_t size) {
   return std::vector<T>(size + 16);
 }
 
-// Not filled: products are short, and what is in scratch before does not matter.
+// Uninitialised: products are short, and scratch may contain anything.
 template <class T>
 std::vector<std::unique_ptr<T[]>> scratch_of(int threads, size_t size) {
   if (threads < 1) throw std::invalid_argument("threads must be at least 1");
@@ -47,7 +47,7 @@ std::vector<std::unique_ptr<T[]>> scratch_of(int threads, size_t size) {
 template <class T>
 int64_t row_stride(const Values<T>& x) {
   if (x.ndim() != 2) throw std::invalid_argument("rows must be a 2-D array");
-  if (x.size() == 0) return x.shape(1);  // numpy's strides mean nothing then
+  if (x.size() == 0) return x.shape(1);  // strides of empty NumPy arrays are undefined
   if (x.shape(1) > 1 && x.strides(1) != sizeof(T))
     throw std::invalid_argument("the columns of a row must be contiguous");
   return x.strides(0) / static_cast<int64_t>(sizeof(T));
@@ -100,7 +100,7 @@ struct BoundStore {
   MapStore<T> store;
 };
 
-// Runs task(t) for t in [0, threads) at once, without the GIL.
+// Run task(t) for t in [0, threads) at once, without the GIL.
 template <class F>
 void on_threads(int threads, F&& task) {
   const py::gil_scoped_release release;
@@ -332,7 +332,7 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           py::arg("x").noconvert());
 }
 
-// Meets at a barrier `rounds` times; returns how often a thread found another one not yet there.
+// Wait at a barrier `rounds` times; return how often a thread found another one not there yet.
 int64_t barrier_faults(ThreadPool& pool, int num_tasks, int rounds) {
   SpinBarrier barrier(num_tasks);
   std::atomic<int64_t> arrivals{0}, faults{0};

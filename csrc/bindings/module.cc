@@ -1,5 +1,5 @@
-// The engine as cavs._engine. The files of this folder are the only ones that know Python; each
-// exposes one part and stays thin.
+// The engine as module cavs._engine. Only the files of this folder know Python; each exposes one
+// part and stays thin.
 #include "bindings/module.h"
 
 PYBIND11_MODULE(_engine, m) {

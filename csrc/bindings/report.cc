@@ -8,7 +8,7 @@ namespace py = pybind11;
 
 namespace cavs {
 
-// Names for the map of the report.
+// The report as a dict.
 py::dict to_dict(const Report& r) {
   const auto lines = [](const std::vector<Report::Line>& from, bool instruction) {
     py::list out;
@@ -54,8 +54,8 @@ py::dict to_dict(const Report& r) {
   d["write_bytes"] = write;
   d["tasks"] = r.widths.size();
   d["widths"] = r.widths;
-  d["segments"] = r.segments;
-  d["shared_segments"] = r.shared_segments;
+  d["segments"] = r.phases;
+  d["shared_segments"] = r.shared_phases;
   d["threads"] = r.threads;
   d["estimated_seconds"] = r.estimated_seconds;
   d["products"] = name_of(r.products);

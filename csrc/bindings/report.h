@@ -1,4 +1,4 @@
-// What an executor counted, as Python sees it.
+// Counters of an executor in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

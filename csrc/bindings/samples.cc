@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace cavs {
 namespace {
 
-constexpr size_t kLine = 64, kSlots = 64;  // bytes that classes of Python add
+constexpr size_t kLine = 64, kSlots = 64;  // bytes; pointers that subclasses add
 
 void fetch(const void* data, size_t bytes) {
   const auto* const begin = static_cast<const std::byte*>(data);
@@ -28,7 +28,7 @@ std::unique_ptr<Sample> make_sample(const Graph& graph, const std::vector<py::ar
   std::vector<Sample::Rows> rows;
   for (const py::array& array : features) {
     if (!(array.flags() & py::array::c_style) || array.itemsize() != sizeof(int32_t)) {
-      throw py::value_error("features are C-contiguous arrays of int32 or float32");
+      throw py::value_error("features must be C-contiguous arrays of int32 or float32");
     }
     rows.push_back({static_cast<const std::byte*>(array.data()),
                     static_cast<size_t>(array.nbytes()), is_indices(array)});
@@ -36,9 +36,12 @@ std::unique_ptr<Sample> make_sample(const Graph& graph, const std::vector<py::ar
   return std::make_unique<Sample>(graph, rows, kind.ptr());
 }
 
-// Read-only arrays like `features` of what the sample has copied of them.
+// Read-only arrays like `features`, which view the sample's copy of them.
 py::list views(const Sample& sample, const std::vector<py::array>& features) {
-  if (features.size() != sample.columns().size()) throw py::value_error("not its features");
+  if (features.size() != sample.columns().size()) {
+    throw py::value_error(std::to_string(features.size()) + " features, the sample has " +
+                          std::to_string(sample.columns().size()));
+  }
   using Block = std::shared_ptr<std::byte[]>;
   const py::capsule owner(new Block(sample.block()),
                           [](void* p) { delete static_cast<Block*>(p); });
@@ -46,7 +49,9 @@ py::list views(const Sample& sample, const std::vector<py::array>& features) {
   for (size_t i = 0; i < features.size(); ++i) {
     const py::array& like = features[i];
     if (static_cast<size_t>(like.nbytes()) != sample.columns()[i].bytes) {
-      throw py::value_error("not its features");
+      throw py::value_error("feature " + std::to_string(i) + " has " +
+                            std::to_string(like.nbytes()) + " bytes, in the sample " +
+                            std::to_string(sample.columns()[i].bytes));
     }
     py::array view(like.dtype(), {like.shape(), like.shape() + like.ndim()},
                    sample.columns()[i].data, owner);
@@ -56,7 +61,7 @@ py::list views(const Sample& sample, const std::vector<py::array>& features) {
   return found;
 }
 
-// For a feature of a batch: rows as those of `like`, or arrays like it, `count` of them.
+// An array for a feature of a batch: rows like those of `like`, or `count` arrays like it.
 py::array room_for(const std::vector<const Sample*>& samples, size_t number, const py::array& like,
                    py::ssize_t count, bool whole) {
   std::vector<py::ssize_t> shape(like.shape() + (whole ? 0 : 1), like.shape() + like.ndim());
@@ -65,15 +70,17 @@ py::array room_for(const std::vector<const Sample*>& samples, size_t number, con
   size_t bytes = 0;
   for (const Sample* const sample : samples) bytes += sample->columns()[number].bytes;
   if (bytes != static_cast<size_t>(room.nbytes())) {
-    throw py::value_error("feature " + std::to_string(number) + " has rows of unlike sizes");
+    throw py::value_error("feature " + std::to_string(number) + " has " + std::to_string(bytes) +
+                          " bytes in the samples, rows of its shape need " +
+                          std::to_string(room.nbytes()));
   }
   return room;
 }
 
 using Arrays = std::vector<py::array>;
 
-// Pointers of one kind are followed for all samples before those that they lead to: Python would
-// wait for each. like: features of vertices, of edges and of the graph.
+// Follow each type of pointer for all samples before the pointers behind it: Python would wait for
+// each. like: features of vertices, of edges and of the graph.
 py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& like, bool alike) {
   std::vector<const Sample*> samples;
   for (const py::handle graph : graphs) fetch(graph.ptr(), sizeof(py::detail::instance) + kSlots);
@@ -90,7 +97,9 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
   std::vector<GraphView> views;
   std::vector<bool> absent(columns, false);
   for (const Sample* const sample : samples) {
-    if (sample->columns().size() != columns) throw py::value_error("samples of unlike features");
+    if (sample->columns().size() != columns)
+      throw py::value_error("a sample has " + std::to_string(sample->columns().size()) +
+                            " features, needs " + std::to_string(columns));
     views.push_back(sample->graph());
     for (size_t i = 0; i < columns; ++i) {
       if (sample->columns()[i].absent) absent[i] = true;
@@ -103,16 +112,16 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
   }
   const int32_t rows[] = {batch->num_vertices(), batch->num_edges(), batch->num_graphs()};
   Arrays features;
-  std::vector<std::byte*> places;
+  std::vector<std::byte*> destinations;
   for (size_t i = 0; i < like.size(); ++i) {
     for (const py::array& one : like[i]) {
       features.push_back(room_for(samples, features.size(), one, rows[i], i == 2));
-      places.push_back(static_cast<std::byte*>(features.back().mutable_data()));
+      destinations.push_back(static_cast<std::byte*>(features.back().mutable_data()));
     }
   }
   {
     const py::gil_scoped_release release;
-    for (size_t i = 0; i < columns; ++i) join_columns(samples, i, places[i]);
+    for (size_t i = 0; i < columns; ++i) join_columns(samples, i, destinations[i]);
   }
   for (const py::array& feature : features) feature.attr("setflags")(py::arg("write") = false);
   return py::make_tuple(std::const_pointer_cast<GraphBatch>(batch), features, absent);
@@ -123,10 +132,10 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
 void bind_samples(py::module_& m) {
   py::class_<Sample>(m, "Sample", "A graph with its features in one block of memory.")
       .def(py::init(&make_sample), py::arg("graph"), py::arg("features"), py::arg("kind"),
-           "kind: an object that outlives it; samples of one have features of the same names, "
-           "types and rows.")
+           "kind: an object that outlives it; samples of one kind have features of the same "
+           "names, types and rows.")
       .def("views", &views, py::arg("features"),
-           "Read-only arrays like those that it was made of, in its block.")
+           "Read-only views of its block, like the arrays that it was built from.")
       .def_property_readonly(
           "absences",
           [](const Sample& sample) {
@@ -134,12 +143,12 @@ void bind_samples(py::module_& m) {
             for (const Sample::Column& column : sample.columns()) found.push_back(column.absent);
             return found;
           },
-          "Of each feature, whether an index of it is -1.");
+          "True for each feature with an index of -1.");
   m.def("collate_samples", &collate_samples, py::arg("graphs"), py::arg("features"),
         py::arg("alike") = false,
-        "(batch, features, which of them are absent somewhere) of samples with features like "
-        "these, of vertices, edges and graphs; None unless all are samples of one kind, or are "
-        "said to be alike.");
+        "(batch, features, flags of features with absent values) of samples with features like "
+        "these, of vertices, edges and graphs; None unless all are samples of one kind, or "
+        "alike.");
 }
 
 }  // namespace cavs

@@ -9,7 +9,7 @@
 namespace cavs {
 namespace {
 
-// Bytes of the values of a chunk where 48 rows are the fewest, to leave room for weights in L2.
+// Bytes of the values of a chunk if 48 rows are the minimum; leaves room for weights in L2.
 constexpr size_t kChunkBytes = 512 << 10;
 
 Cost cost_of(const Instruction& in, size_t element) {
@@ -76,7 +76,7 @@ Window window_of(const Program& p, const Instruction& in) {
   const int64_t row = in.out.column / width, column = in.out.column % width;
   const int64_t rows = std::max<int64_t>(width_of(in, 0, in.split), 1);
   const int64_t end = column + in.out.width;
-  // What is longer than a row goes on in the next: a sum of matrices is flat.
+  // A sum longer than a row continues in the next row: sums of matrices are flat.
   if (end > width) return {row, row + rows + (end - 1) / width, 0, width};
   return {row, row + rows, column, end};
 }
@@ -93,20 +93,20 @@ Window window_of(const Program& p, const Stage& sum) {
   return all;
 }
 
-// Whether the sum of stage `b` may run beside those of stages [first, b).
+// True if the sum of stage `b` may run concurrently with those of stages [first, b).
 bool independent(const Program& p, int32_t first, int32_t b) {
   const std::vector<int32_t>& late = p.stages[b].body;
-  const auto storage = [&](const Instruction& in) {  // what it writes, as a comparable number
+  const auto storage = [&](const Instruction& in) {  // output as a comparable number
     if (traits_of(in).sparse_gradient) return -1 - in.argument2;
     const Buffer& out = p.buffers[in.out.buffer];
     return out.role == Role::kGrad ? -1 - out.index : in.out.buffer;
   };
-  const auto place = [&](const std::vector<int32_t>& sum) {
+  const auto output = [&](const std::vector<int32_t>& sum) {
     return storage(p.instructions[sum[0]]);
   };
   for (int32_t a = first; a < b; ++a) {
     const std::vector<int32_t>& early = p.stages[a].body;
-    if (place(early) == place(late)) {
+    if (output(early) == output(late)) {
       const Window x = window_of(p, p.stages[a]), y = window_of(p, p.stages[b]);
       if (x.row < y.row_end && y.row < x.row_end && x.column < y.column_end &&
           y.column < x.column_end) {
@@ -119,7 +119,7 @@ bool independent(const Program& p, int32_t first, int32_t b) {
         each_buffer(p.instructions[i], [&](int32_t id, bool out) {
           if (out) return;
           const Buffer& buffer = p.buffers[id];
-          reads |= (buffer.role == Role::kGrad ? -1 - buffer.index : id) == place(writer);
+          reads |= (buffer.role == Role::kGrad ? -1 - buffer.index : id) == output(writer);
         });
       }
     };
@@ -130,8 +130,8 @@ bool independent(const Program& p, int32_t first, int32_t b) {
   return true;
 }
 
-// Rows of a gradient too large to be told as one: few enough slabs, for each costs a pass over the
-// right operand of the product.
+// Slab size of gradients too large to become final as a whole: few slabs, because each costs a pass
+// over the right operand of the product.
 constexpr int64_t kSlabBytes = 4 << 20;
 
 void cut_gradients(const Program& p, Analysis& a, size_t element,
@@ -153,8 +153,8 @@ void cut_gradients(const Program& p, Analysis& a, size_t element,
   }
 }
 
-// A dense gradient need not be zeroed if the first instruction that writes it writes all of it, as
-// a sum that adds to zeros does.
+// True if an instruction writes all of a gradient, so that it need not start from zeros. A sum that
+// adds to zeros does.
 bool overwrites(const Program& p, const Body& body, const Instruction& in, int64_t size) {
   const bool sum = p.stages[body.stage].kind == StageKind::kGlobal;
   const InstructionTraits& traits = traits_of(in);
@@ -163,8 +163,8 @@ bool overwrites(const Program& p, const Body& body, const Instruction& in, int64
   return in.out.column == 0 && in.out.width == size;
 }
 
-// Which gradients an instruction writes, and in which order they are done: by the step of the last
-// writer; inside a step tables are first, then the costly ones.
+// List the gradients that each instruction writes, and order gradients by completion: by the step
+// of the last writer; within a step tables come first, then costly ones.
 void order_gradients(const Program& p, Analysis& a, size_t parameters) {
   std::vector<std::pair<int32_t, double>> done(parameters, {-1, 0});
   a.gradient_stage.assign(parameters, -1);
@@ -173,7 +173,7 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
     std::vector<int32_t>& of_body = a.gradients_of_body.emplace_back();
     std::vector<int32_t> ids = body.instructions;
     ids.insert(ids.end(), body.sums.begin(), body.sums.end());
-    double together = 0;  // of products that are one
+    double together = 0;  // cost of products computed as one
     if (p.stages[body.stage].kind == StageKind::kGlobal) {
       for (int32_t id : ids) together += a.costs[id].row;
     }
@@ -188,7 +188,7 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
         if (out && b.role == Role::kGrad) written.push_back(b.index);
       });
       for (int32_t param : written) {
-        if (i < body.instructions.size()) of_body.push_back(param);  // sums are items of their own
+        if (i < body.instructions.size()) of_body.push_back(param);  // sums are separate items
         const double cost = std::max(together, a.costs[id].row);
         const double turn = table ? -std::numeric_limits<double>::infinity() : -cost;
         done[param] = std::max(done[param], {a.step_of_stage[body.stage], turn});
@@ -205,8 +205,8 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
 
 }  // namespace
 
-GradientLayout place_gradients(const Analysis& a, size_t element,
-                               const std::vector<int64_t>& sizes) {
+GradientLayout lay_out_dense_gradients(const Analysis& a, size_t element,
+                                       const std::vector<int64_t>& sizes) {
   const auto line = static_cast<int64_t>(64 / element);
   GradientLayout layout;
   layout.at.assign(sizes.size(), 0);
@@ -240,7 +240,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     }
   }
   a.bodies_of_stage.resize(p.stages.size());
-  int32_t group = 0;  // first stage of the present step
+  int32_t group = 0;  // first stage of the current step
   for (int32_t s = 0; s < static_cast<int32_t>(p.stages.size()); ++s) {
     const Stage& stage = p.stages[s];
     const bool joins = s > 0 && stage.kind == StageKind::kGlobal &&
@@ -272,7 +272,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     }
     a.lifetimes.push_back(life);
   }
-  // What the caller reads lives to the end.
+  // Values that the caller reads live to the end.
   const auto keep = [&](int32_t id) { a.lifetimes[id].last = a.steps - 1; };
   if (p.loss >= 0) keep(p.loss);
   for (int32_t o : p.outputs) keep(o);

@@ -16,14 +16,14 @@ constexpr size_t kHugePage = size_t{2} << 20;
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // A few lines of padding: rows of neighbours at equal offsets modulo 4096 would evict each other
-// from the first-level cache. The same for all, so that equal sizes take each other's places.
+// from the first-level cache. Constant, so that equal sizes reuse each other's memory.
 size_t padded(size_t bytes) { return bytes == 0 ? 0 : round_up(bytes, kLine) + 5 * kLine; }
 
 }  // namespace
 
 void Memory::reserve(size_t bytes) {
   if (bytes <= bytes_) return;
-  // Batches differ in size: a quarter more spares most of the next growths.
+  // Batches differ in size: growing by a quarter more avoids most later growths.
   bytes = bytes_ == 0 ? bytes : std::max(bytes, bytes_ + bytes_ / 4);
   const bool huge = bytes >= 2 * kHugePage;
   bytes = round_up(bytes, huge ? kHugePage : kLine);
@@ -41,7 +41,7 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
   std::iota(by_size.begin(), by_size.end(), 0);
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](int32_t a, int32_t b) { return values[a].bytes > values[b].bytes; });
-  std::vector<int32_t> placed;  // ascending offset
+  std::vector<int32_t> placed;  // sorted by offset
   size_t total = 0;
   for (int32_t id : by_size) {
     Lifetime& v = values[id];
@@ -70,7 +70,7 @@ size_t pack_lifetimes(std::vector<Lifetime>& values) {
   return total;
 }
 
-size_t lay_side_by_side(std::vector<Lifetime>& values) {
+size_t assign_disjoint_offsets(std::vector<Lifetime>& values) {
   size_t total = 0;
   for (Lifetime& v : values) {
     v.offset = total;

@@ -9,7 +9,7 @@
 
 namespace cavs {
 
-// 64-byte aligned memory that grows and never shrinks. Growing drops what it held.
+// 64-byte aligned memory that grows and never shrinks. Growing drops its contents.
 class Memory {
  public:
   Memory() = default;
@@ -24,7 +24,7 @@ class Memory {
     return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
-  // What it holds now: it lives on for whoever has this when it grows, or ends.
+  // The current block; it stays alive with the result when this memory grows or is destroyed.
   template <class T>
   std::shared_ptr<T> share() const {
     return std::static_pointer_cast<T>(data_);
@@ -42,12 +42,13 @@ struct Lifetime {
   size_t offset = 0;
 };
 
-// Gives every value an offset (a multiple of 64) so that values alive at once do not overlap.
-// Largest first, into the tightest gap. Returns the bytes needed.
+// Assign every value an offset (a multiple of 64) so that values that are live at once do not
+// overlap, largest first, into the tightest gap. Return the bytes needed.
 size_t pack_lifetimes(std::vector<Lifetime>& values);
-// Offsets side by side, no memory shared: for few bytes, where packing costs more than it saves.
-size_t lay_side_by_side(std::vector<Lifetime>& values);
-// The most bytes alive in one step: a lower bound on any packing.
+// Assign offsets one after the other, sharing no memory: for few bytes, where packing costs more
+// than it saves.
+size_t assign_disjoint_offsets(std::vector<Lifetime>& values);
+// Maximum number of bytes live in one step, which no packing can undercut.
 size_t peak_live(const std::vector<Lifetime>& values, int32_t steps);
 
 }  // namespace cavs

@@ -9,12 +9,12 @@
 namespace cavs {
 namespace {
 
-// Of one array that holds offsets and then what they lead to.
+// Split one array that holds offsets, then rows.
 IndexArrays segments(const int32_t* offsets, size_t count) {
   return {{offsets + count + 1, static_cast<size_t>(offsets[count])}, {offsets, count + 1}};
 }
 
-// Rows the caller's feature must have when read through `o`; -1: any.
+// Number of rows that a feature read through `o` must have; -1: any.
 int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kOne) return 1;
   if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.num_graphs() : 1;
@@ -48,7 +48,7 @@ class Binder {
     address(o.buffer, data, s.stride, s.base);
     s.data = data;
     switch (b.role) {
-      case Role::kOnes:  // stride 0: a segment sum over it counts the segment
+      case Role::kOnes:  // stride 0: a segment sum counts the rows of the segment
         s.data = at_.ones;
         break;
       case Role::kCount:

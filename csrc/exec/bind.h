@@ -1,4 +1,4 @@
-// Gives the instructions of a program their addresses.
+// Binding: the addresses of the instructions of a program in a batch.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace cavs {
 
-// Where everything lies in this batch.
+// Addresses of everything that instructions access in a batch.
 template <class T>
 struct Addresses {
   T* arena;
@@ -28,19 +28,20 @@ struct Addresses {
   uint64_t seed, step;
 };
 
-// The index array or segments an operand of an instruction over `space` names.
+// The index array or segments that an operand of an instruction over `space` names.
 struct IndexArrays {
   std::span<const int32_t> index, offsets;
 };
-IndexArrays segments_of(const Operand& o, const Schedule& schedule);  // empty: it names no segments
+IndexArrays segments_of(const Operand& o,
+                        const Schedule& schedule);  // empty if it names no segments
 IndexArrays index_arrays(const Operand& o, Space space, const Schedule& schedule,
                          const IndexFeatures& features);
 
-// Everything that does not depend on the batch.
+// Bind everything that does not depend on the batch.
 template <class T>
 void bind_shapes(const Program& program, const Analysis& analysis, BoundProgram<T>& bound,
                  std::vector<Patch>& patches);
-// Throws std::invalid_argument when a float feature has the wrong size.
+// Throws std::invalid_argument if a float feature has the wrong size.
 template <class T>
 void bind_addresses(const Program& program, const Addresses<T>& at, BoundProgram<T>& bound);
 

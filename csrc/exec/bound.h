@@ -1,5 +1,5 @@
 // Instructions with their addresses for one batch. Shapes are fixed by the program, so that binding
-// a batch allocates nothing and a thread copies what it needs to change.
+// a batch allocates nothing, and a thread copies what it needs to change.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ struct Bound {
   MapKernel<T> map{};
 };
 
-// A scratch operand: its address is known to the thread only, its first row to the chunk.
+// An operand in scratch: only the thread knows its address, and only the chunk its first row.
 struct Patch {
   enum class Target : uint8_t { kSource, kLoad, kStore, kOut } target;
   bool edges;  // its rows are the edges of the chunk's rows
-  int32_t at;  // number of the source, load, store or instruction
+  int32_t at;  // index of the source, load, store or instruction
   int32_t buffer;
   int32_t column;
 };

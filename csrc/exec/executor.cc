@@ -18,10 +18,10 @@ namespace cavs {
 namespace {
 
 constexpr double kParallelNs = 30000;      // a shorter run stays on one thread
-constexpr size_t kSmallArena = 256 << 10;  // fits the cache unpacked
+constexpr size_t kSmallArena = 256 << 10;  // fits the cache without packing
 constexpr int64_t kPieceElements = 1 << 15;
-// Gradients and parameters that fit the caches travel between those of two threads in every step:
-// a step that computes less than this for each element is slower on two.
+// Gradients and parameters that fit the caches move between the caches of two threads in every
+// step: below this time per element a step is slower on two threads.
 constexpr double kTravelNs = 4;
 constexpr int64_t kCachedElements = 1 << 20;
 constexpr int32_t kWaitSpins = 256;  // some microseconds
@@ -43,7 +43,7 @@ std::vector<int64_t> sizes_of(const Program& program, const std::vector<Paramete
   validate_parameters(program, sizes);
   for (const Instruction& in : program.instructions) {
     if (traits_of(in).cut == Cut::kWhole) {
-      throw std::invalid_argument("[" + in.label + "] runs on devices alone");
+      throw std::invalid_argument("[" + in.label + "] runs on devices only");
     }
   }
   return sizes;
@@ -82,7 +82,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   context_.sizes = sizes_of(p, parameters);
   for (const Parameter<T>& q : parameters) context_.params.push_back(q.data);
 
-  const int64_t elements = place_gradients(analysis_, sizeof(T), context_.sizes).elements;
+  const int64_t elements = lay_out_dense_gradients(analysis_, sizeof(T), context_.sizes).elements;
   small_gradients_ = elements <= kCachedElements ? elements : 0;
   gradient_elements_ = elements;
   Memory gradients;
@@ -90,7 +90,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   set_gradient_block(gradients.share<T>());
 
   weights_of_.resize(parameters.size());
-  packed_at_ = place_weights(p.weights, kernels_.panel, kernels_.depth);
+  packed_at_ = locate_weights(p.weights, kernels_.panel, kernels_.depth);
   for (size_t i = 0; i < p.weights.size(); ++i) {
     const Weight& w = p.weights[i];
     Memory& memory = context_.packed.emplace_back();
@@ -132,7 +132,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
     if (!traits_of(in).packed_weight) continue;
     bound_.instructions[i].packed_k = p.weights[packed_at_[in.weight].weight].k;
   }
-  // In a stage over edges an edge row is a row of the chunk itself.
+  // In a stage over edges, an edge row is a row of the chunk itself.
   for (const Body& body : analysis_.bodies) {
     for (int32_t id : body.instructions) {
       Bound<T>& b = bound_.instructions[id];
@@ -150,7 +150,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
 template <class T>
 std::shared_ptr<T> Executor<T>::set_gradient_block(const std::shared_ptr<T>& memory) {
   const std::lock_guard lock(mutex_);
-  const auto [at, elements] = place_gradients(analysis_, sizeof(T), context_.sizes);
+  const auto [at, elements] = lay_out_dense_gradients(analysis_, sizeof(T), context_.sizes);
   std::vector<T*> grads;
   for (size_t i = 0; i < at.size(); ++i) {
     grads.push_back(analysis_.dense_gradient[i] ? memory.get() + at[i] : nullptr);
@@ -161,8 +161,8 @@ std::shared_ptr<T> Executor<T>::set_gradient_block(const std::shared_ptr<T>& mem
   return std::exchange(gradient_block_, memory);
 }
 
-// What depends on the shape of the batch and where features are present: kept while the same
-// schedule comes again.
+// Bind what depends on the shape of the batch and on presence of features; cached while the same
+// schedule is used.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
   const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
@@ -194,21 +194,21 @@ void Executor<T>::lay_out() {
     lives[i].bytes = sizeof(T) * b.width * spaces_.rows_of(b).size();
     total += lives[i].bytes;
   }
-  arena_needed_ = total <= kSmallArena ? lay_side_by_side(lives) : pack_lifetimes(lives);
+  arena_needed_ = total <= kSmallArena ? assign_disjoint_offsets(lives) : pack_lifetimes(lives);
   const size_t deferred = sizeof(T) * plan_.deferred;
   peak_ = peak_live(lives, analysis_.steps) + deferred;
   arena_.reserve(arena_needed_);
   context_.deferred.reserve(deferred);
 }
 
-// Room for the largest chunk of each body. Every thread has that of one; what all threads work on
-// may be bodies of one stage side by side.
+// Reserve scratch for the largest chunk of each body. Every thread has scratch for one body; bodies
+// of one stage that all threads work on run concurrently.
 template <class T>
 void Executor<T>::lay_out_scratch() {
   if (plan_.edge_rows <= scratch_edges_) return;
   const int32_t edge_rows = plan_.edge_rows;
-  scratch_edges_ = -1;  // if there is no room, all is laid out anew
-  size_t most = 0, most_beside = 0, beside = 0;
+  scratch_edges_ = -1;  // if allocation fails, everything is laid out again
+  size_t most = 0, most_together = 0, together = 0;
   int32_t stage = -1;
   for (const Body& body : analysis_.bodies) {
     std::vector<Lifetime> lives;
@@ -222,15 +222,15 @@ void Executor<T>::lay_out_scratch() {
     for (size_t i = 0; i < lives.size(); ++i) {
       context_.scratch_offsets[body.scratch[i].buffer] = lives[i].offset;
     }
-    if (body.stage != stage) beside = 0;
+    if (body.stage != stage) together = 0;
     stage = body.stage;
-    for (int32_t id : body.instructions) context_.shared_at[id] = beside;
-    beside += bytes;
+    for (int32_t id : body.instructions) context_.shared_at[id] = together;
+    together += bytes;
     most = std::max(most, bytes);
-    most_beside = std::max(most_beside, beside);
+    most_together = std::max(most_together, together);
   }
   context_.scratch_bytes = most;
-  context_.shared_scratch.reserve(most_beside);
+  context_.shared_scratch.reserve(most_together);
   scratch_edges_ = edge_rows;
 }
 
@@ -269,7 +269,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   }
 }
 
-// Weights that changed are packed and gradients zeroed before the first stage.
+// Before the first stage, pack weights that changed and zero gradients.
 template <class T>
 void Executor<T>::plan_prologue() {
   prologue_.clear();
@@ -283,7 +283,7 @@ void Executor<T>::plan_prologue() {
       prologue_.push_back(PackWeight{static_cast<int32_t>(i), {a, std::min(panels, a + each)}});
     }
   }
-  // In the order of the parameters, as they are updated: a thread packs what it has just written.
+  // In the order of parameters, as they are updated: a thread packs what it has just written.
   const auto key = [&](const Item& item) {
     const auto& [weight, range] = std::get<PackWeight>(item);
     const Weight& w = program_->weights[weight];
@@ -304,7 +304,7 @@ template <class T>
 void Executor<T>::wait(const Counter& done, int32_t units) const {
   int32_t spins = 0;
   while (done.load(std::memory_order_acquire) < units && !broken_.load(std::memory_order_relaxed)) {
-    // The thread at work may have lost its core to another process.
+    // The running thread may have lost its core to another process.
     if (++spins < kWaitSpins) {
       pause();
     } else {
@@ -313,10 +313,10 @@ void Executor<T>::wait(const Counter& done, int32_t units) const {
   }
 }
 
-// Every thread goes through all segments. Of each it takes its own share first, so that its cache
-// meets the same panels of the weights again from task to task, then what is left of the others'.
-// One that comes late finds nothing to do and catches up, so a slow thread never holds up more than
-// the piece it has. If one throws, the others stop where they would wait for it.
+// Every thread walks all phases. In each it takes its own share first, so that its cache finds the
+// same panels of weights from task to task, then the rest of the other shares. A late thread finds
+// no work and catches up, so a slow thread delays the others by at most one item. If a thread
+// throws, the others stop where they would wait for it.
 template <class T>
 void Executor<T>::walk(int32_t thread, int32_t threads) {
   try {
@@ -367,7 +367,7 @@ void Executor<T>::walk_all(int32_t thread, int32_t threads) {
     if (!work(prologue_.data(), static_cast<int32_t>(prologue_.size()), false)) return;
     lap(pack_seconds_);
   }
-  for (const Segment& s : plan_.segments) {
+  for (const Phase& s : plan_.phases) {
     if (!work(plan_.items.data() + s.first, s.count, s.serial)) return;
     lap(stage_seconds_[s.stage]);
   }
@@ -376,16 +376,16 @@ void Executor<T>::walk_all(int32_t thread, int32_t threads) {
 template <class T>
 double Executor<T>::execute() {
   bool shared = prologue_.size() > 4 && !alone_;
-  for (const Segment& s : plan_.segments) shared |= !s.serial;
+  for (const Phase& s : plan_.phases) shared |= !s.serial;
   const int32_t threads = shared && !serial_ ? thread_pool().num_threads() : 1;
   while (static_cast<int32_t>(workers_.size()) < threads) {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
   }
-  counters_.reset((plan_.segments.size() + 1) * (threads + 1));
+  counters_.reset((plan_.phases.size() + 1) * (threads + 1));
   broken_.store(false, std::memory_order_relaxed);
   if (threads == 1) {
     walk(0, 1);
-  } else {  // there may be fewer by now
+  } else {  // the pool may have shrunk
     thread_pool().parallel_up_to(threads, [&](int32_t thread, int32_t of) { walk(thread, of); });
   }
   if (context_.profiling) ++runs_;
@@ -410,14 +410,13 @@ double Executor<T>::run_locked(const Inputs<T>& inputs) {
     return execute();
   } catch (...) {
     progress_.fail();
-    scratch_edges_ = -1;  // what there was no room for is not asked for again
+    scratch_edges_ = -1;  // a failed allocation is not retried with the same size
     context_.scratch_bytes = 0;
     planned_threads_ = 0;
     throw;
   }
 }
 
-// Pieces of work that each gradient needs before it is final.
 template <class T>
 void Executor<T>::set_profiling(bool on) {
   const std::lock_guard lock(mutex_);

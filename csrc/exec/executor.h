@@ -1,4 +1,4 @@
-// Runs a program over batches: binds addresses, packs weights, walks the plan, updates parameters.
+// The CPU executor: binds addresses, packs weights, runs the plan and updates parameters.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,14 @@ struct Inputs {
   std::vector<FloatFeature<T>> float_features;
   std::vector<IntFeature> int_features;
   uint64_t seed = 0, step = 0;
-  // Of data-parallel training: see Count. Totals are graphs, vertices, edges, then the present
-  // values of each int feature, of the global batch; without any, the batch is the global one.
+  // In data-parallel training, see Count. Totals of the global batch: graphs, vertices, edges, then
+  // present values of each int feature; empty if this batch is the global one.
   double scale = 1;
   std::vector<double> totals;
 };
 
-// A part of a parameter and values of its shape: row i of them stands at elements offset +
-// (rows ? rows[i] : i) * stride of the parameter.
+// Values for part of a parameter: row i of them belongs at element offset + (rows ? rows[i] : i) *
+// stride of the parameter.
 template <class T>
 struct GradientPiece {
   int32_t param;
@@ -47,8 +47,8 @@ struct GradientPiece {
   int64_t count, width, stride, offset;
 };
 
-// Where a run left a gradient: dense, or a row for each touched row of the parameter. The owner, if
-// there is one, keeps the values, but not the rows.
+// The gradient that a run computed: dense, or one row for each touched row of the parameter. The
+// owner, if set, keeps the values alive, but not the rows.
 template <class T>
 struct GradientView {
   T* values = nullptr;
@@ -58,27 +58,27 @@ struct GradientView {
   std::shared_ptr<const void> owner = nullptr;
 };
 
-// An output in the caller's order; zero where it has no row.
+// An output in the caller's order; zero if it has no row.
 template <class T>
 struct Output {
   int64_t rows, width;
   std::unique_ptr<T[]> values;
 };
 
-// Per parameter: its optimiser states, and whether it is trained at all.
+// Options of an update, per parameter: optimiser states, and whether it is trained.
 template <class T>
 struct Update {
   OptimizerStep step{};
   std::vector<std::pair<T*, T*>> states;
   std::vector<bool> trainable;
   std::optional<double> max_norm;
-  std::vector<std::pair<double, double>> factors;  // of lr and weight decay; none: all are 1
+  std::vector<std::pair<double, double>> scales;  // of lr and weight decay; empty: all 1
 
   OptimizerStep of(int32_t param) const {
     OptimizerStep own = step;
-    if (factors.empty()) return own;
-    own.lr *= factors[param].first;
-    own.weight_decay *= factors[param].second;
+    if (scales.empty()) return own;
+    own.lr *= scales[param].first;
+    own.weight_decay *= scales[param].second;
     return own;
   }
 };
@@ -94,65 +94,65 @@ struct Report {
     double seconds = 0;
     int64_t calls = 0;
     double flops = 0;  // of the last run
-    // Of the last run: read through index and segment maps; of those, through the edges of the
-    // graphs, as gather and its gradient do; written.
+    // In the last run: bytes read through index and segment maps; of these, bytes read along edges
+    // of the graphs, as gather and its gradient do; bytes written.
     int64_t indexed_bytes = 0, gather_bytes = 0, write_bytes = 0;
   };
   size_t arena_bytes = 0, peak_bytes = 0, scratch_bytes = 0, packed_bytes = 0;
   int64_t runs = 0;  // while profiling
   double pack_seconds = 0;
-  double update_seconds = 0;  // gradient norm and optimiser, of steps
-  // Global stages that ran side by side have their common time at the first of them.
+  double update_seconds = 0;  // gradient norm and optimiser
+  // Global stages that run concurrently report their common time at the first of them.
   std::vector<Line> stages, instructions;
   std::vector<int32_t> widths;  // rows of each task
-  int32_t segments = 0, threads = 0;
-  int32_t shared_segments = 0;  // on which several threads work
+  int32_t phases = 0, threads = 0;
+  int32_t shared_phases = 0;  // phases with work for several threads
   double estimated_seconds = 0;
   Products products = Products::kExact;
 };
 
-// One run at a time: a second caller waits.
+// Thread-safe; a second run waits for the first.
 template <class T>
 class Executor {
  public:
-  // The parameters stay the caller's and are read and written in place.
+  // Parameters belong to the caller and are read and written in place.
   Executor(std::shared_ptr<const Program> program, std::vector<Parameter<T>> parameters,
            Products products);
 
-  // Forward, and backward if the program has it. Returns the loss, 0 without one.
+  // Run forward and, if the program has it, backward. Return the loss, 0 without one.
   double run(const Inputs<T>& inputs);
-  // run, then one update of the trainable parameters unless loss or gradient norm is not finite.
+  // Run, then update the trainable parameters once, unless loss or gradient norm is not finite.
   StepResult step(const Inputs<T>& inputs, const Update<T>& update);
 
-  // A step in parts, for who reduces gradients with others in between. arm_gradients, then run on
-  // one thread while others wait_gradient; then squared_norm and apply.
+  // Split step for data-parallel training, where gradients are reduced between backward and update:
+  // arm_gradients, then run on one thread while others wait_gradient; then squared_norm and apply.
   void arm_gradients();
-  // Whether elements [begin, end) of the gradient are final; false if the run failed or was given
-  // up. Large gradients are told in slabs of gradient_slab elements.
+  // Wait until elements [begin, end) of the gradient are final; false if the run failed or was
+  // cancelled. Large gradients become final in slabs of gradient_slab elements.
   bool wait_gradient(int32_t param, int64_t begin, int64_t end) const;
   int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
   void give_up_gradients() { progress_.fail(); }
   // Valid until the next run.
   GradientView<T> gradient_view(int32_t param) const;
   GradientView<T> gradient_block() const;
-  // From now on they lie in `memory`, of as many elements. Returns what they lay in before, so that
-  // the caller says where it ends.
+  // Store dense gradients in `memory` from now on, which has as many elements. Return the memory
+  // they were stored in before, so that the caller decides where it is freed.
   std::shared_ptr<T> set_gradient_block(const std::shared_ptr<T>& memory);
-  // Parameters with a gradient, in the order their gradients are done; dense ones lie in memory in
-  // that order.
+  // Parameters with a gradient, in the order in which gradients are completed; dense gradients are
+  // stored in that order.
   const std::vector<int32_t>& gradient_order() const { return analysis_.gradient_order; }
-  // From now on runs leave the operands of a parameter's gradient instead of the gradient. False,
-  // changing nothing, where the gradient is no sum of products over whole rows.
+  // From now on runs keep the operands of a parameter's gradient instead of the gradient. False,
+  // without effect, unless the gradient is a sum of products over whole rows.
   bool set_factored(int32_t param);
   // X [rows, k] and dY [rows, n] of the last run; valid until the next.
   std::pair<GradientView<T>, GradientView<T>> factors(int32_t param) const;
   // out [k, n] += left [rows, k]^T right [rows, n].
   void add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n, T* out) const;
   double squared_norm(const std::vector<GradientPiece<T>>& pieces);
-  // One update of the trainable parameters with gradients times `scale`.
+  // Update the trainable parameters once with gradients times `scale`.
   void apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces, double scale);
 
-  // The gradient of a parameter after a run, as the full array into `out`; zeros where none.
+  // Copy the gradient of a parameter after a run to `out`, as the full array; zeros if it has none.
   void gradient(int32_t param, T* out) const;
   // Touched rows (ascending) and their values, or nothing if the gradient is dense.
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param) const;
@@ -166,8 +166,8 @@ class Executor {
 
  private:
   using Counter = std::atomic<int32_t>;
-  // Of each segment: units done, then units begun of every thread's share. std::atomic cannot move,
-  // so growing makes new ones.
+  // For each phase: units completed, then units started of every thread's share. std::atomic cannot
+  // move, so growing allocates new ones.
   struct Counters {
     std::unique_ptr<Counter[]> data;
     size_t size = 0;
@@ -179,7 +179,7 @@ class Executor {
   void lay_out_scratch();
   void bind(const Inputs<T>& inputs);
   double run_locked(const Inputs<T>& inputs);
-  // Whether a weight has packed memory of its own.
+  // True if a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
   void plan_prologue();
   double execute();
@@ -188,10 +188,11 @@ class Executor {
   void wait(const Counter& done, int32_t units) const;
   void check_param(int32_t param) const;
   int32_t threads_of_update() const;
-  double square(const std::vector<GradientPiece<T>>& work);
-  void move(const Update<T>& update, const std::vector<GradientPiece<T>>& work, double scale);
+  double sum_of_squares(const std::vector<GradientPiece<T>>& work);
+  void apply_optimizer(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
+                       double scale);
   void check_ran() const;
-  // The gradient of which the last run left the operands.
+  // Compute a gradient of which the last run kept the operands.
   void multiply(const Factors& factors, T* out) const;
 
   std::shared_ptr<const Program> program_;
@@ -203,7 +204,7 @@ class Executor {
   IndexFeatures index_features_;
   std::vector<std::unique_ptr<Worker<T>>> workers_;
 
-  // Of the present batch.
+  // State of the current batch.
   std::shared_ptr<const Schedule> schedule_;
   Spaces spaces_;
   Plan plan_;
@@ -227,13 +228,13 @@ class Executor {
   std::vector<int64_t> feature_rows_;
   GradientProgress progress_;
   Counters counters_;
-  int64_t small_gradients_ = 0;  // elements of dense gradients, 0 if caches cannot hold them
+  int64_t small_gradients_ = 0;  // elements of dense gradients; 0 if caches cannot hold them
   bool serial_ = false;
   std::vector<double> stage_seconds_;
   double pack_seconds_ = 0, update_seconds_ = 0;
   int64_t runs_ = 0;
   mutable std::mutex mutex_;
-  // Of which memory is handed out, also while a run works: held for moments, after the other.
+  // Guards pointers that views hand out, also during a run: locked briefly, after mutex_.
   mutable std::mutex views_;
 };
 

@@ -1,5 +1,5 @@
-// Gradients handed out as the two operands of their products, X and dY of X^T dY, for those who
-// send the operands rather than the product (sufficient factors).
+// Sufficient factors: gradients kept as the two operands X and dY of their product X^T dY, which
+// are sent instead of the product.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,16 @@ struct Factors {
   Memory left, right;
 };
 
-// Where the gradient of `param` is a sum of products over whole rows: its factors; else none.
+// Find the factors of the gradient of `param`; false unless it is a sum of products over whole
+// rows.
 bool make_factors(const Program& program, const Analysis& analysis, int32_t param, int64_t size,
                   Factors& out);
-// Their rows in a batch, as the engine's memory; count_factor_rows only counts them.
+// Allocate their rows for a batch; count_factor_rows only counts them.
 template <class T>
 void bind_factors(Factors& factors, const BoundProgram<T>& bound, const Spaces& spaces);
 template <class T>
 void count_factor_rows(Factors& factors, const BoundProgram<T>& bound, const Spaces& spaces);
-// Copies the operands of one instruction to their place.
+// Copy the operands of one instruction.
 template <class T>
 void copy_factors(const Factors& factors, int32_t instruction, const Bound<T>& b,
                   const Source<T>* sources, RowRange rows, const Kernels<T>& kernels);

@@ -90,7 +90,7 @@ const std::vector<int32_t>& IndexFeatures::rows(int32_t feature, Space space) co
   throw std::logic_error("int feature " + std::to_string(feature) + " is not bound");
 }
 
-// In the order of rows, as everything else that reads them.
+// Row order, like everything else that reads these arrays.
 void IndexFeatures::find_present(const Schedule& s, const std::vector<IntFeature>& features) {
   for (Present& p : presents_) {
     const IntFeature& f = features[p.feature];

@@ -1,4 +1,4 @@
-// The caller's features: index features are put into row order and checked once a run.
+// The caller's features. Index features are permuted into row order and checked once per run.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,18 @@ struct IntFeature {
   int64_t rows = 0;
 };
 
-// Index features as the instructions read them: in row order, every value below what is looked up.
+// Index features as instructions read them: in row order, every value below its limit.
 class IndexFeatures {
  public:
   explicit IndexFeatures(const Program& program, const std::vector<int64_t>& parameter_sizes);
 
-  // float_rows: rows of each float feature, of those that are looked up. Throws std::out_of_range
+  // float_rows: number of rows of each float feature that is looked up. Throws std::out_of_range
   // naming feature, value, vertex (or edge, graph) and limit.
   void bind(const Schedule& schedule, const std::vector<IntFeature>& features,
             const std::vector<int64_t>& float_rows);
-  // Feature `feature` for rows of a space like `space`.
+  // Values of a feature for the rows of a space like `space`.
   const std::vector<int32_t>& rows(int32_t feature, Space space) const;
-  // Of the spaces of vertices with a feature: what an array of them holds, and their rows by
+  // Index arrays of the spaces of vertices with a feature, and row ranges of these spaces by
   // feature.
   const std::vector<int32_t>& present(Array array, int32_t feature) const;
   const std::vector<RowRange>& present() const { return present_; }
@@ -45,10 +45,10 @@ class IndexFeatures {
   };
   struct Use {
     int32_t feature;
-    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or one of vertices with a
-                  // feature
+    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or a space of vertices with a
+                  // feature feature
     int64_t limit = INT32_MAX;
-    std::string label;  // of the reader that sets the limit
+    std::string label;  // of the instruction that sets the limit
     std::vector<Table> tables;
     std::vector<int32_t> values;
   };

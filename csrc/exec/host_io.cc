@@ -29,8 +29,8 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& index, T* counts)
 
 template <class T>
 void check_update(const Update<T>& update, size_t parameters) {
-  if (!update.factors.empty() && update.factors.size() != parameters) {
-    throw std::invalid_argument("factors of " + std::to_string(update.factors.size()) +
+  if (!update.scales.empty() && update.scales.size() != parameters) {
+    throw std::invalid_argument("scales of " + std::to_string(update.scales.size()) +
                                 " parameters, the program has " + std::to_string(parameters));
   }
   if (update.trainable.size() == parameters && update.states.size() == parameters) return;
@@ -64,7 +64,7 @@ void check_pieces(const std::vector<GradientPiece<T>>& pieces, const std::vector
       const auto [low, high] = std::minmax_element(p.rows, p.rows + p.count);
       first = *low, last = *high;
     }
-    const int64_t room = sizes[p.param] - p.offset - p.width;  // behind the first row
+    const int64_t room = sizes[p.param] - p.offset - p.width;  // after the first row
     if (p.width < 1 || p.stride < p.width || p.offset < 0 || first < 0 || room < 0 ||
         last > room / p.stride) {
       throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(last) +

@@ -13,8 +13,8 @@ bool in_one_piece(const Weight& w) {
   return q.k0 == 0 && q.n0 == 0 && q.rows == w.k && q.cols == w.n;
 }
 
-// Where `part` stands in `whole`, if it is a window of it that starts with a panel and a unit of
-// `depth` rows, and ends with a unit or where the whole does: no other row is read.
+// Position of `part` in `whole`, if it is a window that starts at a panel and a unit of `depth`
+// rows and ends at a unit or at the end of the whole, so that no other row is read.
 std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t number,
                                int64_t panel, int64_t depth) {
   if (!in_one_piece(whole) || part.k * part.n >= whole.k * whole.n) return std::nullopt;
@@ -38,22 +38,22 @@ std::optional<PackedAt> window(const Weight& part, const Weight& whole, int32_t 
 
 }  // namespace
 
-std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel,
-                                    int64_t depth) {
-  std::vector<PackedAt> places;
+std::vector<PackedAt> locate_weights(const std::vector<Weight>& weights, int64_t panel,
+                                     int64_t depth) {
+  std::vector<PackedAt> found;
   for (size_t i = 0; i < weights.size(); ++i) {
-    places.push_back({static_cast<int32_t>(i), 0, 0});
+    found.push_back({static_cast<int32_t>(i), 0, 0});
     if (!in_one_piece(weights[i])) continue;
-    int64_t largest = 0;  // it holds whatever else holds the part
+    int64_t largest = 0;  // the largest container also contains the smaller ones
     for (size_t j = 0; j < weights.size(); ++j) {
       const auto at = window(weights[i], weights[j], static_cast<int32_t>(j), panel, depth);
       if (at && weights[j].k * weights[j].n > largest) {
         largest = weights[j].k * weights[j].n;
-        places[i] = *at;
+        found[i] = *at;
       }
     }
   }
-  return places;
+  return found;
 }
 
 }  // namespace cavs

@@ -1,4 +1,4 @@
-// Where packed weights lie: part of a matrix is read out of the whole, which is packed once.
+// Location of packed weights: a weight that is a window of another is read from the packed whole.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace cavs {
 
-// A weight starts at (row, column) of the packed matrix of `weight`: itself, or one that holds it.
+// A weight starts at (row, column) of the packed matrix of `weight`: itself, or one that contains
+// it.
 struct PackedAt {
   int32_t weight;
   int64_t row, column;
 };
 
-// For every weight; columns are multiples of `panel`, rows of `depth`.
-std::vector<PackedAt> place_weights(const std::vector<Weight>& weights, int64_t panel,
-                                    int64_t depth);
+// Locate every weight; columns are multiples of `panel`, rows of `depth`.
+std::vector<PackedAt> locate_weights(const std::vector<Weight>& weights, int64_t panel,
+                                     int64_t depth);
 
 }  // namespace cavs

@@ -11,13 +11,13 @@
 namespace cavs {
 namespace {
 
-// Below these, handing work over costs more than it saves.
+// Below these times, handing work to other threads costs more than it saves.
 constexpr double kSerialNs = 3000;   // a task
 constexpr double kSplitNs = 2000;    // one instruction of a task of few rows
-constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows, one a thread at most
-constexpr int32_t kRowsEach = 16;    // fewer rows a thread: split by columns of the weight
-// Rows of narrow tasks that wait until a product of a loop is worth while, and in how many turns
-// all rows would go at least, so that what waits is little next to what is kept.
+constexpr double kGlobalNs = 20000;  // a piece of a sum over all rows; at most one per thread
+constexpr int32_t kRowsEach = 16;    // fewer rows per thread: split by columns of the weight
+// Rows of narrow tasks are deferred until a product of them pays off, but at most so many rows and
+// an eighth of all rows, so that deferred rows need little memory.
 constexpr int32_t kMostDeferred = 64, kTurns = 8;
 
 class Planner {
@@ -26,7 +26,7 @@ class Planner {
           const Spaces& spaces, const PlanOptions& options, Plan& plan)
       : p_(program), a_(analysis), s_(schedule), spaces_(spaces), o_(options), plan_(plan) {}
 
-  // What all work takes on one thread, before any of it is planned.
+  // Estimated time of all work on one thread, without a plan.
   double cost_of_all() const {
     double total = 0;
     for (int32_t s = 0; s < static_cast<int32_t>(p_.stages.size()); ++s) {
@@ -85,7 +85,7 @@ class Planner {
     return total;
   }
 
-  // Tasks of one level wait for none of each other: their bodies run side by side.
+  // Tasks of one level do not depend on each other: their bodies run concurrently.
   void add_loop(const Stage& stage, const std::vector<int32_t>& bodies) {
     const auto n = static_cast<int32_t>(s_.tasks.size());
     const auto at = [&](int32_t i) { return stage.reversed ? n - 1 - i : i; };
@@ -113,8 +113,8 @@ class Planner {
     }
   }
 
-  // What is known before segments are made: the steps of a level's bodies, one after the other, or
-  // sums, each of pieces that may run at once. `alone`: not worth sharing.
+  // Steps of the bodies of a level, one after the other, or sums; each of pieces that may run at
+  // once. `alone`: not worth sharing.
   struct Step {
     int32_t first, count;
     double cost;
@@ -122,18 +122,18 @@ class Planner {
   };
 
   void open(bool serial) {
-    if (serial && !plan_.segments.empty() && plan_.segments.back().serial &&
-        plan_.segments.back().stage == stage_) {
+    if (serial && !plan_.phases.empty() && plan_.phases.back().serial &&
+        plan_.phases.back().stage == stage_) {
       return;
     }
-    plan_.segments.push_back({static_cast<int32_t>(plan_.items.size()), 0, stage_, serial});
+    plan_.phases.push_back({static_cast<int32_t>(plan_.items.size()), 0, stage_, serial});
   }
   void put(const Item& item) {
     plan_.items.push_back(item);
-    ++plan_.segments.back().count;
+    ++plan_.phases.back().count;
   }
 
-  // Rows [begin, result) form the next chunk: at most `most` rows, few edges or one row.
+  // Rows [begin, result) form the next chunk: at most `most` rows, and few edges or one row.
   int32_t chunk_end(const Body& body, int32_t begin, int32_t end, int32_t most) {
     int32_t stop = std::min(end, begin + most);
     if (!body.edges) return stop;
@@ -146,7 +146,7 @@ class Planner {
     plan_.edge_rows = std::max(plan_.edge_rows, offsets[stop] - offsets[begin]);
     return stop;
   }
-  // Of the body that is being added: a step, and its pieces.
+  // Add a step to the current body, or a piece to its last step.
   void step(double cost, bool alone) {
     steps_.push_back({static_cast<int32_t>(pieces_.size()), 0, cost, alone});
   }
@@ -163,7 +163,7 @@ class Planner {
     }
   }
 
-  // The steps of a body, one after the other.
+  // Add the steps of a body, one after the other.
   void add_rows(int32_t id, RowRange rows) {
     const Body& body = a_.bodies[id];
     if (rows.size() == 0 || body.instructions.empty()) return;
@@ -179,7 +179,7 @@ class Planner {
       step(total, true);
       put_chunks(id, rows, most);
     } else if (rows.size() >= kRowsEach * o_.threads || largest < kSplitNs) {
-      // Equal chunks, as many as threads or a multiple.
+      // Equal chunks, a multiple of the number of threads.
       int32_t chunks = (rows.size() + most - 1) / most;
       chunks = (chunks + o_.threads - 1) / o_.threads * o_.threads;
       step(total, false);
@@ -193,7 +193,8 @@ class Planner {
     }
   }
 
-  // Few rows but large products: each instruction in pieces, one after the other.
+  // Few rows but large products: split each instruction into pieces, one instruction after the
+  // other.
   void split(const Body& body, RowRange chunk) {
     for (int32_t id : body.instructions) {
       const RowRange rows = rows_of(id, body, chunk);
@@ -226,34 +227,34 @@ class Planner {
     }
   }
 
-  // First steps of all bodies side by side, then second ones, and so on.
+  // Emit the first steps of all bodies concurrently, then the second steps, and so on.
   void flush() {
     firsts_.push_back(static_cast<int32_t>(steps_.size()));
     for (int32_t j = 0;; ++j) {
-      beside_.clear();
+      concurrent_.clear();
       double total = 0;
       bool serial = true;
       for (size_t b = 0; b + 1 < firsts_.size(); ++b) {
         if (firsts_[b] + j >= firsts_[b + 1]) continue;
         const Step& s = steps_[firsts_[b] + j];
-        beside_.push_back(s);
+        concurrent_.push_back(s);
         total += s.cost;
         serial &= s.alone;
       }
-      if (beside_.empty()) break;
-      serial &= o_.threads == 1 || beside_.size() == 1 || total < kSerialNs;
+      if (concurrent_.empty()) break;
+      serial &= o_.threads == 1 || concurrent_.size() == 1 || total < kSerialNs;
       open(serial);
-      put_shares(beside_);
+      put_shares(concurrent_);
     }
     firsts_.clear();
     steps_.clear();
     pieces_.clear();
   }
-  // Of each step a share to every thread; pieces that nobody shares go round the threads.
-  void put_shares(const std::vector<Step>& beside) {
+  // Give every thread a share of each step; steps of one piece go to the threads in turn.
+  void put_shares(const std::vector<Step>& steps) {
     for (int32_t t = 0; t < o_.threads; ++t) {
       int32_t singles = 0;
-      for (const Step& s : beside) {
+      for (const Step& s : steps) {
         int32_t begin = part(0, s.count, t, o_.threads), end = part(0, s.count, t + 1, o_.threads);
         if (s.count == 1) {
           begin = 0;
@@ -267,8 +268,8 @@ class Planner {
     return static_cast<int32_t>(begin + (end - begin) * i / of);
   }
 
-  // A sum over the rows of one task. The operands of a product may not be there any more when the
-  // next task is done: few rows of them are copied, and multiplied with those of other tasks.
+  // Add a sum over the rows of one task. Operands of a product may be overwritten by the next task,
+  // so few rows of them are copied and multiplied together with those of other tasks.
   void add_sum(int32_t id, int32_t task, RowRange rows) {
     if (rows.size() == 0) return;
     const Instruction& in = p_.instructions[id];
@@ -314,7 +315,7 @@ class Planner {
     return static_cast<int32_t>(std::clamp<double>(cost / kGlobalNs, 1, o_.threads));
   }
 
-  // This stage and those that may run beside it.
+  // Add this stage and those that may run concurrently with it.
   void add_globals() {
     const int32_t first = stage_;
     int32_t last = first;
@@ -323,7 +324,7 @@ class Planner {
     double total = 0;
     for (int32_t s = first; s <= last; ++s) total += global_cost(s);
     open(o_.threads == 1 || total < kSerialNs);
-    // Rows of tables first: they take longest to exchange. Then costly ones, so that no long piece
+    // Rows of tables first: they take longest to exchange. Then costly sums, so that no long piece
     // is left for the end.
     order_.clear();
     for (int32_t s = first; s <= last; ++s) order_.push_back(s);
@@ -347,7 +348,7 @@ class Planner {
     }
     return sum;
   }
-  // Of the step that was begun last: a sum that costs so much.
+  // Add the pieces of a sum of this cost to the last step.
   void add_pieces(int32_t id, double cost, SumExtent extent) {
     const Instruction& in = p_.instructions[id];
     const Cut cut = traits_of(in).cut;
@@ -368,8 +369,8 @@ class Planner {
     }
   }
 
-  // A cell a thread where they take equally long, else each in pieces by its own cost. Slab by
-  // slab, if others wait for them.
+  // One cell per thread if cells take equally long, else each cell in pieces by its own cost. Slab
+  // by slab, if other threads wait for slabs.
   void add_cells(int32_t id, double cost, SumExtent extent) {
     const Product& product = a_.products[id];
     const int32_t k = product.rows;
@@ -398,7 +399,7 @@ class Planner {
       }
     }
   }
-  // Rows of `item`, all columns of its cell.
+  // Add the rows of `item` and all columns of its cell.
   void add_rows_of_cell(SumCell item, int32_t pieces) {
     const Product::Cell cell = plan_.cells[item.cell];
     const auto [begin, end] = item.rows;
@@ -416,11 +417,11 @@ class Planner {
     }
   }
 
-  // How often to cut the rows and the panels of a result [k, n], into about so many pieces, so that
-  // the thread with most to do has least; where that is equal, rather its panels.
+  // Number of cuts of rows and of panels of a result [k, n], for about so many pieces, that gives
+  // the busiest thread the least work; if equal, prefer cuts of panels.
   std::pair<int32_t, int32_t> grid(int32_t k, int32_t panels, int32_t n, int32_t pieces) const {
     const bool narrow = n <= kNarrowResult;
-    const int32_t fewest = narrow ? o_.panel : 32;  // rows of a piece
+    const int32_t fewest = narrow ? o_.panel : 32;  // rows per piece
     std::pair<int32_t, int32_t> best{1, 1};
     double least = std::numeric_limits<double>::infinity();
     for (int32_t wide = narrow ? 1 : std::min(panels, pieces); wide >= 1; --wide) {
@@ -444,7 +445,7 @@ class Planner {
     return best;
   }
 
-  // Rows of a product's result, of `k`, that make a slab of a gradient.
+  // Number of rows of a product's result, out of `k`, that form a slab of a gradient.
   int32_t slab_rows(const Instruction& in, int32_t id, int32_t k) const {
     const int32_t width = a_.result_width[id];
     if (width == 0) return k;
@@ -458,11 +459,11 @@ class Planner {
   const PlanOptions o_;
   Plan& plan_;
   std::vector<Item> pieces_;
-  std::vector<Step> steps_, beside_;
+  std::vector<Step> steps_, concurrent_;
   std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
-  std::vector<int32_t> deferred_;     // rows of each product
-  std::vector<Product::Cell> cells_;  // of the product that is added
+  std::vector<int32_t> deferred_;     // number of deferred rows of each product
+  std::vector<Product::Cell> cells_;  // of the current product
   int32_t stage_ = 0;
 };
 
@@ -470,7 +471,7 @@ class Planner {
 
 void Plan::clear() {
   items.clear();
-  segments.clear();
+  phases.clear();
   cells.clear();
   edge_rows = 0;
   deferred = 0;

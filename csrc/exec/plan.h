@@ -1,4 +1,4 @@
-// The work of one batch as a list of segments: what may run at once, and in which pieces.
+// The work of one batch as a list of phases, whose items may run at once.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace cavs {
 
-// Items of one segment may run at once; a segment starts when the one before is done. A serial
-// segment runs its items in order on whichever thread comes first.
-struct Segment {
+// Items of one phase may run at once; a phase starts when the one before is completed. A serial
+// phase runs its items in order on the first thread that is free.
+struct Phase {
   int32_t first, count;
   int32_t stage;
   bool serial;
@@ -22,10 +22,10 @@ struct Segment {
 
 struct Plan {
   std::vector<Item> items;
-  std::vector<Segment> segments;
-  std::vector<Product::Cell> cells;  // of results: rows of all terms that reach one are summed
-  int32_t edge_rows = 0;  // most edges in one chunk that has more than one row or scratch
-  // Memory of deferred rows, in elements: where that of each product of a loop begins, and all.
+  std::vector<Phase> phases;
+  std::vector<Product::Cell> cells;  // of results; rows of all terms that reach a cell are summed
+  int32_t edge_rows = 0;  // maximum number of edges of a chunk of more than one row, or of scratch
+  // Memory of deferred rows, in elements: offset for each product of a loop, and size.
   std::vector<int64_t> deferred_at;
   int64_t deferred = 0;
   void clear();
@@ -35,7 +35,7 @@ struct PlanOptions {
   int32_t threads;
   int32_t panel;
   bool one_by_one;  // one row at a time
-  bool slabs;       // gradients slab by slab, for others who wait for them
+  bool slabs;       // gradients slab by slab, because other threads wait for them
 };
 // Estimated nanoseconds of all work on one thread.
 double plan_cost(const Program& program, const Analysis& analysis, const Schedule& schedule,

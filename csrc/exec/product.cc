@@ -11,8 +11,8 @@ std::vector<int32_t> sorted(std::vector<int32_t> numbers) {
   return numbers;
 }
 
-// The cells between all edges of what terms reach, put together along the columns where the same
-// terms reach them.
+// Cells between all edges of the reaches of terms; neighbours along the columns are joined if the
+// same terms reach them.
 std::vector<Product::Cell> cells_of(const std::vector<Product::Cell>& reach) {
   std::vector<int32_t> rows, columns;
   for (const Product::Cell& r : reach) {

@@ -1,5 +1,5 @@
-// A compiled program: buffers, instructions and stages. Made by cavs.compiler, walked by the
-// executor over the schedule of a batch. Data only.
+// A compiled program: buffers, weights, instructions and stages, as plain data. cavs.compiler
+// builds it; the executor runs it over the schedule of a batch.
 #pragma once
 
 #include <cstdint>
@@ -11,42 +11,43 @@
 
 namespace cavs {
 
-// Which rows a value has. kVertexKind0 + 2 * k: the vertices of the program's k-th kind;
-// kEdgeKind0 + 2 * k: the edges whose parent is of that kind. kPresent0 - f: the vertices where int
-// feature f is present (>= 0), in the order of their rows.
+// The rows that a value has. kVertexKind0 + 2 * k: vertices of the program's k-th kind; kEdgeKind0
+// + 2 * k: edges whose parent is of that kind. kPresent0 - f: vertices where int feature f is
+// present (>= 0), in row order.
 using Space = int32_t;
 constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
 constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
 constexpr Space kPresent0 = -2;
 
 enum class Role : uint8_t {
-  kArena,    // lives in the arena from stage `first` to stage `last`
-  kScratch,  // lives inside one chunk of rows of one stage
+  kArena,    // live in the arena from stage `first` to stage `last`
+  kScratch,  // live within one chunk of rows of one stage
   kParam,    // parameter `index`
   kGrad,     // dense gradient of parameter `index`; zeroed at the start of a run
   kFeature,  // float feature `index`, in the caller's vertex or edge order
   kOnes,     // a row of ones, stride 0
-  kCount,    // one number: how many values of int feature `index` are >= 0, or see Count
+  kCount,    // one number: count of values >= 0 of int feature `index`, or see Count
 };
 
-// What a kCount buffer with a negative index holds. In data-parallel training all counts are those
-// of the global batch, and kScale makes sums over this replica's rows stand for the global ones.
+// Contents of kCount buffers with a negative index. In data-parallel training all counts are those
+// of the global batch, and kScale scales sums over this replica's rows to the global batch.
 enum Count : int32_t { kScale = -1, kGraphRows = -2, kVertexRows = -3, kEdgeRows = -4 };
 constexpr int32_t kFewestCount = kEdgeRows;
 
-// Which rows an arena buffer in kVertexSpace has: those of vertices with children come first.
+// Rows of an arena buffer in kVertexSpace: all, those of vertices with children, which come first,
+// or those of leaves.
 enum class Held : uint8_t { kAll, kInner, kLeaves };
 
 struct Buffer {
   Role role;
   int32_t index;
   Space space;
-  int32_t width;        // elements a row
+  int32_t width;        // elements per row
   int32_t first, last;  // stages, inclusive; kArena only
   Held held = Held::kAll;
 };
 
-// Index arrays a row map can name.
+// Index arrays that a row map can name.
 enum class Array : uint8_t {
   kNone,
   kOrder,         // vertex row -> vertex id (float features)
@@ -63,16 +64,16 @@ enum class Array : uint8_t {
   kOut,           // segments: out_offsets, out_edges
   kGraphRows,     // segments: graph_offsets, graph_rows
   kNthParents,    // + argument k; segments: rows of the parents whose k-th child the row is
-  kNthLeaf,       // + argument k: as kNthChild, but -1 where that child has children itself
+  kNthLeaf,       // + argument k: as kNthChild, but -1 if that child has children
   kPresent,       // + argument f: row of kPresent0 - f -> vertex row
   kPresentOrder,  // + argument f: row of kPresent0 - f -> vertex id
   kPlace,         // + argument f: vertex row -> row of kPresent0 - f, or -1
-  kGraphRoots,    // segments: graph -> rows of its vertices that are no child
-  kRowGraphs,     // segments: vertex row -> graphs it is a vertex of
-  kRootGraphs,    // segments: vertex row -> graphs it is a root of
-  kGraphLeaves,   // segments: graph -> rows of its vertices without children
-  kLeafGraphs,    // segments: vertex row -> graphs it is a leaf of
-  kParents,       // segments: out_offsets, rows of the parents, once an edge
+  kGraphRoots,    // segments: graph -> rows of its roots
+  kRowGraphs,     // segments: vertex row -> graphs that it is a vertex of
+  kRootGraphs,    // segments: vertex row -> graphs that it is a root of
+  kGraphLeaves,   // segments: graph -> rows of its leaves
+  kLeafGraphs,    // segments: vertex row -> graphs that it is a leaf of
+  kParents,       // segments: out_offsets, rows of the parents, once per edge
 };
 
 struct Operand {
@@ -117,11 +118,11 @@ struct Instruction {
   std::string label;  // for reports
 };
 
-// A matrix assembled from pieces of parameters and packed once per update.
+// A matrix composed of pieces of parameters and packed once per update.
 struct WeightPiece {
   int32_t param;
-  int64_t offset;                  // element of the parameter where the piece starts
-  int64_t row_stride, col_stride;  // of the piece inside the parameter
+  int64_t offset;                  // first element of the piece in the parameter
+  int64_t row_stride, col_stride;  // of the piece in the parameter
   int64_t rows, cols, k0, n0;
 };
 struct Weight {
@@ -130,12 +131,12 @@ struct Weight {
 };
 
 enum class StageKind : uint8_t {
-  kRows,    // row-local instructions over all rows of one space (vertices and their edges), chunk
-            // by chunk: every instruction of the stage runs on a chunk before the next chunk
-  kLoop,    // the batch tasks in order (or reversed), bodies[kind] for each; sums into gradients
-            // stand behind the instructions of the rows, and run when all rows of a task are done
-  kGlobal,  // one instruction over all rows; or products that add to one gradient, any part of it
-            // each: they are computed as one
+  kRows,  // row-local instructions over all rows of one space (vertices and their edges), chunk by
+          // chunk: all instructions of the stage run on a chunk before the next chunk
+  kLoop,  // tasks of the batch in order (or reversed), bodies[kind] for each. Sums into gradients
+          // come last in a body and run when all rows of a task are complete
+  kGlobal,  // one instruction over all rows; or several products that add to parts of one gradient,
+            // which are computed as one
 };
 
 struct Stage {
@@ -143,18 +144,18 @@ struct Stage {
   Space space;                               // kRows: a vertex, present, graph or one space
   std::vector<int32_t> body;                 // kRows, kGlobal: instruction ids
   bool reversed = false;                     // kLoop: backward
-  std::vector<std::vector<int32_t>> bodies;  // kLoop: a list for each kind of the program
+  std::vector<std::vector<int32_t>> bodies;  // kLoop: one list per kind of the program
   std::string label;
 };
 
 struct Program {
-  std::vector<uint64_t> kinds;  // keys; the k-th kind's spaces are kVertexKind0 + 2k, ...
+  std::vector<uint64_t> kinds;  // keys; the spaces of the k-th kind are kVertexKind0 + 2k, ...
   std::vector<Buffer> buffers;
   std::vector<Weight> weights;
   std::vector<Instruction> instructions;
   std::vector<Stage> stages;
   int32_t loss = -1;             // buffer in kOneSpace, or -1
-  std::vector<int32_t> outputs;  // arena buffers the caller may read after the run
+  std::vector<int32_t> outputs;  // arena buffers that the caller may read after a run
 };
 
 }  // namespace cavs

@@ -94,7 +94,7 @@ bool GradientProgress::wait(int32_t param, int64_t begin, int64_t end) const {
 }
 
 void GradientProgress::set(size_t slab, int32_t value) {
-  // An exchange: whether somebody waits is not to be looked at before it is seen.
+  // An exchange, so that a waiting thread is seen after the new value is visible.
   left_[slab].exchange(value, std::memory_order_acq_rel);
   if (value <= 0) left_[slab].notify_all();
 }

@@ -1,5 +1,6 @@
-// Tells other threads, during a run, which gradients are final: those of large parameters slab by
-// slab (Analysis::slab), so that the first rows can leave while the last are computed.
+// Progress of gradients during a run, for threads that wait for final ones. Gradients of large
+// parameters become final slab by slab (Analysis::slab), so that the first rows can be sent while
+// the last are computed.
 #pragma once
 
 #include <atomic>
@@ -15,22 +16,22 @@ class GradientProgress {
  public:
   GradientProgress(const Analysis& analysis, const std::vector<int64_t>& sizes);
 
-  // The pieces of work in a plan that each slab needs.
+  // Count the items of a plan that contribute to each slab.
   void count(const Plan& plan);
-  // Before a run that others wait for: no gradient is final.
+  // Mark all gradients as not final, before a run that others wait for.
   void arm();
-  // Whether anybody ever waited.
+  // True if any thread ever waited.
   bool watched() const { return watched_; }
-  // The run starts: `prologue` comes before the plan.
+  // Start a run; `prologue` runs before the plan.
   void begin(const std::vector<Item>& prologue);
   void finished(const Item& item);
-  // The same of a whole gradient, for an engine that works without a plan; and of all there are.
+  // Mark a whole gradient as final, for an engine without a plan; or all gradients.
   void finished(int32_t param);
   void finish() { fill(0); }
-  // The run failed, or will not come: nobody waits for it any longer.
+  // The run failed or was cancelled: release all waiting threads.
   void fail();
-  // Whether elements [begin, end) of a gradient are final; waits until they are. Throws
-  // std::out_of_range for elements that it does not have.
+  // Wait until elements [begin, end) of a gradient are final; false if the run failed. Throws
+  // std::out_of_range for elements that the gradient does not have.
   bool wait(int32_t param, int64_t begin, int64_t end) const;
 
  private:
@@ -45,7 +46,7 @@ class GradientProgress {
   const Analysis& analysis_;
   std::vector<int64_t> sizes_;
   std::vector<int32_t> first_;   // parameter -> its first slab
-  std::vector<int32_t> pieces_;  // of the plan, for each slab
+  std::vector<int32_t> pieces_;  // items of the plan for each slab
   bool watched_ = false;
   std::unique_ptr<std::atomic<int32_t>[]> left_;
 };

@@ -1,4 +1,4 @@
-// What a caller may ask an executor after a run.
+// Results that a caller may read from an executor after a run.
 #include <algorithm>
 #include <stdexcept>
 
@@ -27,7 +27,7 @@ void Executor<T>::gradient(int32_t param, T* out) const {
   check_param(param);
   check_ran();
   for (const Factors& f : context_.factors) {
-    if (f.param == param && !f.first_row.empty()) return multiply(f, out);  // has had a run
+    if (f.param == param && !f.first_row.empty()) return multiply(f, out);  // after the first run
   }
   const int64_t size = context_.sizes[param];
   if (analysis_.dense_gradient[param]) {
@@ -88,8 +88,8 @@ Report Executor<T>::report() const {
   report.products = kernels_.products;
   report.pack_seconds = pack_seconds_;
   report.update_seconds = update_seconds_;
-  report.segments = static_cast<int32_t>(plan_.segments.size());
-  for (const Segment& s : plan_.segments) report.shared_segments += !s.serial;
+  report.phases = static_cast<int32_t>(plan_.phases.size());
+  for (const Phase& s : plan_.phases) report.shared_phases += !s.serial;
   report.threads = planned_threads_;
   report.estimated_seconds = cost_ * 1e-9;
   for (size_t i = 0; i < p.stages.size(); ++i) {

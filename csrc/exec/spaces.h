@@ -1,5 +1,5 @@
-// How the spaces of a program relate, which rows an index array goes from and to, and which rows
-// they have in a batch.
+// Relations between spaces, the rows that index arrays map from and to, and rows of spaces in a
+// batch.
 #pragma once
 
 #include <string>
@@ -14,13 +14,13 @@ inline bool is_vertex(Space s) { return s == kVertexSpace || (s >= kVertexKind0 
 inline bool is_edge(Space s) { return s == kEdgeSpace || (s >= kEdgeKind0 && s % 2 == 1); }
 inline bool is_present(Space s) { return s <= kPresent0; }
 inline int32_t feature_of(Space present) { return kPresent0 - present; }
-// The space that has the rows of `s` and all like them: int features are put into its order.
+// The space of all rows like those of `s`: int features are permuted to its order.
 inline Space whole_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
-// The program's kind a space is limited to, or -1.
+// The kind of the program that a space is limited to, or -1.
 inline int32_t kind_of(Space s) { return s < kVertexKind0 ? -1 : (s - kVertexKind0) / 2; }
 inline Space edges_of(Space vertices) { return vertices + 1; }
 inline Space vertices_of(Space edges) { return edges - 1; }
-// Every row of `inner` is a row of `outer` too.
+// True if every row of `inner` is a row of `outer`.
 inline bool contains(Space outer, Space inner) {
   return outer == inner || (outer == kVertexSpace && is_vertex(inner)) ||
          (outer == kEdgeSpace && is_edge(inner));
@@ -36,12 +36,12 @@ inline bool is_segments(Array a) {
          a == Array::kRowGraphs || a == Array::kRootGraphs || a == Array::kGraphLeaves ||
          a == Array::kLeafGraphs || a == Array::kParents;
 }
-// One row for each edge to a parent, in kernels that sum over these.
+// True if it reads one row for each edge to a parent, in kernels that sum over these edges.
 inline bool is_of_parents(const Instruction& in, const Operand& o) {
   return in.outward && o.map == RowMap::kIndex &&
          (o.array == Array::kOut || o.array == Array::kParents);
 }
-// Needs to know at which vertices an int feature is present.
+// True if it depends on the vertices at which an int feature is present.
 inline bool of_present(Array a) {
   return a == Array::kPresent || a == Array::kPresentOrder || a == Array::kPlace;
 }
@@ -50,13 +50,14 @@ inline bool has_argument(Array a) {
          a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf ||
          of_present(a);
 }
-// Inside one chunk of rows and their edges, whatever the chunk.
+// True if it stays inside one chunk of rows and their edges, for any chunk.
 inline bool is_local(const Operand& o) {
   if (o.map == RowMap::kSelf || o.map == RowMap::kOne) return true;
   return o.array == Array::kParent || o.array == Array::kParentIfNth ||
          o.array == Array::kNthEdge || o.array == Array::kEdges;
 }
-// Row ranges of the program's spaces in a batch, and the program kind of each schedule kind.
+// Row ranges of the program's spaces in a batch, and the program's kind for each kind of the
+// schedule.
 struct Spaces {
   std::vector<RowRange> ranges;
   std::vector<RowRange> present;  // by int feature
@@ -67,12 +68,12 @@ struct Spaces {
     return b.held == Held::kAll ? rows(b.space) : held[static_cast<int>(b.held)];
   }
 };
-// Throws std::runtime_error for a kind of the batch the program does not have.
-// present: rows of the spaces of vertices with a feature, by feature.
+// present: rows of the spaces of vertices with a feature, by feature. Throws std::runtime_error for
+// a kind of the batch that the program does not have.
 void resolve_spaces(const Program& program, const Schedule& schedule,
                     const std::vector<RowRange>& present, Spaces& spaces);
 
 std::string space_name(Space s);
-std::string rows_name(const Buffer& b);  // its space, and what of it is held
+std::string rows_name(const Buffer& b);  // its space, and the rows of it that are held
 
 }  // namespace cavs

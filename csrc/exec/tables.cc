@@ -24,7 +24,7 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
     }
     table->lookups.push_back({id, table->lookups.empty() && !looped, looped, {}, {}, {}});
   };
-  // Instructions in the order they run.
+  // Instructions in execution order.
   for (const Stage& stage : p.stages) {
     if (stage.kind == StageKind::kGlobal) add(stage.body[0], false);
     for (const std::vector<int32_t>& body : stage.bodies) {
@@ -37,7 +37,7 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
 template <class T>
 void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces) {
   table.slots.clear();
-  // Whatever happens: the next batch finds no slots of this one.
+  // Reset on every path, so that the next batch finds no slots of this one.
   struct Clear {
     Table& table;
     ~Clear() {
@@ -69,7 +69,8 @@ void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces
     }
     std::vector<int32_t>& offsets = lookup.offsets;
     offsets.assign(slots + 2, 0);
-    // Counts go two places up, so that filling moves every start to where its end belongs.
+    // Counts are stored two positions up, so that filling moves every start to the end of its
+    // range.
     each_row(lookup, [&](int32_t, int32_t i) { ++offsets[table.slot_of[i] + 2]; });
     std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
     lookup.rows.resize(offsets.back());

@@ -1,4 +1,4 @@
-// Sparse gradients of looked-up tables: one slot a row of the table that the batch touches.
+// Sparse gradients of looked-up tables: one slot per row of the table that the batch touches.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace cavs {
 
-// The rows one instruction adds into each slot, ascending.
+// The rows that one instruction adds to each slot, ascending.
 struct Lookup {
   int32_t instruction;
-  bool first;                    // of its table: writes instead of adding
-  bool looped;                   // runs a task at a time
+  bool first;                    // the first of its table: writes instead of adding
+  bool looped;                   // runs task by task
   std::vector<int32_t> offsets;  // slots + 1
   std::vector<int32_t> rows;
   std::vector<int32_t> slot_of;  // looped: row -> slot, or -1
@@ -23,7 +23,7 @@ struct Lookup {
 struct Table {
   int32_t param;
   int64_t width;
-  bool dense;                    // adds into the dense gradient of the parameter instead
+  bool dense;                    // adds to the dense gradient of the parameter instead
   std::vector<int32_t> slots;    // slot -> row of the table, in order of first use
   std::vector<int32_t> slot_of;  // row of the table -> slot, or -1 between runs
   std::vector<Lookup> lookups;
@@ -32,7 +32,7 @@ struct Table {
 
 std::vector<Table> make_tables(const Program& program, const std::vector<bool>& dense,
                                const std::vector<int64_t>& sizes);
-// Sorts the rows of the batch into slots.
+// Sort the rows of the batch into slots.
 template <class T>
 void bind_table(Table& table, const BoundProgram<T>& bound, const Spaces& spaces);
 

@@ -9,16 +9,16 @@
 namespace cavs {
 namespace {
 
-// From children to parents or back, as gather and its gradient go. What else goes along edges stays
-// at one vertex: its own values, and those of the edges below it.
+// True for arrays that lead from children to parents or back, as gather and its gradient. Other
+// arrays along edges stay at one vertex: its own values and those of its edges.
 bool is_gather(Array a) {
   return a == Array::kChild || a == Array::kChildren || a == Array::kNthChild ||
          a == Array::kNthLeaf || a == Array::kOut || a == Array::kNthParents ||
          a == Array::kParents;
 }
 
-// Values one operand reads through its index or segments, over all rows it is read for. Where the
-// index is -1 it reads none.
+// Number of values that an operand reads through its index or segments, over all rows. An index of
+// -1 reads none.
 int64_t indexed(const Operand& o, const Instruction& in, const Spaces& spaces, const Schedule& s,
                 const IndexFeatures& features) {
   const Space space = in.space;

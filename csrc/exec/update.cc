@@ -11,37 +11,37 @@
 namespace cavs {
 namespace {
 
-constexpr int64_t kPiece = 1 << 14;      // elements of one thread's stretch
+constexpr int64_t kChunk = 1 << 14;      // elements per chunk
 constexpr int64_t kParallelPieces = 16;  // fewer stay on one thread
 
-// The gradients of the last run.
+// Cut the gradients of the last run into chunks.
 template <class T>
-void stretches(const RunContext<T>& c, const std::vector<bool>& trainable,
-               std::vector<GradientPiece<T>>& out) {
+void cut_into_chunks(const RunContext<T>& c, const std::vector<bool>& trainable,
+                     std::vector<GradientPiece<T>>& out) {
   for (size_t i = 0; i < c.grads.size(); ++i) {
     if (!trainable[i] || !c.grads[i]) continue;
-    cut_piece<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, kPiece, out);
+    cut_piece<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, kChunk, out);
   }
   for (const Table& t : c.tables) {
     if (!trainable[t.param] || t.dense) continue;
     cut_piece<T>({t.param, t.values.template as<T>(), t.slots.data(),
                   static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
-                 kPiece, out);
+                 kChunk, out);
   }
 }
 
-// What a caller gives, in stretches.
+// Cut gradients of the caller into chunks.
 template <class T>
-std::vector<GradientPiece<T>> stretches(const std::vector<GradientPiece<T>>& pieces,
-                                        const std::vector<int64_t>& sizes) {
+std::vector<GradientPiece<T>> cut_into_chunks(const std::vector<GradientPiece<T>>& pieces,
+                                              const std::vector<int64_t>& sizes) {
   check_pieces(pieces, sizes);
   std::vector<GradientPiece<T>> work;
-  for (const GradientPiece<T>& p : pieces) cut_piece(p, kPiece, work);
+  for (const GradientPiece<T>& p : pieces) cut_piece(p, kChunk, work);
   return work;
 }
 
 // Every thread takes the same pieces in each step, so that parameters and states stay in its cache,
-// then what is left of the others'.
+// then pieces of the other threads' shares.
 template <class Counters, class F>
 void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) {
   if (pieces < kParallelPieces || threads == 1) {
@@ -74,9 +74,9 @@ int32_t Executor<T>::threads_of_update() const {
   return alone_ || serial_ ? 1 : thread_pool().num_threads();
 }
 
-// The sum of squares of all values, in one order whatever the threads.
+// Sum of squares of all values, in one order for any number of threads.
 template <class T>
-double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
+double Executor<T>::sum_of_squares(const std::vector<GradientPiece<T>>& work) {
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
   for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
@@ -88,8 +88,8 @@ double Executor<T>::square(const std::vector<GradientPiece<T>>& work) {
 }
 
 template <class T>
-void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
-                       double scale) {
+void Executor<T>::apply_optimizer(const Update<T>& update,
+                                  const std::vector<GradientPiece<T>>& work, double scale) {
   const auto pieces = static_cast<int64_t>(work.size());
   for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
     const GradientPiece<T>& p = work[i];
@@ -107,7 +107,7 @@ void Executor<T>::move(const Update<T>& update, const std::vector<GradientPiece<
     }
     const auto row = [&](int64_t r) { return p.offset + (p.rows ? p.rows[r] : r) * p.stride; };
     for (int64_t r = 0; r < p.count; ++r) {
-      if (r + 1 < p.count) prefetch(param + row(r + 1), p.width);  // anywhere in the table
+      if (r + 1 < p.count) prefetch(param + row(r + 1), p.width);  // rows are anywhere in the table
       apply(p.width, p.values + r * p.width, row(r));
     }
   });
@@ -127,18 +127,18 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
     if (update.trainable[f.param]) multiply(f, context_.grads[f.param]);
   }
   pieces_.clear();
-  stretches(context_, update.trainable, pieces_);
-  const double norm = std::sqrt(square(pieces_));
+  cut_into_chunks(context_, update.trainable, pieces_);
+  const double norm = std::sqrt(sum_of_squares(pieces_));
   if (!std::isfinite(loss) || !std::isfinite(norm)) return {loss, norm};
   const bool clip = update.max_norm && norm > *update.max_norm;
-  move(update, pieces_, clip ? *update.max_norm / norm : 1);
+  apply_optimizer(update, pieces_, clip ? *update.max_norm / norm : 1);
   return {loss, norm};
 }
 
 template <class T>
 void Executor<T>::arm_gradients() {
   const std::lock_guard lock(mutex_);
-  if (!progress_.watched()) planned_threads_ = 0;  // the plan is to make slabs
+  if (!progress_.watched()) planned_threads_ = 0;  // the plan must produce slabs
   progress_.arm();
 }
 
@@ -207,7 +207,7 @@ void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64
   Source<T> a, b;
   a.data = left, a.stride = k, a.width = static_cast<int32_t>(k);
   b.data = right, b.stride = n, b.width = static_cast<int32_t>(n);
-  const Kernels<T>& exact = kernels<T>();  // the same bits on all ranks, whatever their processors
+  const Kernels<T>& exact = kernels<T>();  // the same bits on all ranks, for any processor
   std::vector<T> scratch(exact.matmul_tn_scratch(k, n));
   const RowPairs<T> all{&a, 1, &b, 1, 0, rows};
   exact.matmul_tn(&all, 1, k, k, n, 0, n, out, n, true, scratch.data());
@@ -222,7 +222,7 @@ void Executor<T>::multiply(const Factors& f, T* out) const {
 template <class T>
 double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
   const std::lock_guard lock(mutex_);
-  return square(stretches(pieces, context_.sizes));
+  return sum_of_squares(cut_into_chunks(pieces, context_.sizes));
 }
 
 template <class T>
@@ -230,9 +230,9 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
                         double scale) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
-  std::vector<GradientPiece<T>> work = stretches(pieces, context_.sizes);
+  std::vector<GradientPiece<T>> work = cut_into_chunks(pieces, context_.sizes);
   std::erase_if(work, [&](const auto& piece) { return !update.trainable[piece.param]; });
-  move(update, work, scale);
+  apply_optimizer(update, work, scale);
 }
 
 #define CAVS_INSTANTIATE(T)                                                                        \

@@ -125,17 +125,17 @@ class Validator : AccessChecks {
     } else if (b.role == Role::kScratch) {
       need(p_.stages[stage_].kind != StageKind::kGlobal,
            "scratch buffer " + std::to_string(id) + " in a global stage");
-      const int64_t place = (static_cast<int64_t>(stage_) << 32) + body;
-      need(scratch_[id] < 0 || scratch_[id] == place,
+      const int64_t use = (static_cast<int64_t>(stage_) << 32) + body;
+      need(scratch_[id] < 0 || scratch_[id] == use,
            "scratch buffer " + std::to_string(id) + " is used in stage " +
                std::to_string(scratch_[id] >> 32) + " and in stage " + std::to_string(stage_) +
                " (or two bodies of it)");
-      scratch_[id] = place;
+      scratch_[id] = use;
     }
   }
 
-  // Its terms come from one task after the other, so nothing of it may be overwritten or read yet,
-  // and what it reads must outlive the chunks of the task.
+  // A sum of a loop adds terms of one task after the other, so its output may not be overwritten or
+  // read yet, and its operands must outlive the chunks of the task.
   void check_sum_of_task(const Instruction& in) const {
     if (!traits_of(in).sparse_gradient) {
       need(in.accumulate && p_.buffers[in.out.buffer].role == Role::kGrad,
@@ -181,8 +181,8 @@ class Validator : AccessChecks {
       });
       each_output(in, [&](int32_t b) { check_live(b, number); });
     }
-    // Another chunk may not have written its rows yet, or not in time. Parents of vertices without
-    // children are of other kinds than these.
+    // Another chunk may not have written its rows yet. Parents of leaves are of other kinds than
+    // leaves.
     const int32_t kind = kind_of(space);
     const bool leaves = kind >= 0 && p_.kinds[kind] % 2 == 0;
     for (int32_t id : body) {
@@ -233,7 +233,8 @@ class Validator : AccessChecks {
     }
   }
 
-  // Several are products that add to one gradient; the first may write all that the others add to.
+  // Several instructions are products that add to one gradient; the first may write everything that
+  // the others add to.
   void check_terms(const std::vector<int32_t>& body) {
     const Instruction& lead = p_.instructions[body[0]];
     for (size_t i = 0; i < body.size() && body.size() > 1; ++i) {

@@ -1,4 +1,5 @@
-// Checks of a program before it runs, so that a wrong one is an error and never a wild pointer.
+// Validation of programs before they run, so that an invalid one is an error and never a wild
+// pointer.
 #pragma once
 
 #include <vector>
@@ -7,9 +8,10 @@
 
 namespace cavs {
 
-// Ids, widths, spaces, lifetimes. Throws std::invalid_argument naming the instruction's label.
+// Check ids, widths, spaces and lifetimes. Throws std::invalid_argument naming the label of the
+// instruction.
 void validate(const Program& program);
-// That parameters of these sizes (elements) fit the program.
+// Check that parameters of these sizes (in elements) fit the program.
 void validate_parameters(const Program& program, const std::vector<int64_t>& sizes);
 
 }  // namespace cavs

@@ -28,8 +28,8 @@ void check_offsets(const Graph& graph) {
   }
 }
 
-// How the vertices are numbered. Builders usually emit children first (or parents first), and then
-// levels need one sweep and no queue.
+// Numbering of the vertices. Most builders emit children first (or parents first); then levels need
+// one sweep and no queue.
 enum class Numbering { kChildrenFirst, kParentsFirst, kMixed };
 
 Numbering check_children(const Graph& graph) {
@@ -59,7 +59,7 @@ int32_t level_of(const Graph& graph, int32_t v) {
   return level;
 }
 
-// CSR of the edges turned round: offsets by child, parents ascending (by edge).
+// CSR of the reversed edges: offsets by child, parents ascending (by edge).
 std::pair<PooledVector<int32_t>, PooledVector<int32_t>> parents_of(const Graph& graph) {
   const int32_t n = graph.num_vertices();
   PooledVector<int32_t> offsets(n + 1, 0);
@@ -75,8 +75,8 @@ std::pair<PooledVector<int32_t>, PooledVector<int32_t>> parents_of(const Graph& 
   return {std::move(offsets), std::move(parents)};
 }
 
-// Called when some vertices wait for ever: each of them has a child that waits too, so walking
-// down from any of them ends in a cycle.
+// Throw the error of a cycle. Each vertex that is still waiting has a child that waits too, so
+// walking down from any of them ends in a cycle.
 [[noreturn]] void throw_cycle(const Graph& graph, const PooledVector<int32_t>& waiting) {
   int32_t v = 0;
   while (waiting[v] == 0) ++v;
@@ -111,7 +111,7 @@ bool is_chains(const Graph& graph) {
 void levels_by_kahn(Graph* graph) {
   const int32_t n = graph->num_vertices();
   const auto [offsets, parents] = parents_of(*graph);
-  PooledVector<int32_t> waiting(n);  // children not done yet
+  PooledVector<int32_t> waiting(n);  // children that are not processed yet
   PooledVector<int32_t> queue;
   queue.reserve(n);
   for (int32_t v = 0; v < n; ++v) {

@@ -14,18 +14,18 @@ uint64_t mixed(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
-// A word for each row of some columns: the row itself, if it has at most eight bytes, or a hash.
+// One word per row of some columns: the row itself, if it has at most eight bytes, else a hash.
 struct Rows {
   Rows(const std::vector<FeatureColumn>& columns, int32_t count) : words(count, 0) {
     size_t bytes = 0;
     for (const auto& column : columns) bytes += column.bytes;
     exact = bytes <= sizeof(uint64_t);
-    size_t at = 0;  // in the word
+    size_t at = 0;  // offset in the word
     for (const auto& column : columns) {
-      if (exact && column.bytes == sizeof(uint32_t)) {  // most: an int32 or a float
-        place<sizeof(uint32_t)>(column, at);
+      if (exact && column.bytes == sizeof(uint32_t)) {  // the common case: an int32 or a float
+        copy_rows<sizeof(uint32_t)>(column, at);
       } else if (exact && column.bytes == sizeof(uint64_t)) {
-        place<sizeof(uint64_t)>(column, at);
+        copy_rows<sizeof(uint64_t)>(column, at);
       } else {
         mix(column);
       }
@@ -38,7 +38,7 @@ struct Rows {
 
  private:
   template <size_t bytes>
-  void place(const FeatureColumn& column, size_t at) {
+  void copy_rows(const FeatureColumn& column, size_t at) {
     const std::byte* row = column.data;
     for (uint64_t& word : words) {
       std::memcpy(reinterpret_cast<std::byte*>(&word) + at, row, bytes);
@@ -108,9 +108,9 @@ class Merging {
  private:
   struct Slot {
     uint32_t tag = 0;      // the other half of the hash
-    int32_t vertices = 0;  // distinct ones up to that of the slot; 0 if it is free
+    int32_t vertices = 0;  // number of distinct vertices up to that of the slot; 0 if it is free
   };
-  // The distinct vertices so far. A local variable: its members stay in registers.
+  // Distinct vertices found so far. A local variable, whose members stay in registers.
   struct Found {
     int32_t *offsets, *children, *level, *vertex, *edge, *copies;
     int32_t* first_parent;
@@ -118,9 +118,9 @@ class Merging {
     int32_t count = 0, edges = 0;
   };
 
-  // Graph by graph, children first: copies are of one level, so the first of them is found first.
-  // `plain`: rows are equal if their words are, and edges have none. The number of distinct
-  // vertices, and of their edges.
+  // Merge graph by graph, children first: copies have equal levels, so the first copy is found
+  // first. `plain`: rows are equal if their words are, and there are no edge columns. Return the
+  // number of distinct vertices and of their edges.
   template <bool plain>
   std::pair<int32_t, int32_t> walk() {
     Graph& graph = *graph_;
@@ -133,7 +133,7 @@ class Merging {
     return {found.count, found.edges};
   }
 
-  // Bit k of a vertex's mask: it is the k-th child of another.
+  // Set bit k of a vertex's mask if it is the k-th child of another.
   void note_uses() {
     const Graph& all = *batch_.all;
     uses_.assign(all.num_vertices(), 0);
@@ -144,7 +144,7 @@ class Merging {
     }
   }
 
-  // The vertices of each graph by level, inside a level by number.
+  // Sort the vertices of each graph by level, then by number.
   const int32_t* by_level() {
     const Graph& all = *batch_.all;
     order_.resize(all.level.size());
@@ -167,10 +167,10 @@ class Merging {
     const uint32_t uses = arity == 0 ? uses_[v] : 0;
     int32_t* const distinct = merged_.distinct.data();
     const int32_t* const below = all.children.data() + edge;
-    // Its children among the distinct vertices stand where they stay if it is new.
+    // Distinct children are written where they stay if the vertex is new.
     int32_t* const children = found.children + found.edges;
     for (int32_t i = 0; i < arity; ++i) children[i] = distinct[below[i]];
-    if (arity > 0) {  // most are the first parent of their first child, and need no hash
+    if (arity > 0) {  // most are the first parent of their first child and need no hash
       int32_t& parent = found.first_parent[children[0]];
       if (parent < 0) {
         parent = distinct[v] = found.count;
@@ -239,7 +239,7 @@ class Merging {
     found.edges = found.offsets[d + 1] = begin + arity;
   }
 
-  // Bit k: the k-th child has no children.
+  // Bit k is set if the k-th child has no children.
   uint32_t leaf_children(const Found& found, int32_t begin, int32_t arity) const {
     uint32_t mask = 0;
     for (int32_t k = 0; k < std::min(arity, child_numbers_); ++k) {
@@ -257,7 +257,7 @@ class Merging {
   MergedGraph merged_;
   PooledVector<Slot> table_;  // open addressing, at most half full; without first parents
   PooledVector<int32_t>
-      first_parent_;  // distinct vertex -> the first whose first child it is, or -1
+      first_parent_;  // distinct vertex -> the first vertex whose first child it is, or -1
   PooledVector<int32_t> order_;
   PooledVector<uint32_t> uses_;  // of each vertex
 };

@@ -1,4 +1,4 @@
-// Vertices of a batch that compute the same values, merged into one.
+// Merging of vertices in a batch that compute the same values.
 #pragma once
 
 #include <cstddef>
@@ -10,29 +10,29 @@
 
 namespace cavs {
 
-// A feature of every vertex or edge: `bytes` a row, rows one after the other.
+// A feature of every vertex or edge: `bytes` per row, contiguous rows.
 struct FeatureColumn {
   const std::byte* data;
   size_t bytes;
 };
 
-// The distinct vertices of a batch as one graph; a distinct vertex stands for all its copies.
+// The distinct vertices of a batch as one graph; each represents all its copies.
 struct MergedGraph {
-  std::shared_ptr<const GraphBatch> graph;  // one; children first
+  std::shared_ptr<const GraphBatch> graph;  // one graph; children first
   PooledVector<int32_t> vertex;             // distinct vertex -> its first copy in the batch
-  PooledVector<int32_t> edge;               // edge of graph -> that of the first copy, in the batch
+  PooledVector<int32_t> edge;               // edge of graph -> edge of the first copy, in the batch
   PooledVector<int32_t> distinct;           // vertex of the batch -> distinct vertex
-  PooledVector<int32_t> copies;  // distinct vertex -> vertices of the batch it stands for
-  PooledVector<uint32_t> leaf;   // distinct vertex -> which leaf children; see merge_copies
+  PooledVector<int32_t> copies;  // distinct vertex -> number of vertices that it represents
+  PooledVector<uint32_t> leaf;   // distinct vertex -> mask of leaf children, see merge_copies
 };
 
-// child_numbers: with K > 0 vertices without children are told apart also by how they are used. Bit
-// k of `leaf` says that such a vertex is the k-th child of another, k < K <= 32; of a vertex with
-// children, that its k-th child has none.
+// child_numbers: with K > 0 leaves are also distinguished by their use. Bit k of `leaf` is set if a
+// leaf is the k-th child of another vertex, k < K <= 32; for a vertex with children, if its k-th
+// child is a leaf.
 //
 // Two vertices are copies if their rows of all columns are equal byte by byte and their children,
-// in order, are copies over equal edges. Hash-consing, children first: linear in vertices, edges
-// and bytes; equality is tested on the values, never on the hash alone.
+// in order, are copies over equal edges. Hash-consing, children first, in time linear in vertices,
+// edges and bytes; equality is tested on the values, never on the hash alone.
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
                          const std::vector<FeatureColumn>& of_edges, int32_t child_numbers = 0);
 

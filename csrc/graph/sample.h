@@ -1,5 +1,5 @@
-// A graph with its features, in one block of memory: those of a batch lie anywhere in a data set,
-// and each place that has to be looked up costs a wait for memory.
+// A graph with its features in one block of memory: the samples of a batch are scattered over a
+// data set, and each pointer that has to be followed costs a cache miss.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace cavs {
 
 class Sample {
  public:
-  // The rows of a feature, one after the other. indices: they are int32, where -1 says "absent".
+  // Contiguous rows of a feature. indices: rows are int32, where -1 means "absent".
   struct Rows {
     const std::byte* data;
     size_t bytes;
@@ -23,7 +23,7 @@ class Sample {
   struct Column {
     std::byte* data;
     size_t bytes;
-    bool absent;  // an index of it is -1
+    bool absent;  // an index is -1
   };
 
   // kind: samples of one kind have features of the same names and types.
@@ -33,7 +33,7 @@ class Sample {
   std::span<const Column> columns() const { return columns_; }
   const void* kind() const { return kind_; }
   const std::shared_ptr<std::byte[]>& block() const { return block_; }
-  // Asks for the memory of it, or the beginning of that.
+  // Prefetch its block, or the beginning of it.
   void fetch() const;
 
  private:
@@ -44,7 +44,7 @@ class Sample {
   const void* kind_;
 };
 
-// Columns `number` of all samples one after the other.
+// Concatenate column `number` of all samples.
 void join_columns(const std::vector<const Sample*>& samples, size_t number, std::byte* out);
 
 }  // namespace cavs

@@ -148,7 +148,7 @@ void matmul(const Source<T>* a, int32_t num_sources, int64_t r0, int64_t r1, con
           T* out = c + (b0 + t0 - c_base) * c_stride + p * width;
           if (together > 1) {
             run_together(some, of, depth, slice, packed_k * width, out, c_stride, cols,
-                       accumulate || i > 0);
+                         accumulate || i > 0);
           } else if (large && tiles.count > 1) {
             // Each tile prefetches a part of the next slice, which follows this one.
             const int64_t step = ceil_div(2 * width * sizeof(T), tiles.count);

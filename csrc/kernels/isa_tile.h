@@ -144,7 +144,7 @@ CAVS_INLINE int64_t panels_together(int64_t rows) {
 }
 template <class T, class A>
 void run_together(int64_t rows, const A& a, int64_t depth, const T* b, int64_t next, T* c,
-                int64_t c_stride, int64_t cols, bool accumulate) {
+                  int64_t c_stride, int64_t cols, bool accumulate) {
   const int n = static_cast<int>(cols);
   if (rows == 1)
     return tile<T, 1, kSums>(a, depth, b, c, c_stride, n, accumulate, NoPrefetch{}, next);

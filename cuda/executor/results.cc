@@ -220,7 +220,7 @@ Report Executor<T>::report() const {
   for (const auto& lstm : lstms_) report.scratch_bytes += lstm->bytes();
   report.packed_bytes = weights_.bytes();
   report.runs = runs_;
-  report.segments = static_cast<int32_t>(launches_);
+  report.phases = static_cast<int32_t>(launches_);
   for (size_t i = 0; i < program_->stages.size(); ++i) {
     const Stage& stage = program_->stages[i];
     report.stages.push_back({stage.label, name_of(stage.kind), stage_seconds_[i], 0, 0, 0, 0, 0});

@@ -11,7 +11,7 @@ namespace cavs::cuda {
 namespace {
 
 constexpr int64_t kPiece = 1 << 12;  // elements of a block's share; fixed, so sums have one order
-constexpr size_t kNearBytes = 128;   // place_gradients leaves less between two gradients
+constexpr size_t kNearBytes = 128;   // lay_out_dense_gradients leaves less between two gradients
 
 Optimizer on_device(const OptimizerStep& s) {
   return {static_cast<int>(s.kind), s.nesterov,   s.lr,    s.momentum, s.beta1, s.beta2, s.eps,
@@ -57,7 +57,7 @@ template <class T>
 void Executor<T>::update_stretches(const Update<T>& update, double scale, const Outcome* outcome) {
   const auto* stretches = staging_.at<Stretch<T>>(stretches_at_);
   const auto factors = [&](size_t i) {
-    return update.factors.empty() ? std::pair(1.0, 1.0) : update.factors[stretch_params_[i]];
+    return update.scales.empty() ? std::pair(1.0, 1.0) : update.scales[stretch_params_[i]];
   };
   for (size_t begin = 0, end; begin < stretches_.size(); begin = end) {
     for (end = begin + 1; end < stretches_.size() && factors(end) == factors(begin);) ++end;

@@ -83,5 +83,5 @@ def test_a_wrong_program_is_refused(wrong, message):
 
 def test_the_cpu_refuses_a_right_one():
     sizes = ((X, 4 * H), (H, 4 * H), (4 * H,))
-    with pytest.raises(ValueError, match="runs on devices alone"):
+    with pytest.raises(ValueError, match="runs on devices only"):
         _engine.Executor(lstm(), [np.zeros(s, np.float32) for s in sizes])
