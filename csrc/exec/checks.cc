@@ -28,7 +28,7 @@ void AccessChecks::check_columns(int32_t buffer, int64_t column, int64_t width, 
   check_buffer_id(buffer);
   const Buffer& b = p_.buffers[buffer];
   need(column >= 0 && width > 0, "columns [" + std::to_string(column) + ", " +
-                                     std::to_string(column + width) + ") make no sense");
+                                     std::to_string(column + width) + ") are no range of columns");
   if (flat && (b.role == Role::kParam || b.role == Role::kGrad)) return;
   need(column + width <= b.width,
        "columns [" + std::to_string(column) + ", " + std::to_string(column + width) +

@@ -15,7 +15,7 @@ class Validator : AccessChecks {
   void check() {
     for (size_t i = 1; i < p_.kinds.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
-        need(p_.kinds[i] != p_.kinds[j], "kind key " + std::to_string(p_.kinds[i]) + " twice");
+        need(p_.kinds[i] != p_.kinds[j], "kind key " + std::to_string(p_.kinds[i]) + " occurs twice");
       }
     }
     const auto stages = static_cast<int32_t>(p_.stages.size());
@@ -29,7 +29,7 @@ class Validator : AccessChecks {
                space_name(b.space) + ": needs an arena buffer of vertex");
       if (b.role == Role::kArena) {
         need(b.first >= 0 && b.first <= b.last && b.last < stages,
-             "lives in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
+             "is live in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
         const int32_t least = b.role == Role::kCount ? kFewestCount : 0;
@@ -121,7 +121,7 @@ class Validator : AccessChecks {
     if (b.role == Role::kArena) {
       need(b.first <= stage_ && stage_ <= b.last,
            "uses buffer " + std::to_string(id) + " in stage " + std::to_string(stage_) +
-               ", it lives in [" + std::to_string(b.first) + ", " + std::to_string(b.last) + "]");
+               ", it is live in [" + std::to_string(b.first) + ", " + std::to_string(b.last) + "]");
     } else if (b.role == Role::kScratch) {
       need(p_.stages[stage_].kind != StageKind::kGlobal,
            "scratch buffer " + std::to_string(id) + " in a global stage");
@@ -158,11 +158,11 @@ class Validator : AccessChecks {
            "instruction " + std::to_string(id) + " of " + std::to_string(p_.instructions.size()));
       const Instruction& in = p_.instructions[id];
       if (!in.label.empty()) label_ = in.label;
-      need(!used_[id], "stands in two bodies");
+      need(!used_[id], "is in two bodies");
       used_[id] = true;
       const bool sum = is_global(in);
       if (stage.kind == StageKind::kLoop) {
-        need(sum || !sums, "stands behind a sum over the rows of the task");
+        need(sum || !sums, "comes after a sum over the rows of the task");
         sums |= sum;
         if (sum) check_sum_of_task(in);
       } else {
@@ -241,7 +241,7 @@ class Validator : AccessChecks {
       const Instruction& in = p_.instructions[body[i]];
       label_ = label_of(in);
       need(traits_of(lead).cut == Cut::kCells && in.kind == lead.kind,
-           "stands behind another sum in a global stage, where only products may");
+           "follows another sum in a global stage, which only products may");
       const Buffer& out = p_.buffers[in.out.buffer];
       need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,
            "adds to another gradient than the product before it in its stage");

@@ -1,4 +1,4 @@
-"""What the tests of the executor share."""
+"""Fixtures of the executor tests."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from cavs import _engine
 
 @pytest.fixture(params=[1, 2])
 def threads(request):
-    """One thread of the engine, then two; one is what is left behind."""
+    """Number of threads of the engine: one, then two; reset to one."""
     _engine.set_num_threads(request.param)
     yield request.param
     _engine.set_num_threads(1)

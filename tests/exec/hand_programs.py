@@ -1,4 +1,4 @@
-"""Programs written by hand for the tests of the executor, and their NumPy references."""
+"""Hand-written programs for the executor tests, and their NumPy references."""
 
 from __future__ import annotations
 

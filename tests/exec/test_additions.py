@@ -149,7 +149,9 @@ def test_few_files_name_an_instruction(name):
                 found.append(place)
     for folder in ("compiler", "cuda", "runtime", "codegen"):
         for path in (ROOT / "cavs" / folder).rglob("*.py"):
-            code = re.sub(r'"""(.*?)"""|#[^\n]*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            code = re.sub(
+                r'"""(.*?)"""|#[^\n]*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL
+            )
             if f'"{name}"' in code:
                 found.append(path.relative_to(ROOT).as_posix())
     assert len(found) <= MOST_FILES, found

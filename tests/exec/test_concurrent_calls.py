@@ -1,4 +1,4 @@
-"""An executor that several Python threads use at once: who waits lets the others go on."""
+"""Calls to one executor from several Python threads."""
 
 import contextlib
 import threading
@@ -28,7 +28,7 @@ def inputs_of(vertices, seed=0):
 
 @pytest.fixture(scope="module")
 def slow():
-    """An executor, and a batch of which one run takes some tenths of a second."""
+    """An executor, and a batch whose run takes some tenths of a second."""
     _engine.set_num_threads(1)
     cell = TreeRnn(d=300, h=600, scale=0.01)
     executor, inputs = cell.executor(), inputs_of(1500)
@@ -52,8 +52,8 @@ def slow():
         "arm_gradients",
     ],
 )
-def test_python_goes_on_while_a_call_waits_for_a_run(slow, name):
-    """The call waits without the GIL; what else there is of Python would stand still with it."""
+def test_waiting_calls_release_the_gil(slow, name):
+    """Other Python threads continue while the call waits for a run."""
     cell, executor, inputs = slow
     arguments = {
         "gradient": (W,),
@@ -64,8 +64,8 @@ def test_python_goes_on_while_a_call_waits_for_a_run(slow, name):
         "set_factored": (B,),
         "set_gradient_block": (np.zeros_like(executor.gradient_block()),),
     }
-    beats = []  # of each attempt, while the call waits
-    for _ in range(5):  # a thread may come late on a busy machine, but not every time
+    beats = []  # per attempt, while the call waits
+    for _ in range(5):  # a thread may be late on a busy machine, but not every time
         run = threading.Thread(target=executor.run, args=inputs)
         call = threading.Thread(target=getattr(executor, name), args=arguments.get(name, ()))
         run.start()
@@ -81,8 +81,8 @@ def test_python_goes_on_while_a_call_waits_for_a_run(slow, name):
     assert max(beats) >= 10
 
 
-def test_an_output_is_that_of_one_run():
-    """Its size and its values, whatever runs meanwhile."""
+def test_output_is_that_of_one_run():
+    """Size and values match, for any concurrent run."""
     cell = TreeRnn(d=3, h=2)
     executor = cell.executor()
     batches = [inputs_of(n, n) for n in (300, 301)]
@@ -114,7 +114,7 @@ def test_an_output_is_that_of_one_run():
 @pytest.mark.parametrize("name", ["run", "step", "squared_norm", "apply"])
 def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
     """Another thread may empty the lists that the call was given."""
-    for _ in range(5):  # a thread may come late on a busy machine, but not every time
+    for _ in range(5):  # a thread may be late on a busy machine, but not every time
         there, read = emptied_while_it_waits(slow, name)
         if read:
             assert there
@@ -123,7 +123,7 @@ def test_arrays_live_as_long_as_a_call_reads_them(slow, name):
 
 
 def emptied_while_it_waits(slow, name):
-    """Whether an array is there that a call of `name` waits to read; and whether it had the lists.
+    """True if an array lives that a call of `name` waits to read; and if the call had its lists.
 
     A call that finds them empty fails, or finds no norm.
     """
@@ -143,7 +143,7 @@ def emptied_while_it_waits(slow, name):
 
     def call():
         begun.set()
-        with contextlib.suppress(ValueError):  # of the lists, if they are empty
+        with contextlib.suppress(ValueError):  # from the lists, if they are empty
             results.append(getattr(executor, name)(*arguments))
 
     before = threading.Thread(target=executor.run, args=(batch, [], [ints[0].copy()]))

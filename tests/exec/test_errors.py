@@ -1,4 +1,4 @@
-"""Wrong programs and wrong inputs: an error that names both values, never a crash."""
+"""Invalid programs and inputs raise an error that names both values, and never crash."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def copy_program(read, space=VERTEX, width=4, build=None):
         (lambda m: (m.h, 0, 4), VERTEX, r"has 3 elements, needs 6"),
     ],
 )
-def test_operands(read, space, message):
+def test_invalid_operands(read, space, message):
     with pytest.raises(ValueError, match=message):
         copy_program(read, space)
 
@@ -99,7 +99,7 @@ def test_operands(read, space, message):
         ("leaves", lambda h: index(h, 4, "nth_leaf", -1), VERTEX, "argument -1"),
     ],
 )
-def test_rows_that_are_not_held(held, read, space, message):
+def test_operands_whose_rows_are_not_held(held, read, space, message):
     m = Hand()
     x = m.buffer("feature", VERTEX, 4)
     h = m.buffer("arena", VERTEX, 4, last=1, held=held)
@@ -113,8 +113,8 @@ def test_rows_that_are_not_held(held, read, space, message):
 
 
 @pytest.mark.parametrize("array", ["nth_parents", "parents"])
-def test_parents_are_other_rows_than_leaves(array):
-    """Leaves may add up what their parents have in the buffer they write; others may not."""
+def test_leaves_may_read_parents_in_the_buffer_they_write(array):
+    """Parents of leaves are other rows than leaves; other kinds may not read what they write."""
 
     def program(space):
         m = Hand()
@@ -143,7 +143,7 @@ def test_parents_are_other_rows_than_leaves(array):
         (("arena", VERTEX, "some"), LEAF, [], "rows held 'some' is none of all, inner, leaves"),
     ],
 )
-def test_rows_that_cannot_be_held(buffer, writer, outputs, message):
+def test_invalid_held_buffers(buffer, writer, outputs, message):
     m = Hand()
     x = m.buffer("feature", VERTEX, 4)
     role, space, held = buffer
@@ -154,7 +154,7 @@ def test_rows_that_cannot_be_held(buffer, writer, outputs, message):
 
 
 def simple(**changes):
-    """A program of one map; `changes` replace keys of its instruction."""
+    """A program of one map instruction; `changes` replace its keys."""
     m = Hand()
     x = m.buffer("feature", VERTEX, 4)
     y = m.buffer("arena", VERTEX, 4)
@@ -194,14 +194,14 @@ def simple(**changes):
         (dict(colour=1), r"unknown key 'colour'"),
     ],
 )
-def test_maps(changes, message):
+def test_invalid_maps(changes, message):
     if "outer" in changes:
         changes = {**changes, "stores": [(1, 0, 3, "write", 1)]}
     with pytest.raises((ValueError, KeyError), match=message):
         simple(**changes)
 
 
-def test_stages_and_lifetimes():
+def test_invalid_stages_and_lifetimes():
     m, _, _ = simple()
     with pytest.raises(ValueError, match="finished"):
         m.rows(VERTEX, [])
@@ -217,7 +217,9 @@ def test_stages_and_lifetimes():
     h = m.buffer("arena", VERTEX, 2, first=0, last=0)
     m.rows(VERTEX, [])
     m.rows(VERTEX, [m.map(VERTEX, [], [("constant", 0, 0, 0, 0, 1.0)], [(h, 0)], 2, label="late")])
-    with pytest.raises(ValueError, match=r"\[late\] uses buffer 0 in stage 1, it lives in \[0, 0"):
+    with pytest.raises(
+        ValueError, match=r"\[late\] uses buffer 0 in stage 1, it is live in \[0, 0"
+    ):
         m.finish()
     m = Hand()
     m.loop([[]])
@@ -253,7 +255,7 @@ def test_stages_and_lifetimes():
         m.finish(loss=0)
 
 
-def test_sums_in_a_loop():
+def test_invalid_sums_in_a_loop():
     def program(out="grad", read="arena", accumulate=True, behind=False, reads_gradient=False):
         m = Hand()
         h = m.buffer(read, INNER, 2, first=0, last=0)
@@ -285,13 +287,13 @@ def test_sums_in_a_loop():
         program(out="arena")
     with pytest.raises(ValueError, match=r"\[sum\] sums scratch buffer 0 over the rows of a task"):
         program(read="scratch")
-    with pytest.raises(ValueError, match=r"\[late\] stands behind a sum over the rows of the task"):
+    with pytest.raises(ValueError, match=r"\[late\] comes after a sum over the rows of the task"):
         program(behind=True)
     with pytest.raises(ValueError, match=r"\[late\] reads gradient 0 in a loop"):
         program(reads_gradient=True)
 
 
-def test_parameters():
+def test_invalid_parameters():
     cell = TreeRnn()
     with pytest.raises(ValueError, match=r"finish\(\)"):
         _engine.Executor(_engine.Program(), [])
@@ -318,7 +320,7 @@ def test_parameters():
         _engine.Executor(cell.program, frozen)
 
 
-def test_features():
+def test_invalid_features():
     cell, plan = TreeRnn(), schedule(GRAPHS)
     executor = cell.executor()
     with pytest.raises(RuntimeError, match="nothing to read"):
@@ -356,7 +358,7 @@ def test_features():
         executor.run(plan, [np.zeros(4)], [])
 
 
-def test_a_kind_the_program_does_not_have():
+def test_kind_that_the_program_does_not_have():
     m = Hand(kinds=[0])
     m.loop([[]])
     executor = _engine.Executor(m.finish(), [np.zeros(1)])
@@ -390,7 +392,7 @@ def test_label_out_of_range():
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "cross_entropy_grad"])
-def test_sums_of_segments_are_no_rows_of_logits(name):
+def test_losses_reject_segment_sums(name):
     m = Hand()
     x = m.buffer("arena", VERTEX, 3)
     out = m.buffer("arena", GRAPH, 1 if name == "cross_entropy" else 3)
@@ -408,7 +410,7 @@ def test_sums_of_segments_are_no_rows_of_logits(name):
         (lambda x, y: [self_(x, 3)] * 3, "has 3 inputs, takes at most 2"),
     ],
 )
-def test_slopes_of_losses_are_numbers_of_rows(inputs, message):
+def test_invalid_slopes_of_losses(inputs, message):
     m = Hand()
     x, y, out = (
         m.buffer("arena", GRAPH, 3),
@@ -446,7 +448,7 @@ def test_report():
     assert stages["forward"] > 0 and stages["backward"] > 0
 
 
-def test_peak_is_reached_by_values_alive_together():
+def test_peak_is_reached_by_values_live_together():
     m = Hand()
     n, width = 1000, 64
     a = m.buffer("arena", VERTEX, width, first=0, last=1)

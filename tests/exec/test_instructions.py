@@ -462,7 +462,7 @@ def test_rows_without_parents_are_not_multiplied(rng, count, k, n):
     np.testing.assert_allclose(found[0][first], of_parents @ params[0], rtol=1e-11, atol=1e-11)
     assert not any(found[o][rows].any() for o in (0, 2) for rows in (second, roots))
     assert not found[1][roots].any()
-    params[0][:, n - 1] = np.inf  # what is multiplied shows it
+    params[0][:, n - 1] = np.inf  # multiplying it would show
     e.invalidate_parameters()
     e.run(batch, [xs], [])
     wide = e.output(out[0])

@@ -1,4 +1,4 @@
-"""Programs that run a whole LSTM: what is wrong with them is said; the CPU takes none of them."""
+"""Programs that run a whole LSTM: validation, and rejection by the CPU."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ PIECES = [
 
 
 def lstm(wrong=lambda m: None, **changes):
-    """Forward, backward, the gradient of parameter 0; `changes` to the fields of instructions."""
+    """Forward, backward and gradient of parameter 0; `changes` to fields of the instructions."""
     m = Hand()
     m.feature = m.buffer("feature", VERTEX, X)
     m.x = m.buffer("arena", VERTEX, X, last=3)
@@ -58,7 +58,7 @@ def pieces(*change):
         ({"lstm": lambda m: {"inputs": []}}, "an LSTM without input"),
         (
             {"lstm": lambda m: {"inputs": [index(m.feature, X, "order")]}},
-            "reads rows that are not stored as they are",
+            "reads rows through an index or segments, needs stored rows",
         ),
         ({"lstm": lambda m: {"inputs": [self_(m.x, X)] * 2}}, "has 2 inputs, needs 1"),
         ({"lstm_grad": lambda m: {"inputs": [self_(m.h, H)]}}, "has 1 inputs, needs 2"),
@@ -76,12 +76,12 @@ def pieces(*change):
         ({"wrong": lambda m: setattr(m, "space", 4)}, "runs over vertex kind 0, needs vertex"),
     ],
 )
-def test_a_wrong_program_is_refused(wrong, message):
+def test_invalid_lstm_programs(wrong, message):
     with pytest.raises(ValueError, match=message):
         lstm(**wrong)
 
 
-def test_the_cpu_refuses_a_right_one():
+def test_cpu_rejects_lstm_programs():
     sizes = ((X, 4 * H), (H, 4 * H), (4 * H,))
     with pytest.raises(ValueError, match="runs on devices only"):
         _engine.Executor(lstm(), [np.zeros(s, np.float32) for s in sizes])

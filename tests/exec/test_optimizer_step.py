@@ -1,4 +1,4 @@
-"""Updates: every optimiser on dense and sparse gradients, clipping, what is not finite."""
+"""Updates: every optimiser on dense and sparse gradients, clipping, non-finite gradients."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_three_steps(kind, max_norm):
     nesterov = kind == "nesterov"
     kind = "momentum" if nesterov else kind
     rng = np.random.default_rng(2)
-    cell = TreeRnn(d=40, h=120, scale=0.08)  # W, U: more elements than one piece of an update
+    cell = TreeRnn(d=40, h=120, scale=0.08)  # W, U: more elements than one chunk of an update
     executor = cell.executor()
     mine = [p.copy() for p in cell.parameters]
     states = [[np.zeros_like(p) for _ in range(STATES[kind])] for p in mine]
@@ -104,7 +104,7 @@ def test_three_steps(kind, max_norm):
 
 
 @pytest.mark.parametrize("bad", ["loss", "gradient"])
-def test_nothing_is_updated_when_not_finite(bad):
+def test_nothing_is_updated_unless_finite(bad):
     cell = TreeRnn()
     if bad == "loss":
         cell.parameters[4][0] = np.nan
@@ -153,7 +153,7 @@ def test_training_is_reproducible_and_learns():
             np.testing.assert_array_equal(a, b)
 
 
-def test_wrong_states():
+def test_invalid_states():
     cell = TreeRnn()
     executor = cell.executor()
     plan, tokens = schedule([[[]]]), np.zeros(1, np.int32)

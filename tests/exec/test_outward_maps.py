@@ -1,4 +1,4 @@
-"""Maps summed over the edges to the parents of a row: against NumPy, and what is refused."""
+"""Maps summed over the edges to the parents of a row: results and validation."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ from cavs import _engine
 
 
 @pytest.mark.parametrize("columns", [6, 300])
-def test_a_map_summed_over_parents(threads, columns):
-    """Of the row itself, each parent and the edge to it; in three blocks, of which one is a row."""
+def test_outward_map(threads, columns):
+    """Reads the row, each parent and the edge to it; three blocks, one of them a single row."""
     rng = np.random.default_rng(1)
     graphs = [random_dag(rng, n, 4) for n in (1, 7, 90, 30)] + [random_dag(rng, 60, 3, wide=50)]
     children = batch_children(graphs)
@@ -76,8 +76,8 @@ def test_a_map_summed_over_parents(threads, columns):
         (VERTEX, index, [], "write", True, "through parents"),
     ],
 )
-def test_maps_summed_over_parents(space, read, ops, store, outward, message):
-    """The last reads rows of leaves, of which none is a parent."""
+def test_invalid_outward_maps(space, read, ops, store, outward, message):
+    """The last case reads rows of leaves, which are no parents."""
     m = Hand()
     held, last = ("leaves", 1) if read is index else ("all", 0)
     x, out = m.buffer("feature", VERTEX, 4), m.buffer("arena", space, 4, last=last)

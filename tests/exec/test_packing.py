@@ -1,4 +1,4 @@
-"""Packed weights of which one is part of another."""
+"""Packed weights that are windows of others."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ def one_thread_afterwards():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_parts_of_a_matrix_are_read_out_of_the_whole(threads):
-    """Rows and columns of a packed matrix that start with a panel are not packed again."""
+def test_windows_are_read_from_the_packed_whole(threads):
+    """Rows and columns of a packed matrix that start at a panel are not packed again."""
     rng = np.random.default_rng(1)
     k, n = 70, 200
     graphs = [random_dag(rng, size, 4) for size in (1, 7, 90, 30)]
     rows = sum(map(len, graphs))
-    parts = {  # first row, first column, rows, columns; of the matrix or of its transpose
+    parts = {  # first row, first column, rows, columns; of the matrix or its transpose
         "whole": (False, 0, 0, k, n),
         "rows": (False, 20, 0, 30, n),
         "both": (False, 7, 64, 60, 100),

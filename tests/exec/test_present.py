@@ -1,4 +1,4 @@
-"""Rows of the vertices that have an integer feature: there, back, and over them alone."""
+"""Spaces of the vertices that have an integer feature."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ import cavs
 from cavs import _engine
 
 W = 5
-PRESENT = -2  # minus the feature
+PRESENT = -2  # minus the number of the feature
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def rng():
 
 
 def labels_of(rng, n):
-    """Of all vertices, of none, of one, and of some, fewer and more."""
+    """Labels at all vertices, at none, at one, and at fewer or more of them."""
     one = np.full(n, -1)
     one[n // 2] = 3
     some = rng.integers(-1, W, n)
@@ -38,8 +38,8 @@ def labels_of(rng, n):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("serial", [False, True])
-def test_values_there_and_back(rng, threads, serial):
-    """One schedule, and labels that come and go: rows are counted for each batch."""
+def test_copies_to_present_rows_and_back(rng, threads, serial):
+    """One schedule with changing labels: rows are counted for each batch."""
     graphs = [random_dag(rng, n) for n in (40, 1, 300)]
     n = sum(map(len, graphs))
     m = Hand()
@@ -77,8 +77,8 @@ def test_values_there_and_back(rng, threads, serial):
         cavs.set_num_threads(before)
 
 
-def test_losses_and_sums(rng):
-    """Products, cross entropy and gradients over the labelled rows, of which there may be none."""
+def test_losses_and_sums_over_present_rows(rng):
+    """Products, cross entropy and gradients over labelled rows; there may be none."""
     graphs = [random_dag(rng, n) for n in (20, 150)]
     n = sum(map(len, graphs))
     m = Hand()
@@ -127,7 +127,7 @@ def test_losses_and_sums(rng):
         np.testing.assert_allclose(e.gradient(1), of_words, rtol=1e-7, atol=1e-12)
 
 
-def test_random_numbers_are_those_of_the_vertex(rng):
+def test_random_numbers_depend_on_the_vertex(rng):
     graphs = [random_dag(rng, 30), random_dag(rng, 9)]
     m = Hand()
     everywhere, some = (m.buffer("arena", s, W, last=2) for s in (VERTEX, PRESENT))
@@ -164,7 +164,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("space", "read", "message"), WRONG)
-def test_what_reads_other_rows_is_refused(space, read, message):
+def test_invalid_reads_of_present_rows(space, read, message):
     m = Hand()
     m.x = m.buffer("feature", VERTEX, W)
     m.h, m.inner = m.buffer("arena", VERTEX, W), m.buffer("arena", INNER, W)
@@ -176,7 +176,7 @@ def test_what_reads_other_rows_is_refused(space, read, message):
         m.finish()
 
 
-def test_spaces_that_cannot_be():
+def test_invalid_present_spaces():
     m = Hand()
     m.buffer("arena", PRESENT - 2**20, W)
     with pytest.raises(ValueError, match=r"rows where int feature \d+ is present"):
@@ -193,7 +193,7 @@ def test_spaces_that_cannot_be():
         m.finish(outputs=[out])
 
 
-def test_features_that_do_not_fit():
+def test_invalid_present_features():
     m = Hand()
     x, out = m.buffer("feature", VERTEX, W), m.buffer("arena", PRESENT - 1, W)
     read = index(x, W, "present_order", 1)

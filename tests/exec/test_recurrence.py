@@ -1,4 +1,4 @@
-"""Whole programs with a loop, against a recursion over the vertices."""
+"""Programs with a loop against a recursion over the vertices."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def check(cell, executor, graphs, rng, tolerance):
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("serial", [False, True])
-def test_against_recursion(case, dense, looped, serial, threads):
+def test_loop_matches_recursion(case, dense, looped, serial, threads):
     rng = np.random.default_rng(3)
     cell = TreeRnn(dense=dense, looped=looped)
     executor = cell.executor()
@@ -121,7 +121,7 @@ def test_negative_tokens_read_zeros_and_get_no_gradient():
 
 
 def test_a_kind_missing_from_the_batch_is_empty():
-    """Only leaves: dU is a product over no rows and must be zeros, not what was there before."""
+    """Only leaves: dU is a product over no rows and must be zeros, not the previous values."""
     rng = np.random.default_rng(8)
     cell = TreeRnn()
     executor = cell.executor()

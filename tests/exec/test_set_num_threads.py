@@ -1,4 +1,4 @@
-"""The number of threads changes beside steps: they wait, and none fails."""
+"""Changes of the number of threads while steps run."""
 
 import threading
 
@@ -16,8 +16,8 @@ def one_thread_afterwards():
     _engine.set_num_threads(1)
 
 
-def test_steps_go_on_while_the_number_of_threads_changes():
-    """Large enough for several threads: how many there are is known when a step has its turn."""
+def test_steps_continue_while_the_number_of_threads_changes():
+    """Large enough for several threads; a step reads their number when it starts."""
     whole, executor, inputs = case()
     states = [[np.zeros_like(p) for _ in range(STATES["adam"])] for p in whole.parameters]
     _engine.set_num_threads(1)

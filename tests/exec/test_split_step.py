@@ -1,4 +1,4 @@
-"""A step in parts: gradients told as they are done, views of them, updates from any memory."""
+"""The split step: progress of gradients, views of them, updates from any memory."""
 
 import gc
 import threading
@@ -36,8 +36,8 @@ def pieces_of(executor):
     return found
 
 
-def test_a_gradient_is_told_while_others_are_still_made():
-    """Else nothing travels behind the rest of backward (Poseidon, wait-free backpropagation)."""
+def test_a_gradient_is_final_before_the_run_ends():
+    """So that it is sent during the rest of backward (Poseidon, wait-free backpropagation)."""
     rng = np.random.default_rng(0)
     graphs = [random_dag(rng, 60) for _ in range(20)]
     cell = TreeRnn(d=400, h=800, scale=0.01)
@@ -45,14 +45,14 @@ def test_a_gradient_is_told_while_others_are_still_made():
     inputs = schedule(graphs), [], [tokens]
     first, *_, last = executor.gradient_order()
     executor.run(*inputs)
-    left = []  # of each run, when the first gradient is told
-    for _ in range(5):  # whoever waits may be late on a busy machine, but not every time
+    left = []  # per run, when the first gradient is final
+    for _ in range(5):  # the waiting thread may be late on a busy machine, but not every time
         executor.arm_gradients()
-        told = []
+        final_at = []
 
-        def watch(told=told):
+        def watch(final_at=final_at):
             assert executor.wait_gradient(first)
-            told.append(time.perf_counter())
+            final_at.append(time.perf_counter())
             assert executor.wait_gradient(last)
 
         watcher = threading.Thread(target=watch)
@@ -61,12 +61,12 @@ def test_a_gradient_is_told_while_others_are_still_made():
         executor.run(*inputs)
         ended = time.perf_counter()
         watcher.join(10)
-        left.append((ended - told[0]) / (ended - begun))
+        left.append((ended - final_at[0]) / (ended - begun))
     assert max(left) > 0.1
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_parts_make_the_same_bits_as_a_step(kind):
+def test_split_step_gives_the_same_bits_as_a_step(kind):
     whole, executor, inputs = case()
     states = [[np.zeros_like(p) for _ in range(STATES[kind])] for p in whole.parameters]
     for t in (1, 2):
@@ -84,8 +84,8 @@ def test_parts_make_the_same_bits_as_a_step(kind):
         assert a.tobytes() == b.tobytes()
 
 
-def test_a_gradient_is_final_when_it_is_told():
-    """A thread copies each as it is told; they equal those that stand there at the end."""
+def test_gradients_do_not_change_once_final():
+    """A thread copies each gradient as it becomes final; copies equal the values after the run."""
     _, executor, inputs = case()
     order = executor.gradient_order()
     assert sorted(order) == [TABLE, W, U, B, V]
@@ -107,8 +107,8 @@ def test_a_gradient_is_final_when_it_is_told():
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_large_gradients_are_told_slab_by_slab(threads, joined):
-    """In the order of their rows; the same bits as in a run that nobody follows."""
+def test_large_gradients_become_final_slab_by_slab(threads, joined):
+    """In the order of their rows, with the same bits as in a run that no thread follows."""
     sizes = {"d": 600, "h": 1000, "joined": joined}
     _, alone, inputs = case(**sizes)
     alone.run(*inputs)
@@ -137,7 +137,7 @@ def test_large_gradients_are_told_slab_by_slab(threads, joined):
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("d", "h"), [(300, 450), (450, 75), (40, 120)])
-def test_gradients_are_the_same_bits_however_many_threads_share_them(d, h, joined):
+def test_gradients_have_the_same_bits_for_any_number_of_threads(d, h, joined):
     found = []
     for count in (1, 2, 3, 5):
         _engine.set_num_threads(count)
@@ -150,14 +150,14 @@ def test_gradients_are_the_same_bits_however_many_threads_share_them(d, h, joine
 
 
 @pytest.mark.parametrize(("begin", "end"), [(-1, 5), (3, 2), (0, 41)])
-def test_elements_outside_of_a_gradient_are_refused(begin, end):
+def test_invalid_elements_of_a_gradient(begin, end):
     _, executor, inputs = case(d=8, h=5)
     executor.run(*inputs)
     with pytest.raises(IndexError, match=f"elements {begin} to {end} of a gradient that has 40"):
         executor.wait_gradient(W, begin, end)
 
 
-def test_nobody_waits_for_a_run_that_fails_or_does_not_come():
+def test_waiting_threads_are_released_by_failed_and_cancelled_runs():
     _, executor, (batch, floats, ints) = case()
     results = []
     for end in ("fails", "given up"):
@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_run_that_fails_or_does_not_come():
     assert results == [False, False]
 
 
-def test_dense_gradients_lie_in_the_order_in_which_they_are_done():
+def test_dense_gradients_are_stored_in_the_order_of_completion():
     _, executor, inputs = case()
     executor.run(*inputs)
     block = executor.gradient_block()
@@ -185,12 +185,12 @@ def test_dense_gradients_lie_in_the_order_in_which_they_are_done():
     assert at == sorted(at)
     total = sum(executor.gradient_view(p)[1].size for p in (W, U, B, V))
     assert np.count_nonzero(block) <= total
-    executor.gradient_view(W)[1][...] = 7  # the engine's memory itself
+    executor.gradient_view(W)[1][...] = 7  # memory of the engine
     assert np.count_nonzero(block == 7) == executor.gradient_view(W)[1].size
 
 
-def test_gradients_lie_where_others_want_them():
-    """The same bits as in the engine's own memory, again after a move."""
+def test_set_gradient_block():
+    """The same bits as in the engine's own memory, also after a second change."""
     _, own, inputs = case()
     _, moved, _ = case()
     own.run(*inputs)
@@ -207,8 +207,8 @@ def test_gradients_lie_where_others_want_them():
         np.testing.assert_array_equal(moved.gradient(TABLE), own.gradient(TABLE))
 
 
-def test_views_of_gradients_outlive_the_memory_they_were_made_of():
-    """When gradients move, when a batch needs more rows or factors, and without the executor."""
+def test_views_of_gradients_outlive_their_memory():
+    """When gradients are moved, when a batch needs more rows, and without the executor."""
     _, executor, (batch, floats, ints) = case(d=6, h=5)
     executor.set_factored(U)
     executor.run(batch, floats, [np.full_like(ints[0], 3)])
@@ -239,8 +239,8 @@ def test_views_of_gradients_outlive_the_memory_they_were_made_of():
     assert known() is None
 
 
-def test_gradients_may_be_given_their_own_memory():
-    """Which then is nobody's: it ends with the executor."""
+def test_gradients_may_be_stored_in_their_own_memory():
+    """The memory then has no other owner and is freed with the executor."""
     _, executor, inputs = case(d=6, h=5)
     executor.run(*inputs)
     expected = executor.gradient(W)
@@ -253,7 +253,7 @@ def test_gradients_may_be_given_their_own_memory():
     assert known() is None
 
 
-def test_memory_that_gradients_cannot_lie_in_is_refused():
+def test_invalid_gradient_blocks():
     _, executor, inputs = case()
     size = executor.gradient_block().size
     with pytest.raises(ValueError, match=f"memory of {size - 1} elements for {size} of gradients"):
@@ -268,7 +268,7 @@ def test_memory_that_gradients_cannot_lie_in_is_refused():
     assert executor.gradient_view(W)[1].any()
 
 
-def test_pieces_reach_columns_and_rows_of_a_parameter():
+def test_pieces_update_columns_and_rows_of_a_parameter():
     cell, executor, inputs = case(d=6, h=5)
     executor.run(*inputs)
     before = [p.copy() for p in cell.parameters]
@@ -286,8 +286,8 @@ def test_pieces_reach_columns_and_rows_of_a_parameter():
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_pieces_of_a_frozen_parameter_move_nothing(kind):
-    """Nor need they states; the others move, and the next run sees what there is."""
+def test_pieces_of_a_frozen_parameter_are_ignored(kind):
+    """They need no states; other parameters are updated, and the next run sees the values."""
     cell, executor, inputs = case(d=6, h=5)
     executor.run(*inputs)
     before = [p.copy() for p in cell.parameters]
@@ -312,7 +312,7 @@ def test_pieces_of_a_frozen_parameter_move_nothing(kind):
         ((W, np.zeros((2, 5)), np.array([0], np.int32), None, 0), "1 rows for 2 rows of values"),
     ],
 )
-def test_pieces_outside_a_parameter_are_refused(piece, text):
+def test_pieces_outside_a_parameter_are_rejected(piece, text):
     cell, executor, inputs = case(d=6, h=5)
     executor.run(*inputs)
     before = [p.copy() for p in cell.parameters]
@@ -323,7 +323,7 @@ def test_pieces_outside_a_parameter_are_refused(piece, text):
 
 
 def test_factors_of_a_product_of_several_kinds():
-    """None where its terms make parts of a gradient."""
+    """None if its terms compute parts of a gradient."""
     _, executor, inputs = case(**SIZES, joined=True)
     executor.run(*inputs)
     expected = executor.gradient(W), executor.gradient(U)
@@ -338,7 +338,7 @@ def test_factors_multiply_to_the_gradient():
     executor.run(*inputs)
     expected = {p: executor.gradient(p) for p in (W, U, B)}
     assert [executor.set_factored(p) for p in (W, U, B, TABLE)] == [True, True, False, False]
-    assert executor.set_factored(W)  # once more changes nothing: its operands are still filled
+    assert executor.set_factored(W)  # a second call changes nothing: its operands are still filled
     executor.run(*inputs)
     for p in (W, U):
         left, right = executor.factors(p)
@@ -353,8 +353,8 @@ def test_factors_multiply_to_the_gradient():
         executor.factors(B)
 
 
-def test_a_step_moves_what_is_factored_by_the_gradient_of_its_batch():
-    """Not by that of the last run before, of which it holds no operands."""
+def test_step_updates_factored_parameters_with_the_current_gradient():
+    """Not with that of the previous run, whose operands it does not hold."""
     whole, plain, inputs = case()
     cell, executor, _ = case()
     other = (*inputs[:2], [(inputs[2][0] + 1).astype(np.int32)])
@@ -362,7 +362,7 @@ def test_a_step_moves_what_is_factored_by_the_gradient_of_its_batch():
         e.run(*other)
     expected = [executor.gradient(p) for p in (W, U)]
     assert executor.set_factored(W) and executor.set_factored(U)
-    for p, gradient in zip((W, U), expected, strict=True):  # until a run leaves operands
+    for p, gradient in zip((W, U), expected, strict=True):  # until a run keeps operands
         np.testing.assert_array_equal(executor.gradient(p), gradient)
     executor.run(*inputs)
     plain.run(*inputs)

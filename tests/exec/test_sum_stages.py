@@ -1,4 +1,4 @@
-"""Sums over all rows of a space, into buffers and into places of gradients."""
+"""Sums over all rows of a space, into buffers and into windows of gradients."""
 
 import numpy as np
 import pytest
@@ -90,8 +90,8 @@ def test_sums_over_all_rows():
     np.testing.assert_allclose(got["mean"], n / (labels >= 0).sum())
 
 
-def test_sums_into_places_of_one_gradient():
-    """Quarters of a matrix and parts of a bias, each twice: what meets is added in its turn."""
+def test_sums_into_windows_of_one_gradient():
+    """Quarters of a matrix and parts of a bias, each twice; overlapping terms are added in order."""
     rng = np.random.default_rng(5)
     graphs = [random_dag(rng, 2000)]
     k, w = 48, 160
@@ -123,7 +123,7 @@ def test_sums_into_places_of_one_gradient():
 
 
 def products_of_kinds(m, gradient, x, y, w, reach):
-    """Products of one stage: of the rows of a space each, to a part of the gradient."""
+    """Products of one stage, each over the rows of a space, into parts of one gradient."""
     made = []
     for space, begin, end, *columns in reach:
         left, right = columns or (0, w)
@@ -141,18 +141,18 @@ def products_of_kinds(m, gradient, x, y, w, reach):
     [
         [(VERTEX, 0, 90), (LEAF, 0, 40), (INNER, 40, 90)],
         [(INNER, 0, 90), (LEAF, 10, 75), (VERTEX, 60, 61)],
-        [(LEAF, 0, 30), (INNER, 25, 60)],  # nobody reaches the rest
+        [(LEAF, 0, 30), (INNER, 25, 60)],  # no product reaches the rest
         [(INNER, 3, 5), (LEAF, 80, 90), (LEAF, 3, 88)],
         [(LEAF, 0, 90)],
         [(VERTEX, 0, 90), (LEAF, 0, 90, 0, 40), (INNER, 50, 90, 30, 300)],
         [(VERTEX, 0, 90), (LEAF, 0, 90, 0, 200), (INNER, 0, 90, 260, 300), (INNER, 0, 90, 0, 200)],
-        [(LEAF, 5, 60, 7, 100), (INNER, 50, 90, 200, 300)],  # nobody reaches what both span
+        [(LEAF, 5, 60, 7, 100), (INNER, 50, 90, 200, 300)],  # no product reaches the middle
         [(VERTEX, 0, 90), (INNER, 0, 90, 290, 300), (VERTEX, 0, 90, 5, 300)],  # few zeros
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_products_of_one_gradient_are_one(threads, reach, first):
-    """Where several reach a part, their rows are summed as one, whatever it held before."""
+def test_products_of_one_stage_are_computed_as_one(threads, reach, first):
+    """Where several reach a part, their rows are summed together, for any previous values."""
     rng = np.random.default_rng(7)
     k, w = 90, 300
     m = Hand()
@@ -187,8 +187,8 @@ def test_products_of_one_gradient_are_one(threads, reach, first):
         _engine.set_num_threads(threads)
 
 
-def test_factors_of_products_that_are_one(threads):
-    """The operands of all kinds, one below the other."""
+def test_factors_of_joined_products(threads):
+    """The operands of all kinds, stacked one below the other."""
     rng = np.random.default_rng(9)
     k, w = 6, 7
     m = Hand()
@@ -207,8 +207,8 @@ def test_factors_of_products_that_are_one(threads):
     np.testing.assert_allclose(left.T @ right, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_a_flat_sum_and_a_product_into_one_gradient_wait_for_each_other(threads):
-    """A sum of matrices is as long as all rows of the gradient, whatever its buffer's width."""
+def test_flat_sum_and_product_into_one_gradient_run_in_order(threads):
+    """A sum of matrices is as long as all rows of the gradient, for any width of its buffer."""
     rng = np.random.default_rng(8)
     k, w = 24, 64
     m = Hand()
@@ -235,7 +235,7 @@ def test_a_flat_sum_and_a_product_into_one_gradient_wait_for_each_other(threads)
     ("changes", "message"),
     [
         ({}, None),
-        ({"kind": "sum_rows"}, "stands behind another sum in a global stage"),
+        ({"kind": "sum_rows"}, "follows another sum in a global stage"),
         ({"accumulate": False}, "overwrites the product before it"),
         ({"column": 1}, None),
         ({"column": 7}, "columns 7 to 13 of a gradient that has 10"),
@@ -245,7 +245,7 @@ def test_a_flat_sum_and_a_product_into_one_gradient_wait_for_each_other(threads)
         ({"lead": False, "column": 30}, "adds to what the product before it .* does not write"),
     ],
 )
-def test_what_stands_behind_a_product_in_its_stage(changes, message):
+def test_invalid_stages_of_products(changes, message):
     changes = dict(changes)
     lead, column = changes.pop("lead", True), changes.pop("column", 0)
     to = changes.pop("out", 2)
@@ -268,7 +268,7 @@ def test_what_stands_behind_a_product_in_its_stage(changes, message):
 
 
 def chain_and_bush(chain, bush, copies):
-    """One child each; and levels of `bush` vertices, each with two of the level below."""
+    """A chain, and levels of `bush` vertices, each with two children in the level below."""
     long = [[], *([v] for v in range(chain - 1))]
     levels = [[[] for _ in range(bush)]]
     for level in range(3):
@@ -280,13 +280,16 @@ def chain_and_bush(chain, bush, copies):
 @pytest.mark.parametrize(
     ("graphs", "widths"),
     [
-        (chain_and_bush(400, 200, 1), (1, 201)),  # most tasks are a row: 64 at a time; three wide
+        (
+            chain_and_bush(400, 200, 1),
+            (1, 201),
+        ),  # most tasks are one row: 64 at a time; three are wide
         (chain_and_bush(40, 3, 2), (2, 5)),  # 12 rows at a time
-        (chain_and_bush(5, 1, 1), (1, 2)),  # too few rows: each task at once
+        (chain_and_bush(5, 1, 1), (1, 2)),  # too few rows: each task separately
     ],
 )
 def test_rows_of_narrow_tasks_are_multiplied_together(graphs, widths):
-    """Of the values that they have when their task has run: children are overwritten later."""
+    """With their values at the end of their task: children are overwritten later."""
     rng = np.random.default_rng(3)
     k, n = 24, 40
     m = Hand()

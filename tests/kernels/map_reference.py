@@ -57,7 +57,7 @@ FUNCTIONS: dict[Any, Any] = {
 
 @dataclass
 class Load:
-    """A source as the kernel and the reference see it."""
+    """A source for the kernel and for the reference."""
 
     source: Any
     values: np.ndarray  # rows [r0, r1), float64

@@ -1,4 +1,4 @@
-"""What the kernel tests share: tables of every instruction set, sources, guarded memory."""
+"""Shared parts of the kernel tests: tables of every instruction set, sources, guarded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cavs import _engine
 KERNELS = _engine.kernels
 RowMap = KERNELS.RowMap
 SIZES = (0, 1, 2, 5, 6, 7, 15, 16, 17, 31, 33, 63, 64, 65, 150, 300)
-# Instructions for products of narrow numbers: what this machine has of them.
+# Instruction sets for products of narrow numbers that this machine has.
 INTEGERS = ("avx512-int16", "avx512-int16-winograd")
 UNITS = ("amx-bfloat16x3", "amx-bfloat16", "avx512-bfloat16", *INTEGERS)
 TABLES = KERNELS.narrow_tables()
@@ -27,13 +27,13 @@ DTYPES = ("float32", "float64")
 
 @functools.cache
 def _normal(dtype: str) -> np.ndarray:
-    """More than the largest array has; drawing anew for each took longer than the products."""
+    """More numbers than the largest array has; drawing them for each test took longer than it."""
     return np.random.default_rng(0).standard_normal(2_000_003).astype(dtype)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel table and the wrappers of its dtype."""
+    """A kernel table and the wrappers of its dtype."""
 
     isa: str
     dtype: str
@@ -54,7 +54,7 @@ class Case:
             return self.eps * (2 + terms / 2)
         if not self.isa.endswith("x3"):  # each operand is within 2^-8
             return 2.0**-7 + 2.0**-16 + self.eps * (2 + terms / 2)
-        # Each operand is within 2^-17, and the product of what is left of both, 2^-16 at most, is
+        # Each operand is within 2^-17, and the product of both remainders, 2^-16 at most, is
         # left out; then a sum of three times as many terms.
         return 2.25 * 2.0**-16 + self.eps * (2 + 1.5 * terms)
 
@@ -114,7 +114,7 @@ PRODUCTS = _PRODUCTS + [(unit, "float32") for unit in TABLES]
 
 
 class Guarded:
-    """A 2-D output inside a larger one of sentinels; ``check`` sees that only ``view`` changed."""
+    """A 2-D output inside a larger array of sentinels; ``check`` fails if they changed."""
 
     def __init__(self, rows: int, cols: int, dtype: str, fill: float = SENTINEL) -> None:
         self.whole = np.full((rows + 2, cols + 9), SENTINEL, dtype)
@@ -150,7 +150,7 @@ def at_page_end(array: np.ndarray) -> np.ndarray:
 def make_source(
     case: Case, rng: np.random.Generator, kind: str, r0: int, r1: int, width: int
 ) -> tuple[Any, np.ndarray]:
-    """A source of row map `kind` for rows [r0, r1), and the rows it stands for, in float64.
+    """A source with row map `kind` for rows [r0, r1), and its rows in float64.
 
     The buffer starts at another row than r0, has NaN beside the columns that may be read, and
     ends where memory ends.
@@ -182,7 +182,7 @@ def make_source(
         picked = rng.integers(-1, height, int(offsets[-1])).astype("i4")
         index = np.where(picked < 0, -1, picked + base).astype("i4")
     values = np.zeros((rows, width))
-    terms = np.vstack([clean, np.zeros(width)])  # -1 picks the last, nothing
+    terms = np.vstack([clean, np.zeros(width)])  # -1 picks the last row, zeros
     for nth in range(3):
         has = counts[r0:] > nth
         values[has] += terms[picked[offsets[r0:r1][has] + nth]]

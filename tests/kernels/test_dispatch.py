@@ -30,11 +30,11 @@ def test_best_isa_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("isa", KERNELS.supported_isas())
-def test_environment_chooses(isa: str) -> None:
+def test_environment_selects_the_isa(isa: str) -> None:
     assert engine_isa(isa).stdout.strip() == isa
 
 
-def test_unknown_isa_names_wish_and_choices() -> None:
+def test_unknown_isa_is_rejected() -> None:
     done = engine_isa("neon9")
     assert done.returncode != 0
     assert 'ConfigError: instruction set "neon9"' in done.stderr

@@ -1,4 +1,4 @@
-"""Products of integers of 16 bits: no sum overflows, and what no integer can stand for is seen."""
+"""Products of 16-bit integers: no sum overflows, and non-finite numbers are propagated."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def patterns(k: int) -> dict[str, np.ndarray]:
 
 @integers
 @pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 64, 65, 97, 150, 1000])
-def test_parallel_factors_do_not_overflow(case: Case, k: int) -> None:
-    """The largest sum that norms allow, of both signs, for any shares of the numbers in a norm."""
+def test_parallel_rows_do_not_overflow(case: Case, k: int) -> None:
+    """The largest sums that norms allow, of both signs, for any distribution over the numbers."""
     rows = np.array(list(patterns(k).values()))
     a = np.concatenate([rows, -rows, rows * np.float32(1e-12), rows * np.float32(1e4)])
     for got in both_products(case, a, np.ascontiguousarray(a.T)):
@@ -53,7 +53,7 @@ def test_parallel_factors_do_not_overflow(case: Case, k: int) -> None:
 
 
 @integers
-def test_equal_numbers_take_all_their_bits(case: Case) -> None:
+def test_equal_numbers_use_all_bits(case: Case) -> None:
     a = np.full((1, 320), 3.0, "f4")
     half_a_step = 0.5 * 8 / 46325  # of a number: eight times it is the norm of a unit of 64
     for got in both_products(case, a, np.ascontiguousarray(a.T)):
@@ -62,8 +62,8 @@ def test_equal_numbers_take_all_their_bits(case: Case) -> None:
 
 @here
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 16, 31, 32, 33, 70])
-def test_fewer_products_are_the_same_to_the_bit(rows: int) -> None:
-    """Winograd's identity holds for integers modulo 2^32, whatever its terms exceed."""
+def test_winograd_products_have_the_same_bits(rows: int) -> None:
+    """The identity holds for integers modulo 2^32, even if its terms overflow."""
     plain, winograd = (Case(isa, "float32") for isa in INTEGERS)
     rng = np.random.default_rng(rows)
     for k in (1, 2, 3, 31, 33, 63, 64, 65, 96, 130, 700):
@@ -77,8 +77,8 @@ def test_fewer_products_are_the_same_to_the_bit(rows: int) -> None:
 
 @integers
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e25])
-def test_what_is_no_number_stays_none(case: Case, value: float) -> None:
-    """Also what is too large to be squared; other rows and columns are as they were."""
+def test_non_finite_numbers_are_propagated(case: Case, value: float) -> None:
+    """Also numbers too large to be squared; other rows and columns do not change."""
     rng = np.random.default_rng(0)
     a, w = case.normal(rng, 20, 70), case.normal(rng, 70, 40)
     clean = both_products(case, a, w)
@@ -94,7 +94,7 @@ def test_what_is_no_number_stays_none(case: Case, value: float) -> None:
 
 
 @integers
-def test_what_is_too_small_to_be_squared_is_zero(case: Case) -> None:
+def test_numbers_too_small_to_be_squared_are_zero(case: Case) -> None:
     a, w = np.full((3, 40), 1e-25, "f4"), np.ones((40, 5), "f4")
     for got in both_products(case, a, w):
         assert (got == 0).all()
@@ -104,8 +104,8 @@ def test_what_is_too_small_to_be_squared_is_zero(case: Case) -> None:
 
 
 @every_product
-def test_nothing_to_add(case: Case) -> None:
-    """Without steps of the sum a product is zero, and adds nothing."""
+def test_products_without_terms(case: Case) -> None:
+    """Without steps of the sum a product is zero and adds nothing."""
     a, w = np.zeros((5, 0), case.dtype), np.zeros((0, 7), case.dtype)
     c = np.ones((5, 7), case.dtype)
     case.table.matmul([case.source(a)], 0, 5, packed_weight(case, w), 7, c, accumulate=True)

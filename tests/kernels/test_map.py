@@ -120,13 +120,15 @@ def test_in_place_and_overlapping_reads(case: Case) -> None:
         )
         twice = np.zeros_like(x)
         p.run(case, [case.store(x, 1), case.store(twice, 2)])
-        np.testing.assert_allclose(x, -before)  # register 0 was still needed when 1 was ready
+        np.testing.assert_allclose(
+            x, -before
+        )  # register 0 was still needed when register 1 was computed
         np.testing.assert_allclose(twice, 2 * before)
 
 
 @every_case
 @pytest.mark.parametrize("places", list(permutations(range(4), 2)))
-def test_results_take_the_places_of_operands(case: Case, places: tuple[int, int]) -> None:
+def test_results_overwrite_operands(case: Case, places: tuple[int, int]) -> None:
     """Each of two results over each of four operands, read before, with, or after it."""
     rng = np.random.default_rng(5)
     for inner in (1, 7, 16, 150, 300):
@@ -261,7 +263,7 @@ def test_any_program(data: st.DataObject) -> None:
             MODE.WRITE: lambda v: v,
         }[mode](reg[r])
         # A sum of n numbers in any order is off by (n - 1) u sum |x| at most (Higham 2002, 4.2),
-        # which a row of equal numbers, all rounded the same way, comes near to.
+        # which a row of equal numbers, all rounded the same way, almost reaches.
         added = case.eps / 2 * (inner - 1) * np.abs(reg[r]).sum(-1) if mode == MODE.SUM else 0.0
         checks.append((out, value, added))
     p.run(case, stores)

@@ -29,7 +29,7 @@ def assert_product(
     start: float = 0.0,
     slack: float = 0.0,
 ) -> None:
-    """Compares with start + a @ b; the bound grows with the terms of each sum.
+    """Compare with start + a @ b; the tolerance grows with the terms of each sum.
 
     `slack`: how much larger than `a` the terms are that its own values were summed from.
     """
@@ -107,7 +107,7 @@ def test_matmul_deep(case: Case) -> None:
 @every_product
 @pytest.mark.parametrize("kind", SOURCE_KINDS)
 def test_matmul_of_few_rows(case: Case, kind: str) -> None:
-    """One or two rows take several panels at once: the same bits as among others, and no others."""
+    """One or two rows take several panels at once, with the same bits as among other rows."""
     rng = np.random.default_rng(5)
     panel, lanes = case.table.panel, case.table.panel // 4
     widths = [k * panel + d for k in (1, 2, 4, 9) for d in (-1, 0, 1, 1 - lanes, panel - lanes)]
@@ -137,7 +137,7 @@ def test_matmul_of_few_rows(case: Case, kind: str) -> None:
         assert_product(case, whole.check(), a, w, 0.5, slack=4.0)
 
 
-# Beyond half of any L2, where slices of the weight are fetched ahead.
+# More than half of any L2, where slices of the weight are prefetched.
 LARGE = {"float32": (601, 900), "float64": (301, 900)}
 
 
@@ -157,7 +157,7 @@ def test_matmul_with_a_large_weight(case: Case, kind: str) -> None:
 
 @every_product
 @pytest.mark.parametrize("large", [False, True])
-def test_a_row_does_not_depend_on_its_neighbours(case: Case, large: bool) -> None:
+def test_a_row_does_not_depend_on_other_rows(case: Case, large: bool) -> None:
     rng = np.random.default_rng(4)
     k, n = LARGE[case.dtype] if large else (150, 70)
     a, packed = case.normal(rng, 100, k), packed_weight(case, case.normal(rng, k, n))
@@ -202,7 +202,7 @@ def test_pack_pieces_and_transposes(case: Case) -> None:
     w = case.normal(rng, 40, 150)
     expected = packed_weight(case, w).view("u1")
     panels = -(-150 // case.table.panel)
-    for turned in (), (1,), (0, 1, 70):  # columns of parts that are stored the other way round
+    for turned in (), (1,), (0, 1, 70):  # columns of parts that are stored transposed
         parts = []
         for k0, k1 in ((0, 13), (13, 40)):
             for n0, n1 in ((0, 1), (1, 70), (70, 150)):
@@ -211,7 +211,7 @@ def test_pack_pieces_and_transposes(case: Case) -> None:
         packed = case.table.packed(40, 150)
         case.table.pack(parts, 40, 150, packed)
         assert (packed.view("u1") == expected).all()
-        some = case.table.packed(40, 150)  # panels one by one, in any order
+        some = case.table.packed(40, 150)  # single panels, in any order
         for panel in reversed(range(panels)):
             case.table.pack(parts, 40, 150, some, p0=panel, p1=panel + 1)
         assert (some.view("u1") == expected).all()
@@ -277,7 +277,7 @@ def test_matmul_tn_row_maps_and_column_ranges(case: Case, kind_a: str, kind_b: s
 @pytest.mark.parametrize("kind_a", SOURCE_KINDS)
 @pytest.mark.parametrize("kind_b", SOURCE_KINDS)
 def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
-    """One source of each side: A is read where it lies, or the result is made as its transpose."""
+    """One source per operand: A is read in place, or the result is computed as its transpose."""
     rng = np.random.default_rng(8)
     r0, r1 = 3, 700
     for k, n in ((70, 1), (150, 5), (13, 12), (600, 7), (12, 13), (70, 60), (33, 150)):
@@ -287,7 +287,7 @@ def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
         case.table.matmul_tn([sa], [sb], r0, r1, out.view, accumulate=True)
         assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
         parts = Guarded(k, n, case.dtype, fill=1.0)
-        for n0 in range(0, n, case.table.panel):  # as threads share it
+        for n0 in range(0, n, case.table.panel):  # as threads divide it
             n1 = min(n, n0 + case.table.panel)
             case.table.matmul_tn([sa], [sb], r0, r1, parts.view, n0=n0, n1=n1, accumulate=True)
         assert (parts.check() == out.check()).all()
@@ -295,7 +295,7 @@ def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
 
 @every_product
 @pytest.mark.parametrize(("k", "n"), [(150, 150), (13, 65), (33, 5), (600, 1), (7, 700)])
-def test_matmul_tn_of_rows_one_below_the_other(case: Case, k: int, n: int) -> None:
+def test_matmul_tn_of_stacked_rows(case: Case, k: int, n: int) -> None:
     """Blocks of rows begin and end anywhere in the parts; some parts have no rows."""
     rng = np.random.default_rng(k)
     parts, left, right = [], [], []
@@ -315,18 +315,18 @@ def test_matmul_tn_of_rows_one_below_the_other(case: Case, k: int, n: int) -> No
     out = Guarded(k, n, case.dtype, fill=1.0)
     case.table.matmul_tn(*parts[0], out.view, accumulate=True, below=parts[1:])
     assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
-    some = Guarded(k, n, case.dtype)  # over what was there
+    some = Guarded(k, n, case.dtype)  # added to previous values
     case.table.matmul_tn(*parts[0], some.view, below=parts[1:])
     assert_product(case, some.check(), a.T, b, slack=4.0)
     pieces = Guarded(k, n, case.dtype)
-    for n0 in range(0, n, case.table.panel):  # as threads share it
+    for n0 in range(0, n, case.table.panel):  # as threads divide it
         n1 = min(n, n0 + case.table.panel)
         case.table.matmul_tn(*parts[0], pieces.view, n0=n0, n1=n1, below=parts[1:])
     assert (pieces.check() == some.check()).all()
 
 
 @every_product
-def test_rows_below_are_as_wide_as_those_above(case: Case) -> None:
+def test_stacked_rows_must_have_one_width(case: Case) -> None:
     a, b = np.zeros((2, 6), case.dtype), np.zeros((2, 9), case.dtype)
     rows = ([case.source(a)], [case.source(b)], 0, 2)
     others = ([case.source(b)], [case.source(b)], 0, 2)

@@ -28,10 +28,12 @@ def test_copy_and_sum_rows(case: Case, kind: str) -> None:
 def test_segment_max(case: Case) -> None:
     rng = np.random.default_rng(1)
     for width in SIZES[1:]:
-        data = case.normal(rng, 30, width) - 5  # a maximum below zero is not the empty segment's
+        data = (
+            case.normal(rng, 30, width) - 5
+        )  # a negative maximum differs from that of an empty segment
         offsets = np.array([0, 0, 2, 2, 3, 9, 12], "i4")
         index = rng.integers(4, 34, 12).astype("i4")
-        index[[0, 2]] = -1  # a segment with an absent row, and one of nothing else
+        index[[0, 2]] = -1  # a segment with an absent row, and one with nothing else
         out = Guarded(6, width, case.dtype)
         source = case.source(data, map=RowMap.SEGMENT_SUM, base=4, index=index, offsets=offsets)
         case.table.segment_max(source, 0, 6, out.view)
@@ -42,7 +44,7 @@ def test_segment_max(case: Case) -> None:
 
 
 @every_case
-def test_segment_max_hands_nan_on(case: Case) -> None:
+def test_segment_max_propagates_nan(case: Case) -> None:
     data = np.array([[1, np.nan, 3], [np.nan, 2, 1]], case.dtype)
     out = np.zeros((1, 3), case.dtype)
     source = case.source(data, map=RowMap.SEGMENT_SUM, offsets=np.array([0, 2], "i4"))
@@ -89,7 +91,7 @@ def test_cross_entropy(case: Case, classes: int) -> None:
 @pytest.mark.parametrize("kind", ["self", "one", "index"])
 @pytest.mark.parametrize("classes", [5, 16, 17, 300])
 def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
-    """Also over the logits themselves."""
+    """Also in place of the logits."""
     rng, (r0, r1) = np.random.default_rng(classes), (2, 21)
     x = case.normal(rng, r1 - r0, classes)
     slope, by = make_source(case, rng, kind, r0, r1, 1)
@@ -107,7 +109,7 @@ def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
 
 @every_case
 @pytest.mark.parametrize("classes", [3, 40])
-def test_slopes_of_cross_entropy_that_are_not_finite(case: Case, classes: int) -> None:
+def test_non_finite_slopes_of_cross_entropy(case: Case, classes: int) -> None:
     x, grad = (np.zeros((4, classes), case.dtype) for _ in range(2))
     slope = case.source(np.array([[np.inf], [np.nan], [-np.inf], [-2]], case.dtype))
     label = np.array([-1, -1, 0, -1], "i4")
@@ -118,7 +120,7 @@ def test_slopes_of_cross_entropy_that_are_not_finite(case: Case, classes: int) -
 
 
 @every_case
-def test_cross_entropy_of_large_logits_and_bad_labels(case: Case) -> None:
+def test_cross_entropy_of_large_logits_and_invalid_labels(case: Case) -> None:
     x = np.array([[1e4, -1e4, 0], [3e4, 3e4, 3e4], [np.nan, 0, 0], [0, 1, 2]], case.dtype)
     label = np.array([1, 0, 0, 3], "i4")
     loss, grad = np.zeros((4, 1), case.dtype), np.zeros((4, 3), case.dtype)

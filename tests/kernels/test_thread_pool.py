@@ -34,11 +34,11 @@ def test_sleeping_workers_wake() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_barrier_holds_everybody(threads: int) -> None:
+def test_barrier_holds_all_threads(threads: int) -> None:
     assert KERNELS.ThreadPool(threads).barrier_faults(threads, 300) == 0
 
 
-def test_the_lowest_tasks_exception_comes_back() -> None:
+def test_the_exception_of_the_lowest_task_is_rethrown() -> None:
     pool = KERNELS.ThreadPool(3)
 
     def fail(t: int) -> None:
@@ -63,7 +63,7 @@ def test_nested_regions_run_one_after_the_other() -> None:
         pool.parallel(2, lambda t: pool.set_num_threads(3))
 
 
-def test_regions_of_several_threads_take_turns() -> None:
+def test_regions_of_several_threads_run_in_turn() -> None:
     pool = KERNELS.ThreadPool(2)
     counts = [0, 0, 0]
 
@@ -113,7 +113,7 @@ def test_default_number_of_threads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_its_own_threads() -> None:
+def test_forked_child_has_its_own_threads() -> None:
     pool = KERNELS.thread_pool()
     threads = pool.num_threads
     pool.set_num_threads(3)
@@ -145,7 +145,7 @@ print(pool.barrier_faults(2, 10))
 
 
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan needs the room")
-def test_threads_that_the_system_does_not_give_are_an_error() -> None:
+def test_missing_threads_are_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], text=True, capture_output=True, check=False
     )

@@ -64,10 +64,10 @@ def test_updates(case: Case, kind: str) -> None:
 
 @every_case
 @pytest.mark.parametrize("kind", ["SGD", "MOMENTUM", "ADAGRAD", "ADAM", "ADAMW"])
-def test_where_arrays_begin_in_memory_changes_no_bit(case: Case, kind: str) -> None:
-    """Ranks that hold the same values at other addresses are to stay alike."""
+def test_alignment_changes_no_bit(case: Case, kind: str) -> None:
+    """Ranks hold the same values at different addresses and must stay equal."""
     rng = np.random.default_rng(1)
-    n, most = 61, 16  # elements; the widest vector has so many
+    n, most = 61, 16  # elements; the widest vector has as many
     values = [np.abs(case.normal(rng, n)) for _ in range(4)]
     results = set()
     for begin in range(most + 1):

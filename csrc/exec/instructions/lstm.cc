@@ -17,7 +17,7 @@ void check_rows(const AccessChecks& c, const Instruction& in, size_t inputs) {
          "has " + std::to_string(in.inputs.size()) + " inputs, needs " + std::to_string(inputs));
   for (const Operand& o : in.inputs) {
     c.check_operand(o, in.space);
-    c.need(o.map == RowMap::kSelf, "reads rows that are not stored as they are");
+    c.need(o.map == RowMap::kSelf, "reads rows through an index or segments, needs stored rows");
   }
 }
 
