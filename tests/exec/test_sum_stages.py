@@ -91,7 +91,7 @@ def test_sums_over_all_rows():
 
 
 def test_sums_into_windows_of_one_gradient():
-    """Quarters of a matrix and parts of a bias, each twice; overlapping terms are added in order."""
+    """Quarters of a matrix and parts of a bias, each twice; overlaps are added in order."""
     rng = np.random.default_rng(5)
     graphs = [random_dag(rng, 2000)]
     k, w = 48, 160
