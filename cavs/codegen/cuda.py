@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cavs.codegen.map import OpTuple, reads_of
+from cavs.codegen.map import MapOp, reads_of
 from cavs.ops.primitives import PRIMITIVES
 
 BLOCK = 256  # threads
@@ -182,7 +182,7 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
 
 
 def parameters_of(
-    loads: Sequence[Load], stores: Sequence[Store], ops: Sequence[OpTuple], real: str
+    loads: Sequence[Load], stores: Sequence[Store], ops: Sequence[MapOp], real: str
 ) -> list[str]:
     """Where operands, results and random numbers are found: declarations, name behind type."""
     names = []
@@ -193,7 +193,7 @@ def parameters_of(
         if load.rows == "index" or load.indexed:
             names.append(f"const int* __restrict__ x{n}_index")
     names += [f"{'bfloat16' if y.half else real}* y{n}" for n, y in enumerate(stores)]
-    if any(op[0] == "uniform" for op in ops):
+    if any(op.code == "uniform" for op in ops):
         names.append("const unsigned long long* __restrict__ draw")
         names.append("const int* __restrict__ row_ids")
     return names
@@ -209,14 +209,14 @@ def indented(lines: Sequence[str], by: int = 2) -> list[str]:
 
 
 def _statements(
-    loads: Sequence[Load], ops: Sequence[OpTuple], shape: Shape, real: str
+    loads: Sequence[Load], ops: Sequence[MapOp], shape: Shape, real: str
 ) -> tuple[list[str], list[str], dict[int, str]]:
     """What is done once a row, what for element ``v``, and where each register then is."""
     once, each = [], []
     value = {n: f"l{n}[{0 if load.scalar else 'v'}]" for n, load in enumerate(loads)}
     row_ids = False
     for n, op in enumerate(ops):
-        code, dst, imm = op[0], op[1], op[5]
+        code, dst, imm = op.code, op.dst, op.imm
         if code == "constant":
             value[dst] = literal(imm, real)
             continue
@@ -252,7 +252,7 @@ class Statements:
 
 
 def statements_of(
-    loads: Sequence[Load], ops: Sequence[OpTuple], stores: Sequence[Store], shape: Shape, real: str
+    loads: Sequence[Load], ops: Sequence[MapOp], stores: Sequence[Store], shape: Shape, real: str
 ) -> Statements:
     """The statements of a kernel whose work is divided as ``shape`` says."""
     once, each, value = _statements(loads, ops, shape, real)
@@ -289,7 +289,7 @@ def statements_of(
 
 def grid_text(
     loads: Sequence[Load],
-    ops: Sequence[OpTuple],
+    ops: Sequence[MapOp],
     stores: Sequence[Store],
     outer: int,
     inner: int,
@@ -319,7 +319,7 @@ def grid_text(
 def kernel_text(
     name: str,
     loads: Sequence[Load],
-    ops: Sequence[OpTuple],
+    ops: Sequence[MapOp],
     stores: Sequence[Store],
     outer: int,
     inner: int,

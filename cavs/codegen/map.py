@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cavs.ir import Node
 from cavs.ops.primitives import operands_of, primitive_of
 
-OpTuple = tuple[str, int, int, int, int, float]  # code, dst, a, b, c, immediate
+
+class MapOp(NamedTuple):
+    """An operation: register ``dst`` = ``code`` of registers a, b and c, and of a number."""
+
+    code: str
+    dst: int
+    a: int
+    b: int
+    c: int
+    imm: float
 
 
-def reads_of(op: OpTuple) -> tuple[int, ...]:
+def reads_of(op: MapOp) -> tuple[int, ...]:
     """The registers that ``op`` reads."""
-    return op[2:5][: operands_of(op[0])]
+    return (op.a, op.b, op.c)[: operands_of(op.code)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class MapProgram:
     """
 
     num_loads: int
-    ops: list[OpTuple] = field(default_factory=list)
+    ops: list[MapOp] = field(default_factory=list)
     _next: int = -1
     _constants: dict[float, Register] = field(default_factory=dict)
     _seen: dict[tuple[str, tuple[int, ...], float], Register] = field(default_factory=dict)
@@ -83,7 +92,7 @@ class MapProgram:
         key = (code, numbers, imm)
         if key not in self._seen:
             a, b, c = (*numbers, 0, 0, 0)[:3]
-            self.ops.append((code, self._next, a, b, c, imm))
+            self.ops.append(MapOp(code, self._next, a, b, c, imm))
             self._seen[key] = Register(self, self._next)
             self._next += 1
         return self._seen[key]
@@ -110,7 +119,7 @@ class MapProgram:
         result = node.op.expr(self, *inputs, **dict(node.attrs))
         return self.register_of(result)
 
-    def finish(self, stored: set[int]) -> tuple[list[OpTuple], dict[int, int], int]:
+    def finish(self, stored: set[int]) -> tuple[list[MapOp], dict[int, int], int]:
         """Drops unread operations, fuses multiply-adds and reuses registers.
 
         Returns the operations, where each of the ``stored`` registers ended up, and how many
@@ -118,51 +127,51 @@ class MapProgram:
         """
         ops = self._fuse_multiply_add(self._live(stored), stored)
         last: dict[int, int] = {r: len(ops) for r in stored}
-        for i, (_, _, *inputs, _) in reversed(list(enumerate(ops))):
-            for r in inputs[: operands_of(ops[i][0])]:
+        for i, op in reversed(list(enumerate(ops))):
+            for r in reads_of(op):
                 last.setdefault(r, i)
         place = {r: r for r in range(self.num_loads)}
         free: list[int] = []
         count = self.num_loads
-        result: list[OpTuple] = []
-        for i, (code, dst, *inputs, imm) in enumerate(ops):
-            used = inputs[: operands_of(code)]
+        result: list[MapOp] = []
+        for i, op in enumerate(ops):
+            used = reads_of(op)
             a, b, c = ([place[r] for r in used] + [0, 0, 0])[:3]
             if free:
-                place[dst] = free.pop()
+                place[op.dst] = free.pop()
             else:
-                place[dst], count = count, count + 1
-            result.append((code, place[dst], a, b, c, imm))
+                place[op.dst], count = count, count + 1
+            result.append(MapOp(op.code, place[op.dst], a, b, c, op.imm))
             for r in set(used):
                 if last[r] == i and r >= self.num_loads:
                     free.append(place[r])
         return result, {r: place[r] for r in stored}, count
 
-    def _live(self, stored: set[int]) -> list[OpTuple]:
+    def _live(self, stored: set[int]) -> list[MapOp]:
         needed = set(stored)
         kept = []
         for op in reversed(self.ops):
-            if op[1] in needed:
+            if op.dst in needed:
                 kept.append(op)
                 needed.update(reads_of(op))
         return kept[::-1]
 
-    def _fuse_multiply_add(self, ops: list[OpTuple], stored: set[int]) -> list[OpTuple]:
+    def _fuse_multiply_add(self, ops: list[MapOp], stored: set[int]) -> list[MapOp]:
         reads: dict[int, int] = {r: 1 for r in stored}
         for op in ops:
             for r in reads_of(op):
                 reads[r] = reads.get(r, 0) + 1
-        made = {op[1]: op for op in ops}
+        made = {op.dst: op for op in ops}
         dropped: set[int] = set()
         result = []
         for op in ops:
             product = None
-            if op[0] == "add":
-                for x, y in ((op[2], op[3]), (op[3], op[2])):
+            if op.code == "add":
+                for x, y in ((op.a, op.b), (op.b, op.a)):
                     found = made.get(x)
-                    if found and found[0] == "mul" and reads[x] == 1 and x not in dropped:
-                        product = ("fma", op[1], found[2], found[3], y, 0.0)
+                    if found and found.code == "mul" and reads[x] == 1 and x not in dropped:
+                        product = MapOp("fma", op.dst, found.a, found.b, y, 0.0)
                         dropped.add(x)
                         break
             result.append(product or op)
-        return [op for op in result if op[1] not in dropped]
+        return [op for op in result if op.dst not in dropped]

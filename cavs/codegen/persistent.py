@@ -21,7 +21,7 @@ from cavs.codegen.cuda import (
     statements_of,
 )
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
-from cavs.codegen.map import OpTuple
+from cavs.codegen.map import MapOp
 
 Moved = TypeVar("Moved", Load, Store)
 TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
@@ -96,7 +96,7 @@ def map_part(
     number: int,
     edges: bool,
     loads: Sequence[Load],
-    ops: Sequence[OpTuple],
+    ops: Sequence[MapOp],
     stores: Sequence[Store],
     outer: int,
     inner: int,
@@ -126,7 +126,7 @@ def map_part(
 
 
 def _sliced(
-    loads: Sequence[Load], ops: Sequence[OpTuple], stores: Sequence[Store], of: Slices, real: str
+    loads: Sequence[Load], ops: Sequence[MapOp], stores: Sequence[Store], of: Slices, real: str
 ) -> list[str]:
     loads = [replace(load, outer_stride=0) for load in loads]
     stores = [replace(store, outer_stride=0) for store in stores]

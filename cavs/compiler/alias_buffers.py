@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cavs.compiler.program import Operand, Program, clone
+from cavs.compiler.program import Operand, Program, Store, clone
 
 Alias = tuple[int, int]  # a buffer, and the column where another one begins in it
 
@@ -16,15 +16,19 @@ def alias_buffers(program: Program, aliases: dict[int, Alias]) -> None:
         number[n] = number[home][0], column
 
     def moved(o: Operand) -> Operand:
-        buffer, column = number[o[0]]
-        return (buffer, o[1] + column, *o[2:])
+        buffer, column = number[o.buffer]
+        return o._replace(buffer=buffer, column=o.column + column)
+
+    def moved_store(s: Store) -> Store:
+        buffer, column = number[s.buffer]
+        return s._replace(buffer=buffer, column=s.column + column)
 
     for n, before in enumerate(program.instructions):
         program.instructions[n] = i = clone(before)
         i.inputs = [moved(o) for o in i.inputs]
         i.out = None if i.out is None else moved(i.out)
-        i.loads = [(moved(o), stride, scalar) for o, stride, scalar in i.loads]
-        i.stores = [(number[s[0]][0], s[1] + number[s[0]][1], *s[2:]) for s in i.stores]
+        i.loads = [load._replace(operand=moved(load.operand)) for load in i.loads]
+        i.stores = [moved_store(s) for s in i.stores]
     program.buffers = [program.buffers[n] for n in kept]
     program.loss = number[program.loss][0] if program.loss in number else program.loss
     program.outputs = {name: number[n][0] for name, n in program.outputs.items()}

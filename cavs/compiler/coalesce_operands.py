@@ -61,17 +61,17 @@ def _runs(program: Program, side: list[Operand]) -> Iterator[tuple[int, ...]]:
     """Iterate over runs of two or more whole, aligned operands in a row, over the same rows."""
     run: list[int] = []
     like: object = None
-    for buffer, column, width, *rows in side:
-        b = program.buffers[buffer]
-        whole = column == 0 and width == b.width and b.role in ("arena", "scratch")
-        whole &= width % ALIGNED == 0
-        own = (rows, b.role, b.space, b.held) if whole and buffer not in run else None
+    for o in side:
+        b = program.buffers[o.buffer]
+        whole = o.column == 0 and o.width == b.width and b.role in ("arena", "scratch")
+        whole &= o.width % ALIGNED == 0
+        own = (o[3:], b.role, b.space, b.held) if whole and o.buffer not in run else None
         if own is None or own != like:
             if len(run) > 1:
                 yield tuple(run)
             run = []
         if own is not None:
-            run.append(buffer)
+            run.append(o.buffer)
         like = own
     if len(run) > 1:
         yield tuple(run)
@@ -90,8 +90,8 @@ def _joined_columns(side: list[Operand]) -> list[Operand]:
     result: list[Operand] = []
     for o in side:
         last = result[-1] if result else None
-        if last is not None and (last[0], last[1] + last[2], *last[3:]) == (o[0], o[1], *o[3:]):
-            result[-1] = (last[0], last[1], last[2] + o[2], *last[3:])
+        if last is not None and o == last._replace(column=last.columns.stop, width=o.width):
+            result[-1] = last._replace(width=last.width + o.width)
         else:
             result.append(o)
     return result

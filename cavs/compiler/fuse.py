@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from cavs.codegen.map import MapProgram, Register
+from cavs.codegen.map import MapOp, MapProgram, Register
 from cavs.compiler.instructions import FUSED
-from cavs.compiler.program import Instruction, Operand, Program
+from cavs.compiler.program import Instruction, Load, Operand, Program, Store
 from cavs.compiler.storage import Storage, name_of
 from cavs.compiler.weights import weight_of
 from cavs.errors import FAULT, CompileError
@@ -146,14 +146,14 @@ class RowLowering(Storage):
         if not group.nodes:
             return
         outer, inner = grid(group.shape)
-        loads: dict[tuple[Operand, int, bool], int] = {}
+        loads: dict[Load, int] = {}
         inputs: dict[tuple[Node, Node], int] = {}
         members = set(group.nodes)
         for n in group.nodes:
             for x, pieces in self.accesses.operands(n):
                 if x in members:
                     continue
-                load = (self.operand(pieces[0]), *_block(x, group.shape))
+                load = Load(self.operand(pieces[0]), *_block(x, group.shape))
                 inputs[n, x] = loads.setdefault(load, len(loads))
         program = MapProgram(len(loads))
         registers: dict[Node, Register] = {}
@@ -171,7 +171,7 @@ class RowLowering(Storage):
         stores = []
         for n, (mode, register) in results.items():
             stride = (1 if mode != "write" else inner) if outer > 1 else 0
-            stores.append((self._write(n), 0, stride, mode, register_of[register.number]))
+            stores.append(Store(self._write(n), 0, stride, mode, register_of[register.number]))
         self.program.instructions.append(
             Instruction(
                 FUSED,
@@ -189,10 +189,10 @@ class RowLowering(Storage):
     def _outward(self, n: Node) -> None:
         """Emit a kernel that computes a value for each edge to a parent, and their sum."""
         outer, inner = grid(n.shape)
-        loads: dict[tuple[Operand, int, bool], int] = {}
+        loads: dict[Load, int] = {}
         number = {}
         for x, (piece,) in self.accesses.operands(n):
-            load = (self.operand(piece), *_block(x, n.shape))
+            load = Load(self.operand(piece), *_block(x, n.shape))
             number[x] = loads.setdefault(load, len(loads))
         program = MapProgram(len(loads))
         registers = {x: Register(program, at) for x, at in number.items()}
@@ -208,7 +208,7 @@ class RowLowering(Storage):
                 loads=list(loads),
                 ops=ops,
                 stores=[
-                    (self._write(n), 0, inner if outer > 1 else 0, "write", register_of[value])
+                    Store(self._write(n), 0, inner if outer > 1 else 0, "write", register_of[value])
                 ],
                 registers=max(count, 1),
                 outer=outer,
@@ -241,8 +241,8 @@ class RowLowering(Storage):
         load_stride: int,
         store_stride: int,
     ) -> None:
-        loads = [] if source is None else [(source, load_stride, False)]
-        ops = [("constant", 0, 0, 0, 0, 0.0)] if source is None else []
+        loads = [] if source is None else [Load(source, load_stride)]
+        ops = [MapOp("constant", 0, 0, 0, 0, 0.0)] if source is None else []
         d = n.type.domain
         self.program.instructions.append(
             Instruction(
@@ -250,7 +250,7 @@ class RowLowering(Storage):
                 self._space(d.base, d.kind),
                 loads=loads,
                 ops=ops,
-                stores=[(buffer, column, store_stride, "write", 0)],
+                stores=[Store(buffer, column, store_stride, "write", 0)],
                 registers=1,
                 outer=outer,
                 inner=inner,
@@ -270,7 +270,7 @@ class RowLowering(Storage):
         if name == "sum_out":
             self._outward(n)
             return
-        out: Operand = (self._write(n), 0, n.type.width, "self", "none", 0)
+        out = Operand(self._write(n), 0, n.type.width)
         if name == "matmul":
             weight = self._weight(n.inputs[1])
             k, width = n.inputs[1].shape
@@ -312,7 +312,8 @@ class RowLowering(Storage):
             source = self.operand(pieces[0])
             start = n.attr("start") if n.op.name == "slice" else 0
             stride = x.shape[-1]
-            moved = (source[0], source[1] + start, (outer - 1) * stride + inner, *source[3:])
+            width = (outer - 1) * stride + inner
+            moved = source._replace(column=source.column + start, width=width)
             self._copy_map(n, moved, buffer, column, outer, inner, stride, size)
             column += inner
 

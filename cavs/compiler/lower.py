@@ -13,9 +13,12 @@ from cavs.compiler.program import (
     ONE_SPACE,
     VERTEX_SPACE,
     Instruction,
+    Load,
     Operand,
     Stage,
+    Store,
     Weight,
+    WeightPiece,
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import FAULT, CompileError
@@ -129,9 +132,9 @@ class Lowering(RowLowering):
 
     def _touch_all(self, instruction: Instruction) -> None:
         for o in instruction.inputs:
-            self._touch(o[0])
+            self._touch(o.buffer)
         if instruction.out is not None:
-            self._touch(instruction.out[0])
+            self._touch(instruction.out.buffer)
 
     # ---- reductions and gradients --------------------------------------------------------------
 
@@ -233,7 +236,7 @@ class Lowering(RowLowering):
             row, first = dict(n.attrs).get("at", (0, 0))
             row += self.first_row[n] if owner else 0
             width = n.inputs[1].shape[0]
-            out: Operand = (buffer, row * n.shape[1] + first, width, "self", "none", 0)
+            out = Operand(buffer, row * n.shape[1] + first, width)
             add(
                 Instruction(
                     "matmul_tn",
@@ -254,7 +257,7 @@ class Lowering(RowLowering):
             )
         (column,) = dict(n.attrs).get("at", (0,))
         for o in flat:
-            piece: Operand = (buffer, column, o[2], "self", "none", 0)
+            piece = Operand(buffer, column, o.width)
             add(
                 Instruction(
                     "sum_rows",
@@ -265,7 +268,7 @@ class Lowering(RowLowering):
                     label=f"sum {owner or name_of(n)}",
                 )
             )
-            column += o[2]
+            column += o.width
 
     def _recurrence(self, n: Node, owner: str | None) -> None:
         """Lower a whole LSTM, or its gradient by its input or a parameter, to one instruction."""
@@ -277,16 +280,18 @@ class Lowering(RowLowering):
                 raise CompileError(
                     "the gradient of a weight has no parameter", where=n.where, hint=FAULT
                 )
-            i.out = (self.grad_buffers[owner], 0, n.type.width, "self", "none", 0)
+            i.out = Operand(self.grad_buffers[owner], 0, n.type.width)
             i.accumulate, i.argument2 = True, p.parameters.index(owner)
             i.label = f"gradient {owner}"
         else:
-            i.out = (self._arena(n), 0, n.type.width, "self", "none", 0)
+            i.out = Operand(self._arena(n), 0, n.type.width)
             i.label = name_of(n)
         if n.op.name == "lstm":
             names = [x.attr("parameter").name for x in n.inputs[1:]]
             pieces = [
-                (p.parameters.index(names[of - 1]), offset, stride, 1, rows, cols, k0, n0)
+                WeightPiece(
+                    p.parameters.index(names[of - 1]), offset, stride, 1, rows, cols, k0, n0
+                )
                 for of, offset, stride, rows, cols, k0, n0 in n.attr("pieces")
             ]
             (width,), (hidden,) = n.inputs[0].shape, n.shape
@@ -302,17 +307,17 @@ class Lowering(RowLowering):
             self.stage = len(self.program.stages)
             self.local = {}
             width = self.sizes[name]
-            grad: Operand = (self.grad_buffers[name], 0, width, "one", "none", 0)
-            loads = [(grad, 0, False)]
+            grad = Operand(self.grad_buffers[name], 0, width, "one")
+            loads = [Load(grad)]
             for t in terms:
                 (p,) = self.accesses.pieces(t)
-                loads.append((self.operand(p), 0, False))
+                loads.append(Load(self.operand(p)))
             program = MapProgram(len(loads))
             total = Register(program, 0)
             for i in range(1, len(loads)):
                 total = total + Register(program, i)
             ops, register_of, count = program.finish({total.number})
-            store = (self.grad_buffers[name], 0, 0, "write", register_of[total.number])
+            store = Store(self.grad_buffers[name], 0, 0, "write", register_of[total.number])
             self.program.instructions.append(
                 Instruction(
                     FUSED,

@@ -18,18 +18,18 @@ def mark_scatter_traffic(program: Program) -> None:
     """Set how many columns of a row each instruction scatters, for reports."""
     states: dict[int, set[int]] = defaultdict(set)
     for i in program.instructions:
-        for buffer, column, width, _, array, _ in (*i.inputs, *(load[0] for load in i.loads)):
-            if array in GATHERS:
-                states[buffer].update(range(column, column + width))
+        for o in i.operands:
+            if o.array in GATHERS:
+                states[o.buffer].update(o.columns)
     for i in program.instructions:
         i.scatters = sum(len(states[b].intersection(w)) for b, w in _written(i) if b in states)
 
 
 def _written(i: Instruction) -> Iterator[tuple[int, list[int]]]:
     """Iterate over the buffers with a row per row of the instruction, and the columns written."""
-    for buffer, column, stride, mode, _ in i.stores:
-        inner = i.inner if mode == "write" else 1
-        yield buffer, [column + o * stride + j for o in range(i.outer) for j in range(inner)]
+    for s in i.stores:
+        inner = i.inner if s.mode == "write" else 1
+        starts = (s.column + o * s.outer_stride for o in range(i.outer))
+        yield s.buffer, [start + j for start in starts for j in range(inner)]
     if i.out is not None and i.traits.walked:
-        buffer, column, width = i.out[:3]
-        yield buffer, list(range(column, column + width))
+        yield i.out.buffer, list(i.out.columns)

@@ -49,7 +49,7 @@ def group_of(key: int) -> str:
 
 def _sums_gradient(program: Program, stage: Stage) -> bool:
     found = [program.instructions[n] for n in stage.body]
-    outs = [program.buffers[i.out[0]] for i in found if i.out is not None]
+    outs = [program.buffers[i.out.buffer] for i in found if i.out is not None]
     return any(b.role == "grad" for b in outs) or any(i.traits.sparse_gradient for i in found)
 
 

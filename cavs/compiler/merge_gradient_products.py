@@ -22,8 +22,8 @@ def merge_gradient_products(program: Program, concurrent: bool = False) -> None:
         i = program.instructions[stage.body[0]] if stage.kind == "global" else None
         if i is None or not i.traits.product or i.out is None:
             continue
-        if program.buffers[i.out[0]].role == "grad":
-            groups[i.out[0]].append(at)
+        if program.buffers[i.out.buffer].role == "grad":
+            groups[i.out.buffer].append(at)
 
     def reached(n: int) -> int:
         rows, columns = window(program, program.instructions[n])

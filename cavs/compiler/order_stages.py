@@ -68,7 +68,7 @@ def _depend(a: tuple[Touches, Window], b: tuple[Touches, Window]) -> bool:
 def _window(program: Program, body: list[int]) -> Window:
     """Return the rows and columns of a gradient that the sums of a stage write."""
     i = program.instructions[body[0]]
-    if i.out is None or not i.traits.sums or program.buffers[i.out[0]].role != "grad":
+    if i.out is None or not i.traits.sums or program.buffers[i.out.buffer].role != "grad":
         return range(2**62), range(2**62)
     windows = [window(program, program.instructions[n]) for n in body]
     rows, columns = ([w[side] for w in windows] for side in (0, 1))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from cavs.codegen.map import OpTuple
+from cavs.codegen.map import MapOp
 from cavs.compiler.instructions import INSTRUCTIONS, InstructionTraits
 
 T = TypeVar("T")
-
-# A buffer seen through a row map: (buffer, column, width, map, array, argument).
-Operand = tuple[int, int, int, str, str, int]
 
 ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
 PRESENT_SPACE = -2  # minus the number of an integer feature: vertices where it is present
@@ -47,13 +44,65 @@ class Buffer:
     held: str = "all"  # rows of all vertices, those with children ("inner") or without ("leaves")
 
 
+class Operand(NamedTuple):
+    """Columns of a buffer, seen through a row map."""
+
+    buffer: int
+    column: int
+    width: int
+    map: str = "self"
+    array: str = "none"
+    argument: int = 0
+
+    @property
+    def columns(self) -> range:
+        """The columns of the buffer."""
+        return range(self.column, self.column + self.width)
+
+
+class Load(NamedTuple):
+    """An operand of a fused kernel, read in blocks that are ``outer_stride`` columns apart."""
+
+    operand: Operand
+    outer_stride: int = 0
+    scalar: bool = False
+
+
+class Store(NamedTuple):
+    """A result of a fused kernel: a register, or its sum or maximum over a block."""
+
+    buffer: int
+    column: int
+    outer_stride: int
+    mode: str  # write, sum, max
+    register: int
+
+    def columns(self, outer: int, inner: int) -> range:
+        """From the first column that is written to the last, in blocks of ``inner``."""
+        width = (outer - 1) * self.outer_stride + (inner if self.mode == "write" else 1)
+        return range(self.column, self.column + width)
+
+
+class WeightPiece(NamedTuple):
+    """A window of a parameter, and its position (k0, n0) in a packed matrix."""
+
+    param: int
+    offset: int
+    row_stride: int
+    col_stride: int
+    rows: int
+    cols: int
+    k0: int
+    n0: int
+
+
 @dataclass
 class Weight:
-    """A packed matrix of pieces (param, offset, row_stride, col_stride, rows, cols, k0, n0)."""
+    """A matrix of k rows and n columns, packed from pieces of parameters."""
 
     k: int
     n: int
-    pieces: list[tuple[int, int, int, int, int, int, int, int]]
+    pieces: list[WeightPiece]
 
 
 @dataclass
@@ -69,15 +118,20 @@ class Instruction:
     split: int = 0
     argument: int = 0
     argument2: int = 0
-    loads: list[tuple[Operand, int, bool]] = field(default_factory=list)
-    ops: list[OpTuple] = field(default_factory=list)
-    stores: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    ops: list[MapOp] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
     registers: int = 0
     outer: int = 1
     inner: int = 0
     outward: bool = False
     scatters: int = 0  # columns that it writes and gather reads; for reports alone
     label: str = ""
+
+    @property
+    def operands(self) -> list[Operand]:
+        """Everything that it reads."""
+        return [*self.inputs, *(load.operand for load in self.loads)]
 
     @property
     def traits(self) -> InstructionTraits:
@@ -145,7 +199,7 @@ def touches(program: Program, numbers: Iterable[int]) -> Touches:
     writes: set[object] = set()
     for n in numbers:
         i = program.instructions[n]
-        reads.update(key(o[0]) for o in (*i.inputs, *(load[0] for load in i.loads)))
+        reads.update(key(o.buffer) for o in i.operands)
         writes.update(key(b) for b in written(i))
         if i.traits.sparse_gradient:
             writes.add(("grad", i.argument2))
@@ -154,7 +208,7 @@ def touches(program: Program, numbers: Iterable[int]) -> Touches:
 
 def written(i: Instruction) -> list[int]:
     """Return the buffers that an instruction writes."""
-    return [s[0] for s in i.stores] + ([] if i.out is None else [i.out[0]])
+    return [s.buffer for s in i.stores] + ([] if i.out is None else [i.out.buffer])
 
 
 def window(program: Program, i: Instruction) -> Window:
@@ -163,7 +217,7 @@ def window(program: Program, i: Instruction) -> Window:
     buffer, start, width = i.out[:3]
     columns = program.buffers[buffer].width
     row, column = divmod(start, columns)
-    rows = sum(o[2] for o in i.inputs[: i.split]) if i.traits.product else 1
+    rows = sum(o.width for o in i.inputs[: i.split]) if i.traits.product else 1
     end = column + width
     if end > columns:  # a sum of matrices is flat and may cover several rows
         return range(row, row + rows + (end - 1) // columns), range(columns)

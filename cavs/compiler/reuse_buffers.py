@@ -21,6 +21,7 @@ from cavs.compiler.program import (
     Operand,
     Program,
     Stage,
+    Store,
     clone,
     instructions_of,
     kind_of,
@@ -97,7 +98,7 @@ def _lifetimes(program: Program) -> None:
     for at, stage in enumerate(program.stages):
         for n in instructions_of(stage):
             i = program.instructions[n]
-            for x in (*(o[0] for o in i.inputs), *(load[0][0] for load in i.loads), *written(i)):
+            for x in (*(o.buffer for o in i.operands), *written(i)):
                 b = program.buffers[x]
                 b.first, b.last = min(b.first, at), max(b.last, at)
     for x in _results(program):
@@ -302,28 +303,30 @@ def _aligned(read: _Use, new: int, column: int) -> bool:
     if i.traits.in_place and i.out is not None and not read.write:
         # The kernel sums a row before it writes any of it.
         logits, *slope = i.inputs
-        begins = logits[1] + read.shift == i.out[1] + column
-        same = begins and logits[2:5] == (i.out[2], "self", "none")
-        return same and all(o[0] != read.buffer for o in slope)
+        begins = logits.column + read.shift == i.out.column + column
+        same = begins and logits[2:5] == (i.out.width, "self", "none")
+        return same and all(o.buffer != read.buffer for o in slope)
     if not i.traits.fused or i.outward or read.write:
         return False
-    stores = [s for s in i.stores if s[0] == new]
-    loads = [(n, *load) for n, load in enumerate(i.loads) if load[0][0] == read.buffer]
-    kept = {s[4] for s in i.stores}  # a loaded value that is stored may be overwritten before
+    stores = [s for s in i.stores if s.buffer == new]
+    loads = [(n, *load) for n, load in enumerate(i.loads) if load.operand.buffer == read.buffer]
+    kept = {s.register for s in i.stores}  # loads that are stored unchanged
 
-    def disjoint(o: Operand, s: tuple[int, int, int, str, int]) -> bool:
-        there = range(s[1] + column, s[1] + column + (i.outer - 1) * s[2] + i.inner)
-        return not _overlap(range(o[1] + read.shift, o[1] + read.shift + o[2]), there)
+    def disjoint(o: Operand, s: Store) -> bool:
+        begin = s.column + column
+        there = range(begin, begin + (i.outer - 1) * s.outer_stride + i.inner)
+        here = range(o.column + read.shift, o.column + read.shift + o.width)
+        return not _overlap(here, there)
 
     return all(
         disjoint(o, s)
         or (
-            s[3] == "write"
+            s.mode == "write"
             and n not in kept
             and not scalar
-            and o[1] + read.shift == s[1] + column
+            and o.column + read.shift == s.column + column
             and o[2:5] == (i.outer * i.inner, "self", "none")
-            and (i.outer == 1 or stride == s[2] == i.inner)
+            and (i.outer == 1 or stride == s.outer_stride == i.inner)
         )
         for s in stores
         for n, o, stride, scalar in loads
@@ -337,16 +340,16 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
             for position, n in enumerate(numbers):
                 i = program.instructions[n]
                 kind = kind_of(i.space)
-                for o in (*i.inputs, *(load[0] for load in i.loads)):
-                    local = o[3] != "one" and o[4] in LOCAL_ARRAYS
+                for o in i.operands:
+                    local = o.map != "one" and o.array in LOCAL_ARRAYS
                     rows = kind if local else None
-                    read = range(o[1], o[1] + o[2])
-                    ahead = o[4] in (TO_CHILDREN if stage.reversed else TO_PARENTS)
+                    read = o.columns
+                    ahead = o.array in (TO_CHILDREN if stage.reversed else TO_PARENTS)
                     ahead &= stage.kind == "loop"
-                    parents = o[4] in ("nth_parents", "parents")
+                    parents = o.array in ("nth_parents", "parents")
                     how = {"local": local, "ahead": ahead, "parents": parents}
-                    use = _Use(o[0], i, at, body, position, rows, read, **how)
-                    result[o[0]].append(use)
+                    use = _Use(o.buffer, i, at, body, position, rows, read, **how)
+                    result[o.buffer].append(use)
                 for x, columns in _stored(i):
                     leaf = kind is not None and program.kinds[kind] % 2 == 0
                     use = _Use(x, i, at, body, position, kind, columns, write=True, leaf=leaf)
@@ -355,9 +358,8 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
 
 
 def _stored(i: Instruction) -> Iterator[tuple[int, range]]:
-    """Iterate over the buffers that an instruction writes, and the columns."""
-    for buffer, column, stride, mode, _ in i.stores:
-        inner = i.inner if mode == "write" else 1
-        yield buffer, range(column, column + (i.outer - 1) * stride + inner)
+    """The buffers that an instruction writes, and in which columns."""
+    for s in i.stores:
+        yield s.buffer, s.columns(i.outer, i.inner)
     if i.out is not None:
-        yield i.out[0], range(i.out[1], i.out[1] + i.out[2])
+        yield i.out.buffer, i.out.columns

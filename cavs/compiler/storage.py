@@ -126,7 +126,7 @@ class Storage:
         argument = p.argument
         if isinstance(argument, str):
             argument = self.program.int_features.index(argument)
-        return (buffer, p.column, p.width, p.map, p.array, argument)
+        return Operand(buffer, p.column, p.width, p.map, p.array, argument)
 
     def _space(self, base: str, kind: int | str | None) -> int:
         """Return the space of a domain in the body that is lowered."""

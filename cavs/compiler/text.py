@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from cavs.codegen.cuda import Load, Store, kernel_text
-from cavs.codegen.map import OpTuple, reads_of
+from cavs.codegen.map import MapOp, reads_of
 from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
 from cavs.ops.primitives import PRIMITIVES
 
@@ -63,8 +63,8 @@ def operand_text(program: Program, o: Operand) -> str:
     return f"{text} of {array.replace('graph_of', 'the graph').replace('parent', 'the parent')}"
 
 
-def _expression(op: OpTuple, inputs: list[str]) -> str:
-    code, imm = op[0], op[5]
+def _expression(op: MapOp, inputs: list[str]) -> str:
+    code, imm = op.code, op.imm
     if code == "constant":
         return f"{imm:g}"
     if code == "uniform":
@@ -92,15 +92,15 @@ def map_text(program: Program, i: Instruction) -> list[str]:
     sources: list[list[int]] = []
     for n, op in enumerate(i.ops):
         sources.append([value[r] for r in reads_of(op)])
-        value[op[1]] = n
-    stored = [(store, value[store[4]]) for store in i.stores]
+        value[op.dst] = n
+    stored = [(store, value[store.register]) for store in i.stores]
     reads = Counter(x for group in sources for x in group)
     reads.update(x for _, x in stored)
     lines: list[str] = []
-    text = {-1 - r: operand_text(program, load[0]) for r, load in enumerate(i.loads)}
+    text = {-1 - r: operand_text(program, load.operand) for r, load in enumerate(i.loads)}
     for n, op in enumerate(i.ops):
         text[n] = _expression(op, [text[x] for x in sources[n]])
-        if reads[n] > 1 and op[0] != "constant":
+        if reads[n] > 1 and op.code != "constant":
             lines.append(f"t{n} = {_bare(text[n])}")
             text[n] = f"t{n}"
     for (buffer, column, _, mode, _), x in stored:
@@ -140,8 +140,8 @@ def cuda_text(program: Program, number: int) -> str:
     """Return a fused kernel as CUDA C, with a comment for each parameter."""
     i = program.instructions[number]
     loads, stores = cuda_operands(program, i)
-    lines = [f"// x{n}: {operand_text(program, load[0])}" for n, load in enumerate(i.loads)]
-    lines += [f"// y{n}: {buffer_name(program, store[0])}" for n, store in enumerate(i.stores)]
+    lines = [f"// x{n}: {operand_text(program, load.operand)}" for n, load in enumerate(i.loads)]
+    lines += [f"// y{n}: {buffer_name(program, store.buffer)}" for n, store in enumerate(i.stores)]
     text = kernel_text(f"map_{number}", loads, i.ops, stores, i.outer, i.inner)
     return "\n".join([*lines, text])
 
@@ -161,13 +161,13 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
     side = [f"[{s}]" if " | " in s else s for s in side]
     if i.traits.packed_weight:
         w = program.weights[i.weight]
-        names = dict.fromkeys(program.parameters[p[0]] for p in w.pieces)
-        flipped = all(p[3] != 1 for p in w.pieces) and w.n > 1
+        names = dict.fromkeys(program.parameters[p.param] for p in w.pieces)
+        flipped = all(p.col_stride != 1 for p in w.pieces) and w.n > 1
         weight = " ".join(names) + ("^T" if flipped else "")
         return [f"{out} {sign} {side[1]} @ {weight} ({w.k} x {w.n})"]
     if i.traits.product:
         buffer, start, width = i.out[:3]
-        high, columns = sum(o[2] for o in i.inputs[: i.split]), program.buffers[buffer].width
+        high, columns = sum(o.width for o in i.inputs[: i.split]), program.buffers[buffer].width
         row, column = divmod(start, columns)
         if program.buffers[buffer].role == "grad" and width != columns:  # a window of the gradient
             window = f"[{row}:{row + high}, {column}:{column + width}]"
@@ -181,7 +181,7 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
         inputs.append(program.int_features[i.argument])
     if i.weight >= 0:
         pieces = program.weights[i.weight].pieces
-        inputs += dict.fromkeys(program.parameters[p[0]] for p in pieces)
+        inputs += dict.fromkeys(program.parameters[p.param] for p in pieces)
     return [f"{out} {sign} {i.kind}({', '.join(inputs)})"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cavs.compiler.program import Weight
+from cavs.compiler.program import Weight, WeightPiece
 from cavs.errors import CompileError
 from cavs.ir import Node
 
@@ -77,7 +77,7 @@ def weight_of(w: Node, parameters: Sequence[str]) -> Weight:
     """Return the packed matrix for the one-row matrix ``w`` of shape (k, n)."""
     k, n = w.shape
     pieces = [
-        (p.param, p.offset, p.row_stride, p.col_stride, p.rows, p.cols, p.k0, p.n0)
+        WeightPiece(p.param, p.offset, p.row_stride, p.col_stride, p.rows, p.cols, p.k0, p.n0)
         for p in _parts(w, parameters)
     ]
     return Weight(k, n, pieces)

@@ -144,7 +144,7 @@ class _Loop:
         if not self.of or not all(self._walked(i) for i in self.of.values()):
             return None
         inner = [i.inner for i in self.of.values() if i.traits.fused and i.outer == 1]
-        made = [i.out[2] for i in self.of.values() if i.out is not None]
+        made = [i.out.width for i in self.of.values() if i.out is not None]
         self.period = max(inner or made, default=1)
         self.unit = slices_of(self.period, self.chip.multiprocessors)
         self.blocks = -(-self.period // self.unit.unit)
@@ -181,19 +181,19 @@ class _Loop:
         if not i.traits.walked or i.outward or len(i.inputs) > MOST_SOURCES:
             return False
         buffers = self.program.buffers
-        operands = [*i.inputs, *(load[0] for load in i.loads)]
-        known = all(o[4] in _RELATION and o[3] != "one" for o in operands if o[0] in self.written)
+        inside = [o for o in i.operands if o.buffer in self.written]
+        known = all(o.array in _RELATION and o.map != "one" for o in inside)
         return known and all(buffers[b].role in ("arena", "scratch") for b in written(i))
 
     def _slices(self, i: Instruction) -> Slices | None:
         """How its columns are cut; None for a kernel whose rows all threads share."""
         if i.traits.fused:
-            reduces = any(store[3] != "write" for store in i.stores)
+            reduces = any(store.mode != "write" for store in i.stores)
             if i.outer != 1 or reduces or 4 * i.inner < self.period:
                 return None
             return slices_of(i.inner, self.blocks)
         assert i.out is not None
-        n = i.out[2]
+        n = i.out.width
         if n % self.period == 0 and i.traits.product:
             return self.unit
         return slices_of(n, self.blocks)
@@ -201,7 +201,7 @@ class _Loop:
     def _product(self, n: int, slices: Slices) -> tuple[int, int, int]:
         i = self.of[n]
         assert i.out is not None
-        return product_shape([o[2] for o in i.inputs], i.out[2], slices)
+        return product_shape([o.width for o in i.inputs], i.out.width, slices)
 
     def _products(self, cut: dict[int, Slices | None]) -> dict[int, Slices]:
         return {n: s for n, s in cut.items() if s and self.of[n].traits.product}
@@ -234,7 +234,7 @@ class _Loop:
         """
         found: dict[int, Near] = {}
         used = 0
-        read_from_memory = {o[0] for i in self.of.values() for o in i.inputs}
+        read_from_memory = {o.buffer for i in self.of.values() for o in i.inputs}
         for buffer in sorted(self._scratch() - read_from_memory):
             of = [a for body in touched for i in body for a in i if a.buffer == buffer]
             slices, width = of[0].slices, self.program.buffers[buffer].width
@@ -261,7 +261,7 @@ class _Loop:
         edges = bool(i.space % 2)
         if i.traits.fused:
             loads, stores = cuda_operands(self.program, i, self.half)
-            read, made = [load[0][0] for load in i.loads], [store[0] for store in i.stores]
+            read, made = [x.operand.buffer for x in i.loads], [store.buffer for store in i.stores]
             loads = [self._placed(x, b) for x, b in zip(loads, read, strict=True)]
             stores = [self._placed(x, b) for x, b in zip(stores, made, strict=True)]
             places = {f"x{n}": b for n, b in enumerate(read)}
@@ -270,13 +270,13 @@ class _Loop:
             how = i.outer, i.inner, slices, kept, self.real
             return map_part(number, edges, loads, i.ops, stores, *how)
         assert i.out is not None and slices is not None
-        buffer = i.out[0]
+        buffer = i.out.buffer
         near = self.near.get(buffer)
         half, first_row = buffer in self.half, self._first(buffer)
-        out = Result(i.out[2], half, first_row, i.accumulate, near)
-        first = [self._first(o[0]) for o in i.inputs]
+        out = Result(i.out.width, half, first_row, i.accumulate, near)
+        first = [self._first(o.buffer) for o in i.inputs]
         if i.traits.product:
-            widths = [o[2] for o in i.inputs]
+            widths = [o.width for o in i.inputs]
             return product_part(number, edges, widths, first, out, slices, at, self.multiply)
         return columns_part(number, i.traits.columns, edges, first[0], out, slices)
 
@@ -292,21 +292,20 @@ class _Loop:
         found = []
 
         def read(o: Operand, end: int, cut: Slices | None) -> None:
-            if o[0] in self.written:
-                found.append(Access(o[0], o[1], end, False, _RELATION[o[4]], cut))
+            if o.buffer in self.written:
+                found.append(Access(o.buffer, o.column, end, False, _RELATION[o.array], cut))
 
         for o in i.inputs:  # a product reads all columns of its operands
-            read(o, o[1] + o[2], slices if not i.traits.product else None)
+            read(o, o.columns.stop, slices if not i.traits.product else None)
         for o, outer_stride, scalar in i.loads:
-            end = o[1] + (i.outer - 1) * outer_stride + (1 if scalar else i.inner)
+            end = o.column + (i.outer - 1) * outer_stride + (1 if scalar else i.inner)
             read(o, end, None if scalar else slices)
-        for buffer, column, outer_stride, mode, _ in i.stores:
-            each = i.inner if mode == "write" else 1
-            end = column + (i.outer - 1) * outer_stride + each
-            found.append(Access(buffer, column, end, True, OWN, slices))
+        for s in i.stores:
+            end = s.columns(i.outer, i.inner).stop
+            found.append(Access(s.buffer, s.column, end, True, OWN, slices))
         if i.out is not None:
-            buffer, column, width = i.out[:3]
-            found.append(Access(buffer, column, column + width, True, OWN, slices))
+            columns = i.out.columns
+            found.append(Access(i.out.buffer, columns.start, columns.stop, True, OWN, slices))
         return found
 
 

@@ -26,8 +26,8 @@ def half_buffers(program: Program) -> frozenset[int]:
     stored -= {program.loss, *program.outputs.values()}
     for i in program.instructions:
         if i.traits.labels:
-            stored -= {o[0] for o in i.inputs}
-        stored -= {buffer for buffer, *_, mode, _ in i.stores if mode != "write"}
+            stored -= {o.buffer for o in i.inputs}
+        stored -= {s.buffer for s in i.stores if s.mode != "write"}
     return frozenset(stored - _compared(program))
 
 
@@ -40,14 +40,14 @@ def _compared(program: Program) -> set[int]:
     makers: dict[int, list[tuple[Instruction, int]]] = defaultdict(list)  # and the register
     found: list[int] = []
     for i in program.instructions:
-        for buffer, *_, mode, register in i.stores:
-            makers[buffer].append((i, register))
-            if mode == "max":
-                found += _reach(i, [register])
+        for s in i.stores:
+            makers[s.buffer].append((i, s.register))
+            if s.mode == "max":
+                found += _reach(i, [s.register])
         found += _reach(i, [], "equal")
         if i.traits.compares and i.out is not None:
-            found += [i.out[0], *(o[0] for o in i.inputs)]
-            makers[i.out[0]] += []
+            found += [i.out.buffer, *(o.buffer for o in i.inputs)]
+            makers[i.out.buffer] += []
     compared: set[int] = set()
     while found:
         buffer = found.pop()
@@ -64,7 +64,7 @@ def _reach(i: Instruction, registers: Iterable[int], code: str = "") -> list[int
     """The buffers of which a fused kernel makes ``registers``, and what its ``code`` reads."""
     wanted = set(registers)
     for op in reversed(i.ops):
-        if op[0] == code or op[1] in wanted:
-            wanted.discard(op[1])
+        if op.code == code or op.dst in wanted:
+            wanted.discard(op.dst)
             wanted.update(reads_of(op))
-    return [load[0][0] for n, load in enumerate(i.loads) if n in wanted]
+    return [load.operand.buffer for n, load in enumerate(i.loads) if n in wanted]

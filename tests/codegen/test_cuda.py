@@ -17,7 +17,7 @@ from cavs.codegen.cuda import (
     literal,
     shape_of,
 )
-from cavs.codegen.map import MapProgram, Register
+from cavs.codegen.map import MapOp, MapProgram, Register
 from cavs.cuda.program import map_kernels, program_text
 from cavs.ir import REGISTRY, VERTEX, apply
 from cavs.ops.primitives import PRIMITIVES
@@ -205,7 +205,7 @@ def test_the_fused_kernels_of_cells(runner, real):  # noqa: F811
 
 
 def test_uniform_numbers_are_those_of_the_engine(runner):  # noqa: F811
-    drawn = [("uniform", 0, 0, 0, 0, 7.0)]
+    drawn = [MapOp("uniform", 0, 0, 0, 0, 7.0)]
     module = runner.module(kernel_text("draw", [], drawn, [Store(0, 12, 0, 4)], 3, 4))
     ids = np.array([4, 2**31 - 1, 0], "i4")
     for given in (None, ids):

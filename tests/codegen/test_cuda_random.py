@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cavs.codegen.cuda import Load, Store, kernel_text, shape_of
+from cavs.codegen.map import MapOp
 from tests.codegen.device import SENTINEL, runner  # noqa: F401
 from tests.cuda.kernel_cases import narrowed, widened
 from tests.kernels.map_reference import CODE, Program
@@ -27,7 +28,7 @@ class Map:
     """A kernel, the memory it is given and what its stores must hold."""
 
     loads: list[Load]
-    ops: list[tuple]
+    ops: list[MapOp]
     stores: list[Store]
     outer: int
     inner: int
@@ -61,7 +62,7 @@ def maps(draw, half):
         pick = st.integers(0, registers - 1)
         code = draw(st.sampled_from((*UNARY, *BINARY, "fma", "select", "constant", "uniform")))
         imm = {"constant": 0.3, "uniform": float(draw(st.integers(0, 3)))}.get(code, 0.0)
-        ops.append((code, registers, draw(pick), draw(pick), draw(pick), imm))
+        ops.append(MapOp(code, registers, draw(pick), draw(pick), draw(pick), imm))
         registers += 1
     stores = []
     for _ in range(draw(st.integers(1, 3))):

@@ -13,6 +13,7 @@ from cavs import nn
 from cavs.cli import registry
 from cavs.codegen.cuda import Load, Store, kernel_text, shape_of
 from cavs.codegen.cuda_prelude import HALF_PRELUDE, PRELUDE
+from cavs.codegen.map import MapOp
 from cavs.compiler.fuse import MAX_OPERANDS
 from cavs.cuda import libraries
 from cavs.cuda.device import compile_options
@@ -127,7 +128,7 @@ def wide(name, rng, half, real):
     while len(live) > 2:
         a, b = (live.pop(int(rng.integers(len(live)))) for _ in range(2))
         live.append(len(loads) + len(ops))
-        ops.append((str(rng.choice(["add", "mul", "sub"])), live[-1], a, b, 0, 0.0))
+        ops.append(MapOp(str(rng.choice(["add", "mul", "sub"])), live[-1], a, b, 0, 0.0))
     stores = [Store(x, 64, half=half) for x in live] + [Store(live[0], 1, mode="sum")] * (not half)
     assert shape_of(loads, stores, 1, 64, real).vector == (2 if real == "double" else 4)
     return kernel_text(name, loads, ops, stores, 1, 64, real)
@@ -141,7 +142,7 @@ def test_no_wide_kernel_spills_and_every_operation_compiles(compiler, arch, real
     texts = [wide(f"wide_{n}", rng, half, real) for n in range(3)]
     loads, store = [Load(8, half=half)] * 3, Store(3, 8, half=half)
     for code in [*PRIMITIVES, "constant", "uniform"]:
-        ops = [(code, 3, 0, 1, 2, 0.5)]
+        ops = [MapOp(code, 3, 0, 1, 2, 0.5)]
         texts.append(kernel_text(f"k_{code}", loads, ops, [store], 1, 8, real))
     assert_no_spills(compiler, texts, half, arch)
 

@@ -12,7 +12,7 @@ from cavs import nn
 from cavs.compiler.coalesce_operands import adjacent_buffers, coalesce_operands
 from cavs.compiler.options import CPU, DEVICE
 from cavs.compiler.pipeline import CompileOptions, Passes, compile_graph, default_passes
-from cavs.compiler.program import Buffer, Instruction, Program
+from cavs.compiler.program import Buffer, Instruction, Operand, Program, Store
 from tests.runtime.trees import Classifier, graph, treebank
 
 
@@ -63,12 +63,12 @@ def by_hand(widths=(16, 8, 24), **changed):
         program.buffers.append(Buffer("arena", 0, 2, width, f"b{n}", first=n, last=4 + n))
     for name, value in changed.items():
         setattr(program.buffers[1], name, value)
-    inputs = [(n, 0, width, "self", "none", 0) for n, width in enumerate(widths)]
-    stores = [(n, 0, 0, "write", 0) for n in range(len(widths))]
+    inputs = [Operand(n, 0, width) for n, width in enumerate(widths)]
+    stores = [Store(n, 0, 0, "write", 0) for n in range(len(widths))]
     program.instructions = [
         Instruction("map", 2, stores=stores, inner=2),
-        Instruction("matmul", 2, inputs=inputs, out=(len(widths), 0, 5, "self", "none", 0)),
-        Instruction("sum_rows", 2, inputs=[inputs[1]], out=(len(widths), 0, 2, "self", "none", 0)),
+        Instruction("matmul", 2, inputs=inputs, out=Operand(len(widths), 0, 5)),
+        Instruction("sum_rows", 2, inputs=[inputs[1]], out=Operand(len(widths), 0, 2)),
     ]
     return program
 

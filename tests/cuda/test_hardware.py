@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cavs.codegen.cuda import Load, Store, kernel_text
+from cavs.codegen.map import MapOp
 from cavs.cuda.device import Device
 from cavs.errors import DeviceError
 from tests.codegen.device import Runner
@@ -73,7 +74,7 @@ def test_generated_kernels_are_launched_without_the_twins_help(twin):
     assert not isinstance(device, str)
     runner = Runner(device, None)
     loads = [Load(8), Load(8, rows="index")]
-    text = kernel_text("k", loads, [("sub", 2, 0, 1, 0, 0.0)], [Store(2, 8)], 1, 8)
+    text = kernel_text("k", loads, [MapOp("sub", 2, 0, 1, 0, 0.0)], [Store(2, 8)], 1, 8)
     a = np.arange(24, dtype="f4").reshape(3, 8)
     index = np.array([2, -1, 0], "i4")
     (out,) = runner.run(runner.module(text), "k", 2, 1, 3, [a, a, index], [np.zeros_like(a)])

@@ -239,7 +239,7 @@ def test_every_parameter_gradient_is_one_product_whatever_kinds_reach_it(cell, p
             (label,) = {i.label for i in sums}
             made[label] += 1
             most = max(most, len(sums))
-            sizes = [sum(o[2] for o in i.inputs[: i.split]) * i.out[2] for i in sums]
+            sizes = [sum(o.width for o in i.inputs[: i.split]) * i.out.width for i in sums]
             assert sizes == sorted(sizes, reverse=True)
     matrices = [name for name, p in model.parameters().items() if len(p.shape) == 2]
     assert made == {f"gradient {n}": 1 for n in matrices if n != "embedding.weight"}
@@ -257,7 +257,7 @@ def test_products_wait_for_nothing_that_changes_what_they_read():
         ]
 
         def of(buffer: int) -> Operand:
-            return (buffer, 0, 4, "self", "none", 0)
+            return Operand(buffer, 0, 4)
 
         def product(a: int, b: int) -> Instruction:
             return Instruction("matmul_tn", 2, [of(a), of(b)], of(0), accumulate=True, split=1)
@@ -317,8 +317,7 @@ def test_buffers_that_are_alive_at_once_share_no_memory():
     for at, stage in enumerate(p.stages):
         for n in [*stage.body, *(x for body in stage.bodies for x in body)]:
             i = p.instructions[n]
-            operands = [*i.inputs, *(load[0] for load in i.loads)]
-            touched = {o[0] for o in operands} | {s[0] for s in i.stores}
+            touched = {o.buffer for o in i.operands} | {s.buffer for s in i.stores}
             if i.out is not None:
                 touched.add(i.out[0])
             for b in touched:

@@ -10,6 +10,7 @@ import pytest
 
 from cavs.codegen.cuda import BLOCK, Load, Store, kernel_text
 from cavs.codegen.cuda_prelude import PRELUDE
+from cavs.codegen.map import MapOp
 from tests.cuda.kernel_cases import Case
 from tests.cuda.kernels import test_kernels, test_products, test_updates
 from tests.cuda.twin import Twin, TwinCompiler
@@ -59,7 +60,7 @@ def test_no_race_in_bfloat16(test: Callable[..., None], arguments: tuple[Any, ..
 def test_lanes_without_a_row_read_nothing_that_others_write(twin: Twin, context: Context) -> None:
     """Of a fused kernel that sums, and writes over what it reads."""
     stores = [Store(1, 8), Store(1, 1, mode="sum")]
-    text = PRELUDE + kernel_text("k", [Load(8)], [("mul", 1, 0, 0, 0, 0.0)], stores, 1, 8)
+    text = PRELUDE + kernel_text("k", [Load(8)], [MapOp("mul", 1, 0, 0, 0, 0.0)], stores, 1, 8)
     module = Module(context, TwinCompiler(True).compile("maps.cu", text, {}, []))
     x, sums = context.array(np.full((5, 8), 3, "f4")), context.array(np.zeros(5, "f4"))
     twin.adversarial(3)
