@@ -201,6 +201,7 @@ class RowLowering(Storage):
             registers[x] = program.apply(x, _arguments(program, x, registers))
         value = registers[n.inputs[0]].number
         ops, register_of, count = program.finish({value})
+        stride = inner if outer > 1 else 0
         self.program.instructions.append(
             Instruction(
                 FUSED,
