@@ -3,9 +3,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,16 +15,22 @@
 
 namespace cavs {
 
-// The enumerator called `name`, see exec/names.h.
+// The enumerator called `name` among `names`, which are in the order of enumerators.
 template <class E>
-E parse(const std::string& name, const char* what) {
+E parse(const std::string& name, std::initializer_list<const char*> names, const char* what) {
   int i = 0;
   std::string all;
-  for (const char* n : Names<E>::all) {
+  for (const char* n : names) {
     if (name == n) return static_cast<E>(i);
     all += std::string(i++ ? ", " : "") + n;
   }
   throw pybind11::value_error(std::string(what) + " '" + name + "' is none of " + all);
+}
+// The same among the names in exec/names.h.
+template <class E>
+E parse(const std::string& name, const char* what) {
+  return std::apply([&](auto... names) { return parse<E>(name, {names...}, what); },
+                    std::to_array(Names<E>::all));
 }
 // A dict with defaults that rejects unknown keys.
 class Fields {
