@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from hand_programs import TreeRnn, random_dag, schedule
-from test_step import options
+from test_optimizer_step import options
 
 from cavs import _engine
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from test_split_step import case
-from test_step import STATES, options
+from test_optimizer_step import STATES, options
 
 from cavs import _engine
 

@@ -8,6 +8,7 @@ using namespace cavs;
 
 int main() {
   auto program = std::make_shared<Program>();
+  program->kinds = {0};
   program->buffers = {{Role::kParam, 0, kOneSpace, 2, 0, 0},
                       {Role::kParam, 1, kOneSpace, 3, 0, 0},
                       {Role::kArena, 0, kOneSpace, 5, 0, 0}};
