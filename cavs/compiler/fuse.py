@@ -208,9 +208,7 @@ class RowLowering(Storage):
                 self._space(n.type.domain.base, n.type.domain.kind),
                 loads=list(loads),
                 ops=ops,
-                stores=[
-                    Store(self._write(n), 0, inner if outer > 1 else 0, "write", register_of[value])
-                ],
+                stores=[Store(self._write(n), 0, stride, "write", register_of[value])],
                 registers=max(count, 1),
                 outer=outer,
                 inner=inner,

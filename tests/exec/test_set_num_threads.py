@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from test_split_step import case
 from test_optimizer_step import STATES, options
+from test_split_step import case
 
 from cavs import _engine
 
