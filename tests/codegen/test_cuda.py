@@ -74,7 +74,7 @@ def test_functions_saturate_and_keep_nan(runner, real):  # noqa: F811
     x = np.array([[-np.inf, -1e4, -100.0, 0.0, 100.0, 1e4, np.inf, np.nan]], REAL[real])
     codes = ("sigmoid", "tanh", "exp")
     text = "".join(
-        kernel_text(f"k_{c}", [Load(8)], [(c, 1, 0, 0, 0, 0.0)], [Store(1, 8)], 1, 8, real)
+        kernel_text(f"k_{c}", [Load(8)], [MapOp(c, 1, 0, 0, 0, 0.0)], [Store(1, 8)], 1, 8, real)
         for c in codes
     )
     module = runner.module(text)
@@ -89,14 +89,14 @@ def test_functions_saturate_and_keep_nan(runner, real):  # noqa: F811
 def test_nan_goes_through_extrema_and_numbers_are_exact(runner, real):  # noqa: F811
     loads, stores = [Load(1), Load(1)], [Store(2, 1)]
     text = "".join(
-        kernel_text(f"k_{c}", loads, [(c, 2, 0, 1, 0, 0.0)], stores, 1, 1, real)
+        kernel_text(f"k_{c}", loads, [MapOp(c, 2, 0, 1, 0, 0.0)], stores, 1, 1, real)
         for c in ("max", "min")
     )
     constants = [0.1, -2.0, 1e30, 1e-40, float("inf"), -float("inf"), float("nan")]
     text += kernel_text(
         "constants",
         [],
-        [("constant", i, 0, 0, 0, v) for i, v in enumerate(constants)],
+        [MapOp("constant", i, 0, 0, 0, v) for i, v in enumerate(constants)],
         [Store(i, 1) for i in range(len(constants))],
         1,
         1,

@@ -73,5 +73,5 @@ def test_a_value_recomputed_for_a_sum_is_not_read_before(switched):
     if switched is None:  # n is computed in the loop and again after it
         program = session.compiled(treebank(40)).program
         sums = [i for i in program.instructions if i.label == "gradient tree.W"]
-        made = [program.buffers[o[0]] for i in sums for o in i.inputs[: i.split]]
+        made = [program.buffers[o.buffer] for i in sums for o in i.inputs[: i.split]]
         assert any(" > mul" in b.name for b in made)  # over a value that is dead

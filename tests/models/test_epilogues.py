@@ -19,14 +19,10 @@ def followed_by_a_bias(program: Program) -> list[Instruction]:
     for product in (i for i in program.instructions if i.kind == "matmul"):
         assert product.out is not None
         buffer = product.out[0]
-        readers = [
-            i
-            for i in program.instructions
-            if any(o[0] == buffer for o in [*i.inputs, *(load[0] for load in i.loads)])
-        ]
+        readers = [i for i in program.instructions if any(o.buffer == buffer for o in i.operands)]
         if len(readers) != 1 or readers[0].kind != "map":
             continue
-        roles = [program.buffers[load[0][0]].role for load in readers[0].loads]
+        roles = [program.buffers[load.operand.buffer].role for load in readers[0].loads]
         codes = [op[0] for op in readers[0].ops if op[0] not in ("load", "store")]
         if codes == ["add"] and "param" in roles:
             found.append(product)

@@ -25,7 +25,7 @@ def overlaps(program: Program) -> list[tuple[int, int]]:
     for stage in stages:
         ids = [*stage.body, *(i for body in stage.bodies for i in body)]
         used = [program.instructions[i] for i in ids]
-        reads.append({o[0] for i in used for o in [*i.inputs, *(load[0] for load in i.loads)]})
+        reads.append({o.buffer for i in used for o in i.operands})
         writes.append({store[0] for i in used for store in i.stores})
         writes[-1] |= {i.out[0] for i in used if i.out is not None}
     loops = [s for s, stage in enumerate(stages) if stage.kind == "loop"]

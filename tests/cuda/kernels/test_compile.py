@@ -9,6 +9,7 @@ import pytest
 
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.cuda_prelude import PRELUDE
+from cavs.codegen.map import MapOp
 from cavs.cuda import libraries
 from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
@@ -81,7 +82,7 @@ def test_numbers_that_are_not_finite_compile(real: str) -> None:
     """As constants, and where a maximum over columns starts."""
     assert LIBRARY is not None
     values = (float("inf"), -float("inf"), float("nan"))
-    constants = [("constant", i, 0, 0, 0, v) for i, v in enumerate(values)]
+    constants = [MapOp("constant", i, 0, 0, 0, v) for i, v in enumerate(values)]
     text = PRELUDE + kernel_text("k", [], constants, [Store(i, 1) for i in range(3)], 1, 1, real)
     text += kernel_text("highest", [Load(8)], [], [Store(0, 1, mode="max")], 1, 8, real)
     image = Nvrtc(LIBRARY.path).compile("maps.cu", text, {}, compile_options("sm_80", real))
