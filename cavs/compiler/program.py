@@ -61,7 +61,7 @@ class Operand(NamedTuple):
 
 
 class Load(NamedTuple):
-    """An operand of a fused kernel, read in blocks that are ``outer_stride`` columns apart."""
+    """An operand of a fused kernel, read in blocks at steps of ``outer_stride`` columns."""
 
     operand: Operand
     outer_stride: int = 0
@@ -135,7 +135,7 @@ class Instruction:
 
     @property
     def traits(self) -> InstructionTraits:
-        """What holds for all instructions of its kind."""
+        """Traits of all instructions of its name."""
         return INSTRUCTIONS[self.kind]
 
 
