@@ -215,8 +215,8 @@ def public_names() -> list[tuple[str, str]]:
         if path.startswith("cavs/") and path.endswith(".py"):
             classes = (n for n in ast.parse(text).body if isinstance(n, ast.ClassDef))
             found += [(path, c.name) for c in classes if not c.name.startswith("_")]
-        if match := re.search(r"enum class InstructionKind[^{]*{(.*?)}", text, re.DOTALL):
-            found += [(path, name[1:]) for name in re.findall(r"\bk[A-Z]\w*", cpp_code(match[1]))]
+        if match := re.search(r"#define CAVS_INSTRUCTIONS\(X\)(.*?)\n\n", text, re.DOTALL):
+            found += [(path, name) for name in re.findall(r"\bX\(k(\w+),", match[1])]
     return list(dict.fromkeys(found))
 
 
