@@ -15,7 +15,8 @@ class Validator : AccessChecks {
   void check() {
     for (size_t i = 1; i < p_.kinds.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
-        need(p_.kinds[i] != p_.kinds[j], "kind key " + std::to_string(p_.kinds[i]) + " occurs twice");
+        need(p_.kinds[i] != p_.kinds[j],
+             "kind key " + std::to_string(p_.kinds[i]) + " occurs twice");
       }
     }
     const auto stages = static_cast<int32_t>(p_.stages.size());
