@@ -1,4 +1,4 @@
-"""What a first user may try in a model or cell: each guess works, or is told what to write."""
+"""First attempts in a model or cell: each works, or an error says what to write."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ OUTSIDE = cavs.Parameter((4, 4))
 
 
 class Holder:
-    """No cavs.Module: nobody looks for parameters here."""
+    """Not a cavs.Module: its parameters are not found."""
 
     def __init__(self):
         self.weight = cavs.Parameter((4, 4))
@@ -223,7 +223,7 @@ def test_parameters_in_lists_of_lists():
 
 
 def test_lines_of_a_prompt():
-    """What is typed into Python or IPython has a line too; a notebook's cells are files."""
+    """Input typed into Python or IPython has a line too; a notebook's cells are files."""
     typed = """
 def body(f, v):
     v.scatter(h=v.pull("x") @ f.U)

@@ -29,7 +29,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def traced(body):
-    """Traces a cell that computes ``body`` of a row of eight numbers, beside a good cell."""
+    """Trace a cell that computes ``body`` of a row of eight numbers, and a good cell."""
 
     def vertex(f, v):
         x = v.pull("x") @ f.W

@@ -1,4 +1,4 @@
-"""What is wrong with a model is said while tracing: both values, the user's own line, the cure."""
+"""Errors of a model are reported while tracing: both values, the user's own line, the cure."""
 
 from __future__ import annotations
 

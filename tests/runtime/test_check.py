@@ -1,4 +1,4 @@
-"""What is wrong with a batch is told before it runs: graph, vertex, feature, the cure."""
+"""Errors in a batch are reported before it runs: graph, vertex, feature, the cure."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class First(cavs.VertexFunction):
         v.push(h + 0.1 * children.h.sum() if self.count else h)
 
 
-def test_gathered_children_that_nobody_reads_are_not_looked_at():
+def test_unread_gathered_children_are_not_checked():
     batch = cavs.batch([tree()])
     cavs.Session(Words(First(True))).evaluate(batch)
     with pytest.raises(GraphError, match="has 2 children; First reads 1 by gather"):

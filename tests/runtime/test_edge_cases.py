@@ -57,7 +57,7 @@ def test_every_token_absent(model, name):
 
 
 def test_all_structures_in_turn(model):
-    """One session, compiled anew for each new kind of vertex, gives what fresh ones give."""
+    """One session, compiled again for each new kind of vertex, equals fresh ones."""
     rng = np.random.default_rng(0)
     session = cavs.Session(model, dtype=np.float64)
     for absent in (bool, lambda kids: False, lambda kids: True):
@@ -244,12 +244,12 @@ def of_roots(batch):
     )
 
 
-@pytest.mark.parametrize("judged", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
+@pytest.mark.parametrize("losses", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
 @pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees", "sum on chains"])
-def test_peak_memory_is_near_what_backward_must_read(name, judged):
+def test_peak_memory_is_near_what_backward_must_read(name, losses):
     """25 trees or chains, a width at which the classes hardly count; equal vertices are merged,
     and are not."""
-    size, rate = 40, 0.5 if judged.endswith("dropout") else 0.0
+    size, rate = 40, 0.5 if losses.endswith("dropout") else 0.0
     batch = treebank(25)
     rng = np.random.default_rng(0)
     if name in ("LSTM", "GRU", "sum on chains"):
@@ -258,7 +258,7 @@ def test_peak_memory_is_near_what_backward_must_read(name, judged):
     if name.endswith("complete trees"):
         levels = [[]] * 32 + [[2 * i, 2 * i + 1] for i in range(31)]
         batch = cavs.batch([graph(levels, rng) for _ in range(25)])
-    everywhere = judged.startswith("everywhere")
+    everywhere = losses.startswith("everywhere")
     batch = batch if everywhere else of_roots(batch)
     made = Classifier if everywhere else OfRoots
     model = made(

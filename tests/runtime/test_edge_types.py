@@ -64,14 +64,14 @@ def test_after_a_batch_with_edges(edge_features, copies):
 
 
 @pytest.mark.parametrize("edge_features", WAYS)
-def test_beside_a_graph_with_edges(edge_features):
+def test_together_with_a_graph_with_edges(edge_features):
     session = cavs.Session(Relations())
     mixed = cavs.batch([cavs.Graph([[]], WORD, edge_features), TREE])
     assert session.gradients(mixed)[0] == session.gradients(cavs.batch([ALONE, TREE]))[0]
 
 
 def test_before_any_batch_with_edges():
-    """What an empty list holds is a guess, which the first edge corrects."""
+    """The contents of an empty list are a guess, which the first edge corrects."""
 
     class Words(Relations):
         def forward(self, batch):

@@ -1,4 +1,4 @@
-"""What breaks a compilation off, or comes between two calls, changes no later result."""
+"""An interrupted compilation, or an event between two calls, changes no later result."""
 
 import threading
 

@@ -129,7 +129,7 @@ def test_a_session_in_float64_leaves_training_as_it_is(batch, tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_model_drawn_anew_in_another_dtype(batch):
+def test_a_model_drawn_again_in_another_dtype(batch):
     model = Scorer()
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.5))
     trainer.step(batch)

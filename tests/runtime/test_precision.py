@@ -66,11 +66,11 @@ def difference(found, expected, precision):
 
     A bias may sum what nearly cancels; with more bits even those are close.
     """
-    apart = np.array([np.linalg.norm(found[name] - x) for name, x in expected.items()])
+    distance = np.array([np.linalg.norm(found[name] - x) for name, x in expected.items()])
     size = np.array([np.linalg.norm(x) for x in expected.values()])
     if precision != "bfloat16":
-        return (apart / np.maximum(size, 1e-30)).max()
-    return np.linalg.norm(apart) / np.linalg.norm(size)
+        return (distance / np.maximum(size, 1e-30)).max()
+    return np.linalg.norm(distance) / np.linalg.norm(size)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,8 @@ def test_trees_in_training(precision, threads):
         losses, parameters = results["float32"]
         bound = BOUNDS[precision]
         assert losses[-1] < losses[0] and np.allclose(results[precision][0], losses, rtol=bound)
-        assert difference(results[precision][1], parameters, precision) < 10 * bound  # of 30 steps
+        # after 30 steps
+        assert difference(results[precision][1], parameters, precision) < 10 * bound
         assert results["again"][0] == results[precision][0]
         assert all((results["again"][1][k] == results[precision][1][k]).all() for k in parameters)
     finally:

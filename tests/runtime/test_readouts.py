@@ -1,4 +1,4 @@
-"""What a model says of whole graphs: `ops.sum_roots`, `sum_graph`, `mean_graph` behind a cell."""
+"""Readouts of whole graphs: `ops.sum_roots`, `sum_graph`, `mean_graph` behind a cell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHOLE = {
     "sum": ops.sum_graph,
     "mean": ops.mean_graph,
 }
-APART = {
+UNMERGED = {
     "max": ops.max_graph,
     "attended": lambda h: ops.sum_graph(ops.softmax_graph(h) * h),
 }
@@ -53,7 +53,7 @@ def graphs_of(seed=0, copies=1, words=WORDS):
 
 
 class OfGraphs(cavs.Model):
-    """A child-sum Tree-LSTM, judged by the graph."""
+    """A child-sum Tree-LSTM with one loss per graph."""
 
     def __init__(self, whole="roots", top_down=False, rate=0.0):
         self.embedding = nn.Embedding(WORDS, 5, init="xavier")
@@ -64,7 +64,7 @@ class OfGraphs(cavs.Model):
     def forward(self, batch):
         graph = batch.graph.reversed() if self.top_down else batch.graph
         h = self.tree(graph, x=self.embedding(batch["token"]))
-        return self.output(self.dropout((WHOLE | APART)[self.whole](h)))
+        return self.output(self.dropout((WHOLE | UNMERGED)[self.whole](h)))
 
     def loss(self, batch):
         rows = self.forward(batch)
@@ -89,7 +89,7 @@ def compare(model, batch, passes=None, tolerance=1e-12):
     return session
 
 
-@pytest.mark.parametrize("whole", WHOLE | APART)
+@pytest.mark.parametrize("whole", WHOLE | UNMERGED)
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_against_the_oracle(whole, rate):
     for graphs in (graphs_of(), graphs_of()[3:4], graphs_of()[1:2]):
@@ -104,12 +104,12 @@ def test_equal_vertices_are_computed_once(whole):
     session = compare(OfGraphs(whole), batch)
     schedule = session.schedule(batch)
     assert schedule.batch.num_vertices < batch.num_vertices / 4
-    apart = compare(OfGraphs(whole), batch, Passes(merge_vertices=False))
-    assert apart.schedule(batch).batch.num_vertices == batch.num_vertices
+    unmerged = compare(OfGraphs(whole), batch, Passes(merge_vertices=False))
+    assert unmerged.schedule(batch).batch.num_vertices == batch.num_vertices
 
 
-@pytest.mark.parametrize("whole", APART)
-def test_a_maximum_or_weights_keep_vertices_apart(whole):
+@pytest.mark.parametrize("whole", UNMERGED)
+def test_a_maximum_or_weights_prevent_merging(whole):
     """Each must know its graph's in backward."""
     batch = cavs.batch(graphs_of(copies=30, words=3))
     session = compare(OfGraphs(whole), batch)
@@ -159,12 +159,12 @@ def test_labels_of_trees_are_labels_of_their_roots(copies):
         model.initialize(5, np.float64)
         session = cavs.Session(model, dtype=np.float64)
         found.append((*session.gradients(batch), session.evaluate(batch)))
-    (loss, gradients, judged), (other, others, everywhere) = found
+    (loss, gradients, at_roots), (other, others, everywhere) = found
     assert_close(loss, other, 1e-12, "loss")
     for key, value in gradients.items():
         assert_close(value, others[key], 1e-12, key)
     roots = metrics.batch_roots(batch)
-    assert_close(judged.outputs["output"], everywhere.outputs["output"][roots], 1e-12, "output")
+    assert_close(at_roots.outputs["output"], everywhere.outputs["output"][roots], 1e-12, "output")
 
 
 def test_fit_evaluate_and_resume(tmp_path):

@@ -141,7 +141,7 @@ def test_as_graphs_that_are_turned_round(name, serial):
     found.set_serial(serial)
     batch = cavs.batch(graphs())
     other = cavs.batch([g.reversed() for g in graphs()])
-    with mock.patch.object(program_cache, "MIN_MERGED", 1):  # equal vertices stay apart
+    with mock.patch.object(program_cache, "MIN_MERGED", 1):  # equal vertices are not merged
         loss, gradients = found.gradients(batch)
         other_loss, other_gradients = expected.gradients(other)
         rows = found.predict(batch)["output"]

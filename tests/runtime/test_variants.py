@@ -21,7 +21,7 @@ def large(seed):
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("make", [large, lambda seed: treebank(2, seed)])
 def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
-    """With dropout copies stay apart, so batches large and small run as they are."""
+    """With dropout copies are not merged, so batches large and small run as they are."""
     made = []
 
     def counted(*arguments, **named):
@@ -64,7 +64,7 @@ def test_batches_are_prepared_for_what_they_are_needed_for(monkeypatch):
 
 
 def test_what_is_absent_elsewhere_is_compiled_for():
-    """Another rank has vertices without a word: this one traces anew, though its batches fit."""
+    """Another rank has vertices without a word: this one traces again, though its batches fit."""
     chains = cavs.batch(
         [cavs.Graph.chain(4, features={"token": [1, 2, 3, 4], "label": [0, 1, 2, 3]})] * 3
     )
@@ -84,7 +84,7 @@ def test_what_is_absent_elsewhere_is_compiled_for():
 
 
 class ManyWords(cavs.Model):
-    """Features that may be absent, as many as the kinds of vertices can tell apart."""
+    """Features that may be absent, as many as the kinds of vertices can distinguish."""
 
     def __init__(self, count):
         self.count = count
@@ -117,14 +117,14 @@ def test_as_many_optional_features_as_there_can_be(monkeypatch, count):
     model, batch = ManyWords(count), cavs.batch(graphs)
     session = cavs.Session(model)
     found = session.predict(batch)["output"]
-    apart = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
-    np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-6)
+    unmerged = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
+    np.testing.assert_allclose(found, unmerged, rtol=1e-5, atol=1e-6)
     if count == 32:
         assert session.schedule(batch, training=False).batch.num_vertices < batch.num_vertices
 
 
 def test_features_named_like_those_of_the_compiler(monkeypatch):
-    """They are the user's; copies stay apart."""
+    """They are the user's; copies are not merged."""
     monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1)
 
     class Named(Classifier):
@@ -139,8 +139,8 @@ def test_features_named_like_those_of_the_compiler(monkeypatch):
     ]
     model, batch = Named(), cavs.batch(graphs)
     found = cavs.Session(model).predict(batch)["output"]
-    apart = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
-    np.testing.assert_array_equal(found, apart)
+    unmerged = cavs.Session(model, passes=Passes(merge_vertices=False)).predict(batch)["output"]
+    np.testing.assert_array_equal(found, unmerged)
 
 
 class Remembering(cavs.VertexFunction):
@@ -172,7 +172,9 @@ def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
 
 
 def sums_in_loops(session):
-    """Of each program, whether it sums gradients a task at a time: as one that holds less does."""
+    """Return for each program whether it sums gradients task by task, as one that saves memory
+    does.
+    """
     programs = [v.build.compiled.program for v in session._variants.values() if v.build]
     loops = [(p, s) for p in programs for s in p.stages if s.gradient]
     return [

@@ -11,7 +11,7 @@ WORDS, CLASSES = 50, 5
 
 
 class Classifier(cavs.Model):
-    """An embedding, a cell, a linear layer; every vertex is judged."""
+    """An embedding, a cell, a linear layer; a loss at every vertex."""
 
     def __init__(self, cell=None, input_size=8, hidden_size=6, rate=0.0):
         self.embedding = nn.Embedding(WORDS, input_size, init="xavier")
@@ -28,7 +28,7 @@ class Classifier(cavs.Model):
 
 
 class OfRoots(Classifier):
-    """The same, judged at the roots."""
+    """The same with a loss at the roots."""
 
     def forward(self, batch):
         h = self.tree(batch.graph, x=self.embedding(batch["token"]))
