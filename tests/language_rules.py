@@ -107,8 +107,10 @@ RESERVED = {
     "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec "
     "cuda",
 }
-# Words of Python, NumPy and CUDA.
-LANGUAGE_WORDS = re.compile(r"\bbound=|dtype\.kind|__launch_bounds__|(?i:in_?place)")
+# Words of Python, NumPy, C++ and CUDA.
+LANGUAGE_WORDS = re.compile(
+    r"\bbound=|dtype\.kind|__launch_bounds__|(?:upp|low)er_bound|(?i:in_?place)"
+)
 
 
 def identifiers(path: str, text: str) -> set[str]:

@@ -132,7 +132,11 @@ def test_errors_are_as_documented(tmp_path, monkeypatch):
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:benchmarks|cavs|csrc|cuda|docs|models|tests)/[\w./*-]+)`")
-BUILT = {"benchmarks/results/latest", "cavs/models"}  # by a benchmark, and in the wheel
+# Written by a benchmark, by the wheel, and by a reader of docs/operators.md.
+ABSENT = {
+    *("benchmarks/results/latest", "cavs/models"),
+    *("csrc/exec/instructions/concat.cc", "cuda/executor/instructions/concat.cc"),
+}
 
 
 def anchors(page: Path) -> set[str]:
@@ -144,7 +148,7 @@ def anchors(page: Path) -> set[str]:
 def dead_links(page: Path, root: Path) -> list[str]:
     """Return the links to files and headings, and the names of files, that lead to nothing."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    found = [name for name in FILE.findall(text) if name not in BUILT and not [*root.glob(name)]]
+    found = [name for name in FILE.findall(text) if name not in ABSENT and not [*root.glob(name)]]
     for target, anchor in LINK.findall(text):
         file = page.parent / target if target else page
         if "://" in target or (file.exists() and (not anchor or anchor in anchors(file))):
