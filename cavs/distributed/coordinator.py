@@ -174,7 +174,7 @@ class RankCoordinator:
         elif isinstance(training.requested, str):
             # The replicas must be known before the loader shards its first batch.
             self.survivors.run_resilient(lambda: self.begin(train.peek()))
-        split, ranks = session.split, session.place[1]
+        split, ranks = session.split, session.position[1]
         smallest = min(train.batch_size, len(train.graphs))
         if hasattr(split, "update") and smallest < ranks:
             raise ConfigError(
@@ -183,7 +183,7 @@ class RankCoordinator:
             )
         # A cached batch is sharded again whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
-        division = Division(session.place, split, ahead)
+        division = Division(session.position, split, ahead)
         train.collate = collate_of(train.undivided, division, training.collate)
         training.collate = train.collate
         self.feedback.reset()
@@ -206,7 +206,7 @@ class RankCoordinator:
 
         def add() -> float:
             session.stale.settle()
-            rank, count = session.place
+            rank, count = session.position
             total = np.array([loss_sum if rank < count else 0.0])
             session.communicator.all_reduce(total)
             return float(total[0]) / count
@@ -234,7 +234,7 @@ class RankCoordinator:
 
     def local_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """See `Coordinator`. Replicas take turns."""
-        rank, count = self.session.place
+        rank, count = self.session.position
         return islice(batches, rank, None, count) if rank < count else iter(())
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
@@ -267,7 +267,7 @@ class RankCoordinator:
             session.stale.settle()
             session.collect(self.training.state.states)
             extra: dict[str, Array] = {}
-            if states and session.place[0] < session.place[1]:
+            if states and session.position[0] < session.position[1]:
                 extra = session.memory()
             with session.agreement.guard("save"):
                 if self._is_first:

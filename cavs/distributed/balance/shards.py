@@ -74,16 +74,16 @@ class ShardedBatch:
     """What a rank computes of a global batch.
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
-    graphs, ids: the global batch. place: rank and number of ranks that it was divided for. split,
-    make: what divided it, and what collates. mark: a checksum of which graphs each rank has, by
-    their ids, or without these their sizes, equal on ranks that divided the same batch alike.
+    graphs, ids: the global batch. position: rank and number of ranks that it was divided for.
+    split: function that divided it. make: function that collates. mark: checksum of the graphs of
+    each rank, by their ids, or without these their sizes; equal on ranks that divided alike.
     """
 
     local: GraphBatch
     empty: bool
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None
-    place: tuple[int, int]
+    position: tuple[int, int]
     split: Split
     make: Make
     mark: int = 0
@@ -121,9 +121,9 @@ class ShardedBatch:
             counts.append(sum(_present(graph, name) for graph in graphs))
         return np.array(counts, np.float64)
 
-    def divided_by(self, split: Split, place: tuple[int, int]) -> bool:
-        """Whether `split` made it for `place`."""
-        return self.split is split and self.place == place
+    def divided_by(self, split: Split, position: tuple[int, int]) -> bool:
+        """Whether `split` made it for `position`."""
+        return self.split is split and self.position == position
 
     def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
         """What is wrong if ranks have other marks. ways: `mark` and `computed` of each."""
@@ -187,7 +187,7 @@ def _part(
     part: Sequence[int],
     graphs: Sequence[Graph],
     ids: Sequence[int] | None,
-    place: tuple[int, int],
+    position: tuple[int, int],
     split: Split,
     make: Make,
     mark: int = 0,
@@ -204,7 +204,7 @@ def _part(
         not part,
         tuple(graphs),
         None if ids is None else tuple(ids),
-        place,
+        position,
         split,
         make,
         mark,
@@ -242,14 +242,14 @@ class Division:
     later steps than that allows divides batches when their steps begin.
     """
 
-    place: tuple[int, int]
+    position: tuple[int, int]
     split: Split
     ahead: float
 
     @property
     def waits(self) -> bool:
         """Whether batches are divided when their steps begin."""
-        rank, ranks = self.place
+        rank, ranks = self.position
         return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
 
 
@@ -267,7 +267,7 @@ class Collate:
         numbers, division = ids.tolist(), self.division
         if division.waits:
             return WholeBatch(tuple(graphs), tuple(numbers), self._make)
-        return shard(graphs, numbers, *division.place, division.split, self._make)
+        return shard(graphs, numbers, *division.position, division.split, self._make)
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))

@@ -78,9 +78,9 @@ class _Sets:
         """
         every = np.arange(len(self.seconds))
         alone = self.model.predict(features(self.widths, self.edges))
-        for place, graph in enumerate(np.argsort(-alone, kind="stable").tolist()):
+        for done, graph in enumerate(np.argsort(-alone, kind="stable").tolist()):
             then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
-            if len(self.owner) - place <= np.count_nonzero(self.count == 0):
+            if len(self.owner) - done <= np.count_nonzero(self.count == 0):
                 then[self.count > 0] = np.inf
             # Of equal ends the least growth: where levels are shared.
             rank = int(np.lexsort((then - self.seconds, then))[0])

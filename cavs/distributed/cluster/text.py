@@ -181,19 +181,19 @@ class _Reader:
         items: list[Any] = item.value
         return items
 
-    def scalar(self, item: Any, kind: Callable[[Any], Any], wanted: str) -> Any:
-        kinds = {"str": str, "int": int, "float": float, "bool": bool}
-        found = kinds.get(item.tag.rpartition(":")[2])
-        fits = found is kind or (kind is float and found is int) or (kind is str and found)
+    def scalar(self, item: Any, cls: Callable[[Any], Any], wanted: str) -> Any:
+        types = {"str": str, "int": int, "float": float, "bool": bool}
+        found = types.get(item.tag.rpartition(":")[2])
+        fits = found is cls or (cls is float and found is int) or (cls is str and found)
         if not fits:
             self.refuse(item, f"{self.shown(item)} is not {wanted}", f"write {wanted}")
-        if found is int and kind is not str and _OCTAL.match(item.value):
+        if found is int and cls is not str and _OCTAL.match(item.value):
             hint = "write it in decimal digits, without a zero before them"
             self.refuse(item, f"{self.shown(item)} is not {wanted}: to YAML it is octal", hint)
-        if kind is bool:
+        if cls is bool:
             return item.value.lower() in ("true", "yes", "on")
         try:
-            return kind(item.value)
+            return cls(item.value)
         except ValueError:  # YAML 1.1 also knows 0x10, 1_000, 1:30 and .inf
             self.refuse(item, f"{self.shown(item)} is not {wanted}", "write it in decimal digits")
 
@@ -201,8 +201,8 @@ class _Reader:
     def shown(item: Any) -> str:
         if isinstance(item.value, str):
             return repr(item.value)
-        kinds = {_TAG + "seq": "a list", _TAG + "map": "a mapping"}
-        return kinds.get(item.tag) or f"what is tagged {item.tag.replace(_TAG, '!!')}"
+        types = {_TAG + "seq": "a list", _TAG + "map": "a mapping"}
+        return types.get(item.tag) or f"what is tagged {item.tag.replace(_TAG, '!!')}"
 
     def refuse(self, item: Any, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self.source}, line {item.start_mark.line + 1}: {what}", hint=hint)

@@ -10,7 +10,7 @@ import numpy as np
 from cavs.errors import ConfigError
 
 
-def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
+def offsets(counts: Sequence[int]) -> list[tuple[int, int]]:
     """Where each part begins and ends."""
     ends = np.cumsum(counts).tolist()
     return list(zip([0, *ends[:-1]], ends, strict=True))

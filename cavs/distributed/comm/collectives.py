@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.comm.checks import (
-    bounds,
     check_counts,
     check_parts,
     check_peer,
     check_rank,
     even_counts,
+    offsets,
 )
 from cavs.distributed.comm.common_memory import Common
 from cavs.distributed.comm.hang_detection import Desk, Known, Waiting, nothing
 from cavs.distributed.comm.interfaces import Array, Handle
-from cavs.distributed.comm.messages import Kind, Message, as_row, check_array
+from cavs.distributed.comm.messages import Code, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
 from cavs.errors import CommunicationError, ProcessLocal
 
@@ -67,7 +67,7 @@ class Collectives(ProcessLocal, ABC):
         self._common: list[Common] = []
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
-        self.operation, self._kind = "nothing yet", Kind.BARRIER
+        self.operation, self._code = "nothing yet", Code.BARRIER
 
     @property
     def rank(self) -> int:
@@ -96,7 +96,7 @@ class Collectives(ProcessLocal, ABC):
 
     @abstractmethod
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send and receive all, of `_kind`; messages between two ranks keep their order."""
+        """Send and receive all, of `_code`; messages between two ranks keep their order."""
 
     @abstractmethod
     def abort(self, message: str) -> None:
@@ -151,16 +151,16 @@ class Collectives(ProcessLocal, ABC):
         finally:
             self._deferring = False
 
-    def _run(self, kind: Kind, name: str, operation: Callable[..., T], *arguments: Any) -> T:
+    def _run(self, code: Code, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """The operation now, or after those in the background."""
         if self._overlaps and not self._progress.is_here() and not self._progress.idle:
-            job: Job[T] = self._progress.start(self._run, (kind, name, operation, *arguments))
+            job: Job[T] = self._progress.start(self._run, (code, name, operation, *arguments))
             return job.wait()
         if self._last is not None and not self._last.begun and not self._deferring:
             self._last.wait()
         with self._turn:
             self.operations += 1
-            self.operation, self._kind = name, kind
+            self.operation, self._code = name, code
             return operation(*arguments)
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Collectives(ProcessLocal, ABC):
     def all_reduce(self, array: Array) -> None:
         """See `Communicator`."""
         flat = as_row(array)
-        self._run(Kind.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
+        self._run(Code.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
 
     def _all_reduce(self, flat: Array) -> None:
         if self._size == 1 or flat.size == 0:
@@ -198,10 +198,10 @@ class Collectives(ProcessLocal, ABC):
             return
         counts = even_counts(flat.size, self._size)
         if everyone := self._in_common(flat):
-            self._kind = Kind.COMMON
+            self._code = Code.COMMON
             self._sum_in_common(everyone, counts)
             return
-        self._kind = Kind.RING
+        self._code = Code.RING
         self._reduce_scatter(flat, counts)
         self._all_gather_into(flat, counts)
 
@@ -248,7 +248,7 @@ class Collectives(ProcessLocal, ABC):
 
     def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
         """Each rank adds its part of all, in the order of ranks, and gives it to all."""
-        begin, end = bounds(counts)[self._rank]
+        begin, end = offsets(counts)[self._rank]
         self._meet()
         for at in range(begin, end, _NEAR):
             parts = [array[at : min(at + _NEAR, end)] for array in everyone]
@@ -278,13 +278,13 @@ class Collectives(ProcessLocal, ABC):
         flat = as_row(array)
         check_counts(counts, flat.size, self._size)
         name = f"reduce-scatter of {flat.nbytes} bytes"
-        self._run(Kind.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
-        begin, end = bounds(counts)[self._rank]
+        self._run(Code.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
+        begin, end = offsets(counts)[self._rank]
         return flat[begin:end]
 
     def _reduce_scatter(self, flat: Array, counts: Sequence[int]) -> None:
         """A ring: part p starts at rank p + 1 and is complete when it reaches rank p."""
-        n, parts = self._size, [flat[a:b] for a, b in bounds(counts)]
+        n, parts = self._size, [flat[a:b] for a, b in offsets(counts)]
         to, source = (self._rank + 1) % n, (self._rank - 1) % n
         for step in range(1, n):
             mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
@@ -297,10 +297,10 @@ class Collectives(ProcessLocal, ABC):
         flat = as_row(array)
         check_counts(counts, flat.size, self._size)
         name = f"all-gather of {flat.nbytes} bytes"
-        self._run(Kind.ALL_GATHER, name, self._all_gather_into, flat, counts)
+        self._run(Code.ALL_GATHER, name, self._all_gather_into, flat, counts)
 
     def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
-        self._around([flat[a:b] for a, b in bounds(counts)])
+        self._around([flat[a:b] for a, b in offsets(counts)])
 
     def _around(self, parts: Sequence[Array]) -> None:
         """A ring: every rank's part to all, in place."""
@@ -314,7 +314,7 @@ class Collectives(ProcessLocal, ABC):
         """See `Communicator`."""
         as_row(array)
         name = f"all-gather of {array.nbytes} bytes"
-        return self._run(Kind.ALL_GATHER, name, self._all_gather, array)
+        return self._run(Code.ALL_GATHER, name, self._all_gather, array)
 
     def _all_gather(self, array: Array) -> list[Array]:
         rows = np.zeros(self._size, np.int64)
@@ -330,7 +330,7 @@ class Collectives(ProcessLocal, ABC):
         check_parts(parts, self._size)
         for part in parts:
             check_array(part)
-        return self._run(Kind.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
+        return self._run(Code.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
 
     def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
         others = [r for r in range(self._size) if r != self._rank]
@@ -352,7 +352,7 @@ class Collectives(ProcessLocal, ABC):
         check_rank(root, self._size)
         flat = as_row(array)
         name = f"reduce of {flat.nbytes} bytes to rank {self._names[root]}"
-        self._run(Kind.REDUCE, name, self._reduce, flat, root)
+        self._run(Code.REDUCE, name, self._reduce, flat, root)
 
     def _reduce(self, flat: Array, root: int) -> None:
         if self._rank != root:
@@ -375,7 +375,7 @@ class Collectives(ProcessLocal, ABC):
         check_rank(root, self._size)
         flat = as_row(array)
         name = f"broadcast of {flat.nbytes} bytes by rank {self._names[root]}"
-        self._run(Kind.BROADCAST, name, self._broadcast, flat, root)
+        self._run(Code.BROADCAST, name, self._broadcast, flat, root)
 
     def _broadcast(self, flat: Array, root: int) -> None:
         if self._rank == root:
@@ -387,13 +387,13 @@ class Collectives(ProcessLocal, ABC):
         """See `Communicator`."""
         check_rank(to, self._size)
         name = f"send to rank {self._names[to]}"
-        self._run(Kind.SEND, name, self._send, [(as_row(array), to)], [])
+        self._run(Code.SEND, name, self._send, [(as_row(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
         """See `Communicator`."""
         check_rank(source, self._size)
         name = f"receive from rank {self._names[source]}"
-        self._run(Kind.SEND, name, self._send, [], [(as_row(array), source)])
+        self._run(Code.SEND, name, self._send, [], [(as_row(array), source)])
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """See `Communicator`."""
@@ -401,14 +401,14 @@ class Collectives(ProcessLocal, ABC):
             check_peer(rank, self._rank, self._size)
         rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
         to, sources = (sorted({self._names[r] for _, r in of}) for of in rows)
-        self._run(Kind.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
+        self._run(Code.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
 
     def barrier(self) -> None:
         """See `Communicator`."""
-        self._run(Kind.BARRIER, "barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
+        self._run(Code.BARRIER, "barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
 
     def share(self, value: Any) -> list[Any]:
         """See `Communicator`."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        every = self._run(Kind.SHARE, "share", self._all_gather, text)
+        every = self._run(Code.SHARE, "share", self._all_gather, text)
         return [json.loads(part.tobytes()) for part in every]

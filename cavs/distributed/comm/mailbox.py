@@ -70,8 +70,8 @@ def decode(source: int, coded: Array) -> Letter:
     head = coded[:at].view(np.int64)[2:].tolist()
     found = []
     for i in range(arrays):
-        kind, nbytes = head[words + 2 * i : words + 2 * i + 2]
-        found.append(coded[at : at + nbytes].view(_DTYPES[kind]))
+        code, nbytes = head[words + 2 * i : words + 2 * i + 2]
+        found.append(coded[at : at + nbytes].view(_DTYPES[code]))
         at += -(-nbytes // _WORD) * _WORD
     return Letter(source, tuple(head[:words]), tuple(found))
 

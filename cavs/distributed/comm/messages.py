@@ -17,7 +17,7 @@ DTYPES = (*_BITS, "float16", "float32", "float64", _BFLOAT16)
 _CODES = {np.dtype(name): i for i, name in enumerate(DTYPES) if name != _BFLOAT16}
 
 
-class Kind(IntEnum):
+class Code(IntEnum):
     """Of the operation that a message belongs to; sums that are made otherwise cannot meet."""
 
     SEND = 0
@@ -36,9 +36,9 @@ class Kind(IntEnum):
 
 
 _SUMS = {
-    Kind.TREE: "all-reduce up a tree",
-    Kind.RING: "all-reduce around a ring",
-    Kind.COMMON: "all-reduce in common memory",
+    Code.TREE: "all-reduce up a tree",
+    Code.RING: "all-reduce around a ring",
+    Code.COMMON: "all-reduce in common memory",
 }
 
 
@@ -72,10 +72,10 @@ def _code(array: Array) -> int:
     )
 
 
-def label_of(kind: Kind, array: Array) -> int:
+def label_of(operation: Code, array: Array) -> int:
     """What a message of `array` says, below the number of kinds times that of DTYPES."""
     code = _CODES.get(array.dtype)
-    return kind * len(DTYPES) + (_code(array) if code is None else code)
+    return operation * len(DTYPES) + (_code(array) if code is None else code)
 
 
 def mixed_up(
@@ -89,11 +89,11 @@ def mixed_up(
     source, came, label = sent
     me, expected, own = wanted
     theirs, mine = f"{'more than ' if more else ''}{came} bytes", str(expected)
-    (kind, code), (own_kind, own_code) = (divmod(x, len(DTYPES)) for x in (label, own))
+    (number, code), (own_number, own_code) = (divmod(x, len(DTYPES)) for x in (label, own))
     if code != own_code:
         theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
-    if kind != own_kind:
-        theirs += f" in {_SUMS.get(Kind(kind)) or Kind(kind).name.lower().replace('_', '-')}"
+    if number != own_number:
+        theirs += f" in {_SUMS.get(Code(number)) or Code(number).name.lower().replace('_', '-')}"
     return CommunicationError(
         f"rank {source} sent {theirs}, rank {me} expects {mine} in {operation}",
         hint="all ranks call the same operations in the same order, with arrays of one size and "

@@ -14,7 +14,7 @@ from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import Desk, Wait
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
-from cavs.distributed.comm.messages import Kind, Message, label_of, mixed_up
+from cavs.distributed.comm.messages import Code, Message, label_of, mixed_up
 from cavs.errors import CommunicationError
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class _World:
     def __init__(self, board: _Board, names: Sequence[int]) -> None:
         self.board, self.changed = board, board.changed
         self.names = list(names)
-        self.mail: dict[tuple[int, int], deque[tuple[Kind, Array]]] = defaultdict(deque)
+        self.mail: dict[tuple[int, int], deque[tuple[Code, Array]]] = defaultdict(deque)
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
@@ -75,12 +75,12 @@ class ThreadCommunicator(Collectives):
         world, limit = self._world, time.monotonic() + self.timeout
         with world.changed:
             for array, to in sends:
-                world.mail[self._rank, to].append((self._kind, array.copy()))
+                world.mail[self._rank, to].append((self._code, array.copy()))
             world.changed.notify_all()
             for i, (array, source) in enumerate(receives):
                 self._await([r for _, r in receives[i:]], limit)
-                kind, sent = world.mail[source, self._rank].popleft()
-                label, wanted = label_of(kind, sent), label_of(self._kind, array)
+                code, sent = world.mail[source, self._rank].popleft()
+                label, wanted = label_of(code, sent), label_of(self._code, array)
                 if label != wanted or sent.nbytes != array.nbytes:
                     theirs = self._names[source], sent.nbytes, label
                     own = self._names[self._rank], array.nbytes, wanted

@@ -15,7 +15,7 @@ from cavs.distributed.comm.single import SingleCommunicator
 from cavs.distributed.comm.started import started
 from cavs.errors import ConfigError
 
-Place = tuple[str, tuple[int, ...], int]  # see `own_processors`
+Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
 TIMEOUT = 300.0  # seconds that a rank waits for another where nobody says how many
 
 
@@ -27,11 +27,11 @@ def ranks_of(communicator: Communicator | None, timeout: float | None) -> Commun
     if communicator is None:
         return world(TIMEOUT if timeout is None else timeout)
     if timeout not in (None, communicator.timeout):
-        kind = type(communicator).__name__
+        cls = type(communicator).__name__
         raise ConfigError(
-            f"Trainer: timeout is {timeout} s, but the {kind} given waits for "
+            f"Trainer: timeout is {timeout} s, but the {cls} given waits for "
             f"{communicator.timeout} s",
-            hint=f"give the time to the {kind}, or leave timeout out",
+            hint=f"give the time to the {cls}, or leave timeout out",
         )
     return communicator
 
@@ -47,7 +47,7 @@ def world(timeout: float = TIMEOUT) -> Communicator:
         return SingleCommunicator()
     communicator = MPICommunicator(timeout=timeout)
     share_processors(_beside(communicator))
-    _bind(own_processors(_places(communicator), communicator.rank))
+    _bind(own_processors(_processors(communicator), communicator.rank))
     return communicator
 
 
@@ -58,28 +58,28 @@ def _beside(communicator: Communicator) -> int:
     return sum(name == host and not own.isdisjoint(mask) for name, mask in told)
 
 
-def _places(communicator: Communicator) -> list[Place]:
+def _processors(communicator: Communicator) -> list[Processors]:
     wanted = os.environ.get("CAVS_BIND", "1") != "0" and sys.platform == "linux"
     threads = num_threads() if wanted else 0
     told = communicator.share([socket.gethostname(), sorted(os.sched_getaffinity(0)), threads])
     return [(host, tuple(mask), threads) for host, mask, threads in told]
 
 
-def own_processors(places: Sequence[Place], rank: int) -> tuple[int, ...]:
+def own_processors(processors: Sequence[Processors], rank: int) -> tuple[int, ...]:
     """The processors that `rank` is to keep to, as many as it has threads; none if it need not.
 
-    places: of every rank its host, the processors that it may run on, and its threads, 0 if it is
-    not to be bound. A rank that computes and the thread that communicates beside it disturb each
-    other less than another rank, which must not wait for a core. With room to spare, or too many
-    threads, the system knows best.
+    processors: host of every rank, the processors that it may run on, and its threads, 0 if it is
+    not to be pinned. The threads of one rank, which compute and communicate, disturb each other
+    less than they disturb other ranks. With room to spare, or too many threads, the operating
+    system schedules better.
     """
-    host, mask, _ = places[rank]
-    beside = [r for r, (name, other, _) in enumerate(places) if name == host and other == mask]
-    threads = [places[r][2] for r in beside]
+    host, mask, _ = processors[rank]
+    beside = [r for r, (name, other, _) in enumerate(processors) if name == host and other == mask]
+    threads = [processors[r][2] for r in beside]
     if len(beside) == 1 or min(threads) == 0 or sum(threads) != len(mask):
         return ()
     begin = sum(threads[: beside.index(rank)])
-    return mask[begin : begin + places[rank][2]]
+    return mask[begin : begin + processors[rank][2]]
 
 
 def _bind(processors: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ class Identity(Compressor):
         return (Round("all_reduce", math.prod(shape) * itemsize),)
 
 
-def part_bounds(size: int, ranks: int) -> list[int]:
+def part_offsets(size: int, ranks: int) -> list[int]:
     """Where the part of every rank begins, and the end; parts differ by at most one element."""
     least, more = divmod(size, ranks)
     return [least * i + min(i, more) for i in range(ranks + 1)]
@@ -65,9 +65,9 @@ class _Cast(Compressor):
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
         """See `Compressor`."""
         dtype, flat = gradient.dtype, gradient.reshape(-1)
-        bounds = part_bounds(flat.size, ranks)
+        offsets = part_offsets(flat.size, ranks)
         coded = self.encode(flat)
-        parts = tuple(coded[a:b] for a, b in pairwise(bounds))
+        parts = tuple(coded[a:b] for a, b in pairwise(offsets))
         received = yield Exchange("all_to_all", parts)
         total = np.zeros(received[rank].shape, dtype)
         for part in received:
@@ -75,7 +75,7 @@ class _Cast(Compressor):
         rounded = self.encode(total)
         gathered = yield Exchange("all_gather", (rounded,))
         sent = self.decode(coded, dtype)
-        mine = slice(bounds[rank], bounds[rank + 1])
+        mine = slice(offsets[rank], offsets[rank + 1])
         with np.errstate(invalid="ignore"):  # inf - inf: the step is refused by its loss or norm
             sent[mine] += self.decode(rounded, dtype) - total
         result = self.decode(np.concatenate(gathered), dtype)

@@ -91,9 +91,9 @@ def _number(text: str, key: str, value: str, *, whole: bool) -> float:
         number = math.nan
     if not (least <= number <= most and math.isfinite(number)) or (number == least and not closed):
         above = "at least" if closed else "above"
-        kind = "a whole number" if whole else "a number"
+        form = "a whole number" if whole else "a number"
         raise ConfigError(
             f"compressor {text!r}: {key} is {value!r}",
-            hint=f"give {kind}, {above} {least:g}" + (f", at most {most:g}" * (most < math.inf)),
+            hint=f"give {form}, {above} {least:g}" + (f", at most {most:g}" * (most < math.inf)),
         )
     return number

@@ -14,7 +14,7 @@ from cavs.distributed.comm.exit_hooks import attend
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.digest import cluster, facts, guesses, same_trace
-from cavs.distributed.strategy.hosts import check_places, devices_of, hosts_of
+from cavs.distributed.strategy.hosts import check_hosts, devices_of, hosts_of
 from cavs.distributed.strategy.measure import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
@@ -76,7 +76,7 @@ def _choose_strategy(training: RankTraining, batch: Any) -> None:
         )
     elif session.strategy is not None and c.size == training.first_size:
         hosts = hosts_of(c)
-        check_places(session.strategy, hosts, gpus=gpus)
+        check_hosts(session.strategy, hosts, gpus=gpus)
         if training.resources is None:
             variables = possible_variables(state.model, str(session.session.dtype))
             verify(session.strategy, variables, devices_of(hosts, gpus=gpus))

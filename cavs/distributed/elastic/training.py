@@ -63,4 +63,4 @@ class RankTraining:
             before, split = self.collate.division, self.session.split
             # A new split is asked by steps only: the loaders of the ranks are at different batches.
             ahead = before.ahead if before.split is split else math.inf
-            self.collate.division = Division(self.session.place, split, ahead)
+            self.collate.division = Division(self.session.position, split, ahead)

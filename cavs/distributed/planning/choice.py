@@ -21,7 +21,7 @@ from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import Simulation, calibrate, cards, simulate
 from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
 from cavs.distributed.strategy.hosts import (
-    check_places,
+    check_hosts,
     cluster_of,
     devices_of,
     fits,
@@ -59,17 +59,17 @@ def agreed_strategy(
     the names of parameters in the order in which their gradients are done.
     """
     c = agreement.communicator
-    compute, places = Compute(), hosts_of(c)
+    compute, hosts = Compute(), hosts_of(c)
     order: Sequence[str] = ()
     if measures(name) and run is not None:
         compute, order = _measured(run, agreement)
     if resources is not None:
-        cluster = in_rank_order(resources, places)
+        cluster = in_rank_order(resources, hosts)
     elif measures(name):
         cluster = measured_cluster(c, gpus=gpus)
     else:
         named = devices_of if is_file(name) else cluster_of
-        cluster = named(places, gpus=gpus)
+        cluster = named(hosts, gpus=gpus)
     text = ""
     with agreement.guard("step"):
         if c.rank == 0:
@@ -84,7 +84,7 @@ def agreed_strategy(
             text = to_text(made)
     strategy = from_text(str(c.share(text)[0]))
     if not gone:
-        check_places(strategy, places, gpus=gpus)
+        check_hosts(strategy, hosts, gpus=gpus)
     return strategy
 
 
@@ -95,12 +95,12 @@ def _predicted(simulation: Simulation, compute: Compute) -> str:
 
 def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
     """The hosts of the ranks, and the network between them as it is measured; all ranks call it."""
-    places = hosts_of(c)
-    cluster = cluster_of(places, gpus=gpus)
-    network = calibrate(c, places, cluster.network)
+    hosts = hosts_of(c)
+    cluster = cluster_of(hosts, gpus=gpus)
+    network = calibrate(c, hosts, cluster.network)
     if gpus:  # whose gradients lie elsewhere
         network = dataclasses.replace(network, common_bandwidth=0.0)
-    own = cards(c, places)
+    own = cards(c, hosts)
     nodes = tuple(
         dataclasses.replace(node, bandwidth=own.get(node.address)) for node in cluster.nodes
     )
@@ -119,11 +119,11 @@ def number_of_replicas(
         return c.size
     if isinstance(strategy, Strategy):
         return len(strategy.graph.replicas)
-    places, count = hosts_of(c), 0
+    hosts, count = hosts_of(c), 0
     with Agreement(c).guard("start"):
         if c.rank == 0:
             named = devices_of if is_file(strategy) else cluster_of
-            cluster = resources or named(places, gpus=True)
+            cluster = resources or named(hosts, gpus=True)
             if is_file(strategy):  # it may fit some batches alone
                 made = load(strategy)
             else:

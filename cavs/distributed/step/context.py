@@ -87,7 +87,7 @@ class StepContext:
         self._roles = Roles(self.communicator, self.strategy)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """This rank, and the number of replicas; ranks from that number on compute nothing."""
         count = self.communicator.size
         if self.strategy is not None and self._roles is None:
@@ -110,8 +110,8 @@ class StepContext:
     def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
         """Return this rank's part of a global batch."""
         # A part that was cut for other ranks, or by another split, is cut again.
-        if not (isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.place)):
-            batch = shard(batch.graphs, batch.ids, *self.place, self.split, make_of(batch))
+        if not (isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.position)):
+            batch = shard(batch.graphs, batch.ids, *self.position, self.split, make_of(batch))
         EdgeTypes(self.session.model).learn(batch.edge_features)  # this rank may have no edge
         return batch
 
@@ -144,7 +144,7 @@ class StepContext:
             self.strategy, executor, parameters, layouts, self.roles, self.servers, self.group
         )
         for exchange in fresh:
-            self.compressor_state.give(exchange, *self.place, average=self.average)
+            self.compressor_state.give(exchange, *self.position, average=self.average)
             exchange.inherit(self.exchanges)
         self.exchanges, self.exchanging = fresh, executor
 

@@ -77,12 +77,12 @@ def _device_of_rank(
     return opened
 
 
-def _opened(device: str, place: int, ranks: int, host: str) -> Device:
-    """The GPU of the rank that has this place among the `ranks` of `host` that open one."""
+def _opened(device: str, number: int, ranks: int, host: str) -> Device:
+    """The GPU of the rank that has this number among the `ranks` of `host` that open one."""
     if device == "cuda":
         devices = max(count_devices(), 1)  # without any, opening the first says what is wrong
-        device = f"cuda:{place % devices}" if devices > 1 else device
-        if place == 0 and ranks > devices:
+        device = f"cuda:{number % devices}" if devices > 1 else device
+        if number == 0 and ranks > devices:
             print(
                 f"cavs: {ranks} ranks share {devices} GPUs of {host}", file=sys.stderr, flush=True
             )

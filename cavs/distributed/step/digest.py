@@ -114,7 +114,7 @@ def _lines(trace: Graph) -> list[str]:
     """A traced model as text, without the places in the user's files: hosts may have other ones."""
     names = number(trace)
     lines = [print_node(node, names) for node in trace.nodes() if node.op.name != "parameter"]
-    lines += [f"slot {slot} <- {names[node]}" for slot, node in trace.slots.items()]
+    lines += [f"slot {name} <- {names[node]}" for name, node in trace.slots.items()]
     return lines + [f"return {key} = {names[node]}" for key, node in trace.outputs.items()]
 
 

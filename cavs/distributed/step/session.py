@@ -72,7 +72,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         if updates is not None:
             self.stale.resume(updates)
         for exchange in self.exchanges:
-            self.compressor_state.give(exchange, *self.place, average=self.average)
+            self.compressor_state.give(exchange, *self.position, average=self.average)
 
     def collect(self, states: Sequence[Sequence[Array]], phase: str = "save") -> None:
         """Bring every optimiser state to all ranks, before a checkpoint; they agree on `phase`."""

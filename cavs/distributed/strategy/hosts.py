@@ -26,9 +26,9 @@ def cluster_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
 
     gpus: ranks compute on these; they are numbered as the ranks of their host are.
     """
-    kind, ranks = "GPU" if gpus else "CPU", list[str]()
+    device, ranks = "GPU" if gpus else "CPU", list[str]()
     for i, host in enumerate(hosts):
-        ranks.append(f"{host}:{kind}:{hosts[:i].count(host)}")
+        ranks.append(f"{host}:{device}:{hosts[:i].count(host)}")
     nodes = []
     for host in dict.fromkeys(hosts):
         numbers = tuple(range(hosts.count(host)))
@@ -60,7 +60,7 @@ def fits(strategy: Strategy, size: int) -> None:
         )
 
 
-def check_places(strategy: Strategy, hosts: Sequence[str], *, gpus: bool) -> None:
+def check_hosts(strategy: Strategy, hosts: Sequence[str], *, gpus: bool) -> None:
     """Raises `ConfigError` if ranks do not compute where the strategy says.
 
     hosts: of every rank. Those of the strategy are compared with them if it names the same ones;

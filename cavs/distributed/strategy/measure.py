@@ -91,7 +91,7 @@ def _looked_up(
 
 def _pairs(program: Program, schedule: Any, present: dict[str, int], number: int) -> float:
     """Rows of the products that the gradient of a parameter is the sum of."""
-    ids = [i for stage in program.stages for i in instructions_of(stage)]
+    ids = [i for x in program.stages for i in instructions_of(x)]
     products = [i for i in ids if ("grad", number) in touches(program, [i])[1]]
     spaces = [program.instructions[i].space for i in products]
     return float(sum(rows_of(program, schedule, present, space) for space in spaces))

@@ -42,61 +42,61 @@ def from_dict(content: Any) -> Strategy:
     )
 
 
-def _node(content: Any, place: str) -> NodeConfig:
+def _node(content: Any, where: str) -> NodeConfig:
     optional = ("partition", "placement", "synchroniser", "compressor", "shards")
-    fields = _fields(content, place, ("name",), optional)
+    fields = _fields(content, where, ("name",), optional)
     synchroniser = None
     if fields.get("synchroniser") is not None:
-        synchroniser = _synchroniser(fields["synchroniser"], f"{place}.synchroniser")
-    shards = _list(fields.get("shards", []), f"{place}.shards")
+        synchroniser = _synchroniser(fields["synchroniser"], f"{where}.synchroniser")
+    shards = _list(fields.get("shards", []), f"{where}.shards")
     return NodeConfig(
-        name=_string(fields["name"], f"{place}.name"),
+        name=_string(fields["name"], f"{where}.name"),
         synchroniser=synchroniser,
-        partition=tuple(_list(fields.get("partition", []), f"{place}.partition")),
-        placement=_strings(fields.get("placement", []), f"{place}.placement"),
-        compressor=_string(fields.get("compressor", "none"), f"{place}.compressor"),
-        shards=tuple(_node(shard, f"{place}.shards[{i}]") for i, shard in enumerate(shards)),
+        partition=tuple(_list(fields.get("partition", []), f"{where}.partition")),
+        placement=_strings(fields.get("placement", []), f"{where}.placement"),
+        compressor=_string(fields.get("compressor", "none"), f"{where}.compressor"),
+        shards=tuple(_node(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
     )
 
 
-def _synchroniser(content: Any, place: str) -> Synchroniser:
+def _synchroniser(content: Any, where: str) -> Synchroniser:
     if not isinstance(content, Mapping) or content.get("type") not in list(REGISTRY):
-        raise ConfigError(f"{place} is {content!r}", hint=f"give a type of {', '.join(REGISTRY)}")
+        raise ConfigError(f"{where} is {content!r}", hint=f"give a type of {', '.join(REGISTRY)}")
     cls = REGISTRY[content["type"]]
     known = dataclasses.fields(cls)
     required = tuple(f.name for f in known if f.default is dataclasses.MISSING)
-    fields = _fields(content, place, ("type", *required), tuple(f.name for f in known))
+    fields = _fields(content, where, ("type", *required), tuple(f.name for f in known))
     return cls(**{name: value for name, value in fields.items() if name != "type"})
 
 
 def _fields(
-    content: Any, place: str, required: tuple[str, ...], optional: tuple[str, ...]
+    content: Any, where: str, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{place} is {content!r}", hint="give an object with named fields")
+        raise ConfigError(f"{where} is {content!r}", hint="give an object with named fields")
     missing = [name for name in required if name not in content]
     unknown = [name for name in content if name not in (*required, *optional)]
     if missing or unknown:
         what = f"misses {missing[0]!r}" if missing else f"has an unknown field {unknown[0]!r}"
         known = ", ".join(dict.fromkeys((*required, *optional)))
-        raise ConfigError(f"{place} {what}", hint=f"its fields are {known}")
+        raise ConfigError(f"{where} {what}", hint=f"its fields are {known}")
     return dict(content)
 
 
-def _list(value: Any, place: str) -> list[Any]:
+def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ConfigError(f"{place} is {value!r}", hint="give a list")
+        raise ConfigError(f"{where} is {value!r}", hint="give a list")
     return value
 
 
-def _string(value: Any, place: str) -> str:
+def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{place} is {value!r}", hint="give a string")
+        raise ConfigError(f"{where} is {value!r}", hint="give a string")
     return value
 
 
-def _strings(value: Any, place: str) -> tuple[str, ...]:
-    return tuple(_string(item, f"{place}[{i}]") for i, item in enumerate(_list(value, place)))
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    return tuple(_string(item, f"{where}[{i}]") for i, item in enumerate(_list(value, where)))
 
 
 def to_text(strategy: Strategy) -> str:

@@ -96,5 +96,5 @@ def by_gradient(variables: Sequence[Variable]) -> list[Variable]:
 
 def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Variable, ...]:
     """The same; `names` are of those that have a gradient, in the order in which these are done."""
-    places = {name: i for i, name in enumerate(names)}
-    return tuple(replace(variable, done=places.get(variable.name)) for variable in variables)
+    order = {name: i for i, name in enumerate(names)}
+    return tuple(replace(variable, done=order.get(variable.name)) for variable in variables)

@@ -115,10 +115,10 @@ def _node(
 
 def _table(node: NodeConfig) -> Iterator[Problem]:
     """The rows of a table that a batch touches are sent off together, whichever shard has them."""
-    kinds = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
-    if len(kinds) > 1:
+    types = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
+    if len(types) > 1:
         yield Problem(
-            f"{node.name}: shards of a sparse parameter go by {' and by '.join(kinds)}",
+            f"{node.name}: shards of a sparse parameter go by {' and by '.join(types)}",
             "give all its shards parameter servers, or all of them all-reduce",
         )
     levels = {x.sync.sums_on_hosts for x in node.leaves if x.sync.owner is not None}

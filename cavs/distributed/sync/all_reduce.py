@@ -168,14 +168,14 @@ class DenseAllReduce(Exchange):
         self.in_place = near and all(part.rows == 1 for part in self.parts)
         if self.in_place:
             self.buffer = block[begins[0] : ends[-1]]
-            places = [b - begins[0] for b in begins]
+            starts = [b - begins[0] for b in begins]
         else:
             sizes = [part.size for part in self.parts]
             self.buffer = np.empty(sum(sizes), block.dtype)
-            places = [0, *np.cumsum(sizes)[:-1].tolist()]
+            starts = [0, *np.cumsum(sizes)[:-1].tolist()]
         self.pieces = [
             part.piece(self.buffer[at : at + part.size])
-            for part, at in zip(self.parts, places, strict=True)
+            for part, at in zip(self.parts, starts, strict=True)
         ]
 
     def wait(self, gradients: Gradients) -> bool:
@@ -218,7 +218,7 @@ class CompressedAllReduce(Exchange):
         for i, part in enumerate(rounds):
             key = i, part.collective
             sizes[key] = sizes.get(key, 0.0) + part.nbytes
-        found = [pricing.everywhere(kind, sizes[i, kind]) for i, kind in sorted(sizes)]
+        found = [pricing.everywhere(name, sizes[i, name]) for i, name in sorted(sizes)]
         return tuple(operation for operations in found for operation in operations)
 
     def __init__(

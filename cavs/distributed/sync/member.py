@@ -99,12 +99,12 @@ class Pricing:
         return known and not member.variable.sparse
 
     def everywhere(
-        self, kind: str, nbytes: float | tuple[float, ...], in_place: bool = False
+        self, collective: str, nbytes: float | tuple[float, ...], in_place: bool = False
     ) -> tuple[Operation, ...]:
         """Return an operation of all replicas; none where there is one replica."""
         if len(self.replicas) < 2:
             return ()
-        return (Operation(kind, self.replicas, nbytes, in_place=in_place),)
+        return (Operation(collective, self.replicas, nbytes, in_place=in_place),)
 
     def rows(self, variable: Variable, shard: Shard, ranks: Sequence[int]) -> tuple[Floats, float]:
         """Return the rows of a shard that each of `ranks` touches, and those that any touches."""

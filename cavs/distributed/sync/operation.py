@@ -19,13 +19,13 @@ SMALL = 1 << 14  # bytes: an all-reduce up to here goes up and down a tree, abov
 class Operation:
     """One collective among `ranks`.
 
-    kind: all_reduce, all_gather, all_to_all; reduce or gather to `root`; broadcast from it. nbytes:
-    size of the array that each rank contributes, or receives in a broadcast: one number, or one
-    for each of `ranks`. in_place: True of dense gradients in the engine's memory, which other ranks
-    may map.
+    collective: all_reduce, all_gather, all_to_all; reduce or gather to `root`; broadcast from it.
+    nbytes: size of the array that each rank contributes, or receives in a broadcast: one number, or
+    one for each of `ranks`. in_place: True of dense gradients in the engine's memory, which other
+    ranks may map.
     """
 
-    kind: str
+    collective: str
     ranks: tuple[int, ...]
     nbytes: float | tuple[float, ...]
     root: int = -1
@@ -38,7 +38,7 @@ class Operation:
     @property
     def is_tree(self) -> bool:
         """True of an all-reduce that is too small for a ring."""
-        return self.kind == "all_reduce" and float(self.bytes_of_ranks()[0]) <= SMALL
+        return self.collective == "all_reduce" and float(self.bytes_of_ranks()[0]) <= SMALL
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Load:
 NO_LOAD = Load({}, {})
 
 
-def rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:
+def rooted(collective: str, nbytes: Mapping[int, float], root: int) -> list[Operation]:
     """Return an operation with a root; none where the root is alone."""
     members = {root: 0.0, **nbytes}
     if len(members) < 2:
@@ -78,7 +78,7 @@ def rooted(kind: str, nbytes: Mapping[int, float], root: int) -> list[Operation]
     ranks = tuple(sorted(members))
     sizes = tuple(members[r] for r in ranks)
     same = len(set(sizes)) == 1
-    return [Operation(kind, ranks, sizes[0] if same else sizes, root)]
+    return [Operation(collective, ranks, sizes[0] if same else sizes, root)]
 
 
 def sent_bytes(operation: Operation, world: int) -> Floats:
@@ -89,7 +89,7 @@ def sent_bytes(operation: Operation, world: int) -> Floats:
     ranks = np.asarray(operation.ranks)
     n, own = len(ranks), operation.bytes_of_ranks()
     result = np.zeros(world)
-    match operation.kind:
+    match operation.collective:
         case "all_reduce" if operation.is_tree:
             result[ranks] = own * _tree_messages(n)
         case "all_reduce":
@@ -99,7 +99,7 @@ def sent_bytes(operation: Operation, world: int) -> Floats:
         case "all_to_all":
             result[ranks] = own * (n - 1) / n + HEADER_BYTES * (n - 1)
         case "reduce" | "gather":
-            header = HEADER_BYTES if operation.kind == "gather" else 0
+            header = HEADER_BYTES if operation.collective == "gather" else 0
             result[ranks] = np.where(ranks == operation.root, 0, own + header)
         case _:
             result[operation.root] = own[ranks != operation.root].sum()

@@ -349,19 +349,19 @@ class SparseServers(OwnerExchange):
             if self.two_level:
                 host = self.roles.host
                 leaders = [self.roles.leader(owner, host) for owner in range(c.size)]
-                places = [self.roles.hosts[host].index(leader) for leader in leaders]
-                rows, values = self._summed(rows, values, self.roles.local, places)
+                ranks = [self.roles.hosts[host].index(leader) for leader in leaders]
+                rows, values = self._summed(rows, values, self.roles.local, ranks)
         found, total = self._summed(rows, values, c, list(range(c.size)))
         self.moved = found
         return [Piece(self.parameter, total, found, owned=True)]
 
     def _summed(
-        self, rows: Array, values: Array, c: Communicator, places: Sequence[int]
+        self, rows: Array, values: Array, c: Communicator, ranks: Sequence[int]
     ) -> tuple[Array, Array]:
-        """Send rows to rank ``places[owner]`` of `c`; return the sum of those received here."""
+        """Send rows to rank ``ranks[owner]`` of `c`; return the sum of those received here."""
         to = np.full(len(rows), -1)
         for start, stop, owner in self.ranges:
-            to[(rows >= start) & (rows < stop)] = places[owner]
+            to[(rows >= start) & (rows < stop)] = ranks[owner]
         chosen = [np.flatnonzero(to == r) for r in range(c.size)]
         return sum_rows(
             c.all_to_all([rows[i] for i in chosen]), c.all_to_all([values[i] for i in chosen])

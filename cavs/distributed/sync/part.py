@@ -153,12 +153,12 @@ def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
     The rows of one rank are distinct.
     """
-    found, places = np.unique(np.concatenate(rows), return_inverse=True)
+    found, positions = np.unique(np.concatenate(rows), return_inverse=True)
     total = np.empty((len(found), *values[0].shape[1:]), values[0].dtype)
     begun = np.zeros(len(found), np.bool_)
     at = 0
     for own, part in zip(rows, values, strict=True):
-        to = places[at : at + len(own)]
+        to = positions[at : at + len(own)]
         again = begun[to]
         total[to[~again]] = part[~again]
         total[to[again]] += part[again]

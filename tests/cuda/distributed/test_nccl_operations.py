@@ -15,7 +15,7 @@ from cavs.distributed.comm import (
     SingleCommunicator,
     run_threads,
 )
-from cavs.distributed.comm.checks import bounds
+from cavs.distributed.comm.checks import offsets
 from cavs.distributed.comm.nccl.device_array import SIZES
 from cavs.errors import ConfigError
 from tests.cuda import hardware
@@ -53,7 +53,7 @@ def check_every_operation(c, put, get):
             n = sum(parts)
             every = terms(dtype, c.size, n)
             mine, sums = every[c.rank], total(every, dtype)
-            begin, end = bounds(parts)[c.rank]
+            begin, end = offsets(parts)[c.rank]
             a = put(mine, dtype)
             c.all_reduce(a)
             np.testing.assert_array_equal(get(a), sums)

@@ -55,7 +55,7 @@ def slowed(t, seconds):
 
     def finished(run, *rest):
         if mine:  # a rank that computes nothing has no shard
-            run.compute_seconds = seconds(session.place[0], mine[0].local.num_graphs)
+            run.compute_seconds = seconds(session.position[0], mine[0].local.num_graphs)
         return finish(run, *rest)
 
     session.shard, session.synchronous_step.finish = sharded, finished
@@ -424,7 +424,7 @@ def test_batches_of_another_split_are_divided_again():
         assert t.session.shard(ahead) is ahead
         t.session.split = lambda graphs, ranks: [range(6), range(6, 8)]
         again = t.session.shard(ahead)
-        return ahead.place == again.place, again.local.num_graphs, again.ids == ahead.ids
+        return ahead.position == again.position, again.local.num_graphs, again.ids == ahead.ids
 
     assert run_threads(2, work) == [(True, 6, True), (True, 2, True)]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavs.distributed.comm import SingleCommunicator, ThreadCommunicator, run_threads
-from cavs.distributed.comm.checks import bounds, even_counts
+from cavs.distributed.comm.checks import even_counts, offsets
 from cavs.distributed.comm.collectives import SMALL
 from cavs.errors import CommunicationError, ConfigError
 from tests.cuda.nccl_threads import device_ranks
@@ -57,7 +57,7 @@ def test_reduce_scatter_and_all_gather_into_take_any_parts(run, size, data):
     def work(c):
         a = values(c.rank, n)
         part = c.reduce_scatter(a, counts).copy()
-        begin, end = bounds(counts)[c.rank]
+        begin, end = offsets(counts)[c.rank]
         whole = np.zeros(n)
         whole[begin:end] = part
         c.all_gather_into(whole, counts)
@@ -65,7 +65,7 @@ def test_reduce_scatter_and_all_gather_into_take_any_parts(run, size, data):
 
     expected = sum(values(r, n) for r in range(size))
     for rank, (part, whole) in enumerate(run(size, work)):
-        begin, end = bounds(counts)[rank]
+        begin, end = offsets(counts)[rank]
         np.testing.assert_allclose(part, expected[begin:end], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(whole, expected, rtol=1e-12, atol=1e-12)
 

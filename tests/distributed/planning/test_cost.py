@@ -37,7 +37,7 @@ def counted(operation):
     """Return bytes by rank, from the messages of the algorithms themselves."""
     ranks, sent = operation.ranks, dict.fromkeys(operation.ranks, 0.0)
     n, own = len(ranks), operation.bytes_of_ranks()
-    if operation.kind == "all_reduce" and own[0] <= SMALL:
+    if operation.collective == "all_reduce" and own[0] <= SMALL:
         for i, rank in enumerate(ranks):  # up and down a binomial tree
             step = 1
             while step < n:
@@ -45,22 +45,22 @@ def counted(operation):
                     sent[rank] += own[0]
                     sent[ranks[i - step]] += own[0]
                 step *= 2
-    elif operation.kind == "all_reduce":
+    elif operation.collective == "all_reduce":
         for rank in ranks:
             for _ in range(2 * (n - 1)):
                 sent[rank] += own[0] / n
-    elif operation.kind == "all_gather":
+    elif operation.collective == "all_gather":
         for i, rank in enumerate(ranks):
             for step in range(n - 1):
                 sent[rank] += own[(i - step) % n] + HEADER_BYTES
-    elif operation.kind == "all_to_all":
+    elif operation.collective == "all_to_all":
         for i, rank in enumerate(ranks):
             for _ in range(n - 1):
                 sent[rank] += own[i] / n + HEADER_BYTES
-    elif operation.kind in ("reduce", "gather"):
+    elif operation.collective in ("reduce", "gather"):
         for i, rank in enumerate(ranks):
             if rank != operation.root:
-                sent[rank] += own[i] + HEADER_BYTES * (operation.kind == "gather")
+                sent[rank] += own[i] + HEADER_BYTES * (operation.collective == "gather")
     else:
         for i, rank in enumerate(ranks):
             if rank != operation.root:
@@ -166,9 +166,9 @@ def test_two_levels_use_the_network_once_per_node():
     gpus = nodes([(4, 10)] * 3)
     flat = plan(build("PS(two_level=False)", [W], gpus), [W])
     (chain,) = plan(build("PS(local_replication=True)", [W], gpus), [W])
-    assert [op.kind for op in flat[0].operations] == ["reduce", "broadcast"]
+    assert [op.collective for op in flat[0].operations] == ["reduce", "broadcast"]
     assert len(flat[0].operations[0].ranks) == 12
-    kinds = [(op.kind, op.ranks) for op in chain.operations]
+    kinds = [(op.collective, op.ranks) for op in chain.operations]
     local = [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
     leaders = ("reduce", (0, 4, 8)), ("broadcast", (0, 4, 8))
     assert kinds == [("reduce", r) for r in local] + list(leaders) + [
@@ -212,7 +212,9 @@ def test_buckets_are_filled_in_the_order_in_which_gradients_are_done():
     assert chains("tadbce") == [("t",), ("a",), ("d",), ("b", "c"), ("e",)]
     assert chains("ecbadt") == [("e", "c"), ("b", "a"), ("d",), ("t",)]
     sent = plan(strategy, in_order(model, "tadbce"))[3].operations
-    assert [(op.kind, op.nbytes, op.in_place) for op in sent] == [("all_reduce", 4 * MB, True)]
+    assert [(op.collective, op.nbytes, op.in_place) for op in sent] == [
+        ("all_reduce", 4 * MB, True)
+    ]
 
 
 def test_gradients_follow_the_known_order():

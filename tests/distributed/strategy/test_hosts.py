@@ -20,7 +20,7 @@ from cavs.distributed.planning.builders import build
 from cavs.distributed.planning.cost import calibrate
 from cavs.distributed.step import devices
 from cavs.distributed.strategy import GraphConfig, save, variables_of
-from cavs.distributed.strategy.hosts import check_places, cluster_of, hosts_of, in_rank_order
+from cavs.distributed.strategy.hosts import check_hosts, cluster_of, hosts_of, in_rank_order
 from cavs.distributed.strategy.roles import Roles
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.elastic.test_survivors import Killed, mortal
@@ -342,8 +342,8 @@ def test_a_builder_that_fails_is_an_error_on_all_before_a_gpu_is_opened(monkeypa
 
 
 def test_gpus_with_a_strategy_for_cpus_are_refused():
-    check_places(BYTEPS, ["a", "a", "b"], gpus=True)
+    check_hosts(BYTEPS, ["a", "a", "b"], gpus=True)
     with pytest.raises(ConfigError, match="rank 0: the strategy has it on a:GPU:0, but it"):
-        check_places(BYTEPS, ["a", "a", "b"], gpus=False)
+        check_hosts(BYTEPS, ["a", "a", "b"], gpus=False)
     with pytest.raises(ConfigError, match="on localhost:CPU:0, but it computes on a GPU"):
-        check_places(given(2), ["localhost"] * 2, gpus=True)
+        check_hosts(given(2), ["localhost"] * 2, gpus=True)

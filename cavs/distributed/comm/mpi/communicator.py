@@ -26,7 +26,7 @@ from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.common_memory import map_common
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
-from cavs.distributed.comm.messages import Kind, Message, mixed_up
+from cavs.distributed.comm.messages import Code, Message, mixed_up
 from cavs.distributed.comm.mpi.hang_detection import MPIDesk
 from cavs.distributed.comm.mpi.mailbox import MPIMailbox
 from cavs.distributed.comm.mpi.requests import PIECE, Channel, Requests, Unlike
@@ -154,7 +154,7 @@ class MPICommunicator(Collectives):
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         try:
-            self._complete(Requests(self._channel, self._kind, sends, receives))
+            self._complete(Requests(self._channel, self._code, sends, receives))
         except (Unlike, CommunicationError, self._mpi.Exception) as error:
             _ORPHANS.extend((*sends, *receives))  # what does not end keeps its memory
             if isinstance(error, CommunicationError):
@@ -177,12 +177,12 @@ class MPICommunicator(Collectives):
         return error
 
     def _failed(
-        self, kind: type[CommunicationError], peers: Sequence[int], why: object
+        self, cls: type[CommunicationError], peers: Sequence[int], why: object
     ) -> CommunicationError:
-        """kind: of the error."""
+        """Return an error of a class about the operation with `peers`."""
         others = sorted({self._names[r] for r in peers})
         me = self._names[self._rank]
-        return kind(f"rank {me} in {self.operation} with ranks {others}: {why}")
+        return cls(f"rank {me} in {self.operation} with ranks {others}: {why}")
 
     def _lost_anyone(self) -> bool:
         """Whether a rank has died or another has found that out; only ULFM tells."""
@@ -219,7 +219,7 @@ class MPICommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> MPICommunicator:
         """See `Communicator`."""
         part = self._run(
-            Kind.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
+            Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
         return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
 
@@ -234,7 +234,7 @@ class MPICommunicator(Collectives):
                 "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
                 hint="use staleness=0 and sync=True, or another MPI",
             )
-        comm = self._run(Kind.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
+        comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
         return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
@@ -310,10 +310,10 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
     """A rank that dies of an exception would leave the others waiting for it at exit."""
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+    def hook(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(cls, error, trace)
         if not getattr(error, "agreed", False):
-            communicator.abort(f"{kind.__name__}: {error}")
+            communicator.abort(f"{cls.__name__}: {error}")
 
     sys.excepthook = hook
 

@@ -45,7 +45,7 @@ class MPIDesk(Desk):
         super().__init__(names[comm.Get_rank()])
         self.waits = self._waits
         self._mpi, self._comm, self._names, self._calls = mpi, comm, names, calls
-        self._places = {name: r for r, name in enumerate(names)}
+        self._ranks = {name: r for r, name in enumerate(names)}
         self._leaving: list[tuple[Any, bytes]] = []  # requests and the memory they read
         self._coming: list[tuple[Any, Array, int, int]] = []
         self._questions = itertools.count()
@@ -100,7 +100,7 @@ class MPIDesk(Desk):
         data = json.dumps(value).encode()
         with contextlib.suppress(self._mpi.Exception), self._calls:  # who is gone needs no answer
             self._leaving = [(r, text) for r, text in self._leaving if not r.Test()]
-            request = self._comm.Isend([data, self._mpi.BYTE], self._places[name], tag)
+            request = self._comm.Isend([data, self._mpi.BYTE], self._ranks[name], tag)
             self._leaving.append((request, data))
 
     def _take(self) -> None:

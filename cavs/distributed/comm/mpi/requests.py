@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Array
-from cavs.distributed.comm.messages import DTYPES, Kind, Message, label_of
+from cavs.distributed.comm.messages import DTYPES, Code, Message, label_of
 
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
@@ -41,7 +41,7 @@ class Channel:
     """
 
     def __init__(self, mpi: Any, comm: Any, calls: AbstractContextManager[Any]) -> None:
-        self.mpi, self.comm, self.calls, self._labels = mpi, comm, calls, len(Kind) * len(DTYPES)
+        self.mpi, self.comm, self.calls, self._labels = mpi, comm, calls, len(Code) * len(DTYPES)
         # Where an MPI has few tags, sizes differ by a rest; those of Open MPI suffice for all.
         tags: int = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1
         self._sizes = min(_MORE + 1, tags // (_NUMBERS * self._labels))
@@ -50,10 +50,10 @@ class Channel:
         self.sent, self.received = [0] * ranks, [0] * ranks  # the last number, by the other rank
 
     def pieces(
-        self, kind: Kind, array: Array, counts: list[int], peer: int
+        self, code: Code, array: Array, counts: list[int], peer: int
     ) -> Iterator[tuple[Array, int]]:
         """The bytes of an array in messages, each with its tag; nothing is a message, too."""
-        data, label = array.reshape(-1).view(np.uint8), label_of(kind, array)
+        data, label = array.reshape(-1).view(np.uint8), label_of(code, array)
         for begin in range(0, max(data.size, 1), PIECE):
             piece, left = data[begin : begin + PIECE], data.size - begin
             number = counts[peer] = (counts[peer] + 1) % self._numbers
@@ -70,7 +70,7 @@ class Requests:
     """Messages sent and received at once."""
 
     def __init__(
-        self, channel: Channel, kind: Kind, sends: Sequence[Message], receives: Sequence[Message]
+        self, channel: Channel, code: Code, sends: Sequence[Message], receives: Sequence[Message]
     ) -> None:
         self._channel, self._mpi = channel, channel.mpi
         self._testall = channel.mpi.Request.Testall
@@ -81,11 +81,11 @@ class Requests:
         comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
         with channel.calls:
             for array, source in receives:
-                for piece, tag in channel.pieces(kind, array, channel.received, source):
+                for piece, tag in channel.pieces(code, array, channel.received, source):
                     requests.append(comm.Irecv([piece, byte], source, tag))
                     self._tags.append(tag)
             for array, to in sends:
-                for piece, tag in channel.pieces(kind, array, channel.sent, to):
+                for piece, tag in channel.pieces(code, array, channel.sent, to):
                     requests.append(comm.Isend([piece, byte], to, tag))
 
     def test(self) -> bool:
@@ -98,13 +98,13 @@ class Requests:
 
         Until then what is expected may still be on its way beside it.
         """
-        channel, places, status = self._channel, self._places(), self._mpi.Status()
+        channel, posted, status = self._channel, self._posted(), self._mpi.Status()
         found: tuple[int, int, int] | None = None
         with channel.calls:
             first: dict[int, int] = {}  # of each source: MPI gives it what comes next
             for i in self._open():
                 if i < len(self._tags):
-                    first.setdefault(places[i][1][1], i)
+                    first.setdefault(posted[i][1][1], i)
             for source, i in first.items():
                 if not self._finds(source, status):
                     continue
@@ -113,7 +113,7 @@ class Requests:
                     found = i, status.tag, status.count
         if found is not None and found == self._found:
             i, tag, count = found
-            begin, message = places[i]
+            begin, message = posted[i]
             _, wanted, _ = channel.read(self._tags[i])
             _, label, more = channel.read(tag)
             raise Unlike(message, wanted, begin + count, label, more)
@@ -125,7 +125,7 @@ class Requests:
         except self._mpi.Exception:  # it is gone
             return False
 
-    def _places(self) -> list[tuple[int, Message]]:
+    def _posted(self) -> list[tuple[int, Message]]:
         """Where in its array, in bytes, each request begins, and of which message it is."""
         return [
             (begin, message)
@@ -135,9 +135,9 @@ class Requests:
 
     def pending(self) -> list[int]:
         """The ranks whose messages have not ended."""
-        places = self._places()
+        posted = self._posted()
         with self._channel.calls:
-            return list({places[i][1][1] for i in self._open()})
+            return list({posted[i][1][1] for i in self._open()})
 
     def _open(self) -> list[int]:
         """Which requests have not ended; nothing changes by it."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cavs.cuda.memory import CupyMemory
 from cavs.distributed.comm.checks import (
-    bounds,
     check_counts,
     check_parts,
     check_peer,
     check_rank,
+    offsets,
 )
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
@@ -71,10 +71,10 @@ class NCCLCommunicator(NCCLGroup):
 
     def all_reduce(self, array: OnDevice) -> None:
         """See `Operations`."""
-        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+        own, code, add = *self._own(array), self._nccl.NCCL_SUM
 
         def calls(comm: Any, stream: int) -> None:
-            comm.allReduce(own.address, own.address, own.size, kind, add, stream)
+            comm.allReduce(own.address, own.address, own.size, code, add, stream)
 
         self._stream.run(f"all-reduce of {own.nbytes} bytes", [own], calls)
         self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
@@ -82,27 +82,27 @@ class NCCLCommunicator(NCCLGroup):
     def reduce(self, array: OnDevice, root: int) -> None:
         """See `Operations`."""
         check_rank(root, self.size)
-        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+        own, code, add = *self._own(array), self._nccl.NCCL_SUM
 
         def calls(comm: Any, stream: int) -> None:
-            comm.reduce(own.address, own.address, own.size, kind, add, root, stream)
+            comm.reduce(own.address, own.address, own.size, code, add, root, stream)
 
         self._stream.run(f"reduce of {own.nbytes} bytes to rank {self.names[root]}", [own], calls)
         self.sent_bytes += own.nbytes if self.rank != root else 0
 
     def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
         """See `Operations`."""
-        own, kind, add = *self._own(array), self._nccl.NCCL_SUM
+        own, code, add = *self._own(array), self._nccl.NCCL_SUM
         parts = self._cut(own, counts)
         mine = parts[self.rank]
 
         def calls(comm: Any, stream: int) -> None:
             if len(set(counts)) == 1:
-                comm.reduceScatter(own.address, mine.address, mine.size, kind, add, stream)
+                comm.reduceScatter(own.address, mine.address, mine.size, code, add, stream)
                 return
             for root, part in enumerate(parts):
                 if part.size:
-                    comm.reduce(part.address, part.address, part.size, kind, add, root, stream)
+                    comm.reduce(part.address, part.address, part.size, code, add, root, stream)
 
         self._stream.run(f"reduce-scatter of {own.nbytes} bytes", [own], calls)
         self.sent_bytes += own.nbytes - mine.nbytes
@@ -110,33 +110,33 @@ class NCCLCommunicator(NCCLGroup):
 
     def all_gather_into(self, array: OnDevice, counts: Sequence[int]) -> None:
         """See `Operations`."""
-        own, kind = self._own(array)
+        own, code = self._own(array)
         parts = self._cut(own, counts)
-        self._gather(parts[self.rank], parts, own, kind)
+        self._gather(parts[self.rank], parts, own, code)
 
     def all_gather(self, array: OnDevice) -> list[DeviceArray]:
         """See `Operations`."""
-        own, kind = self._own(array)
+        own, code = self._own(array)
         rows, inner = [told[0] for told in self._rows([own])], own.shape[1:]
         whole = self._new((sum(rows), *inner), own.dtype)
         width = DeviceArray(0, inner, own.dtype).size
         parts = self._cut(whole, [n * width for n in rows])
-        self._gather(own, parts, whole, kind)
+        self._gather(own, parts, whole, code)
         return [part.shaped((n, *inner)) for n, part in zip(rows, parts, strict=True)]
 
     def _gather(
-        self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, kind: int
+        self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, code: int
     ) -> None:
         """`mine` of every rank to all, into `parts` of `whole`."""
 
         def calls(comm: Any, stream: int) -> None:
             if len({part.size for part in parts}) == 1:
-                comm.allGather(mine.address, whole.address, mine.size, kind, stream)
+                comm.allGather(mine.address, whole.address, mine.size, code, stream)
                 return
             for root, part in enumerate(parts):
                 source = mine if root == self.rank else part
                 if part.size:
-                    comm.broadcast(source.address, part.address, part.size, kind, root, stream)
+                    comm.broadcast(source.address, part.address, part.size, code, root, stream)
 
         self._stream.run(f"all-gather of {whole.nbytes} bytes", [mine, whole], calls)
         # Around a ring a rank passes on all but what the next one has.
@@ -146,7 +146,7 @@ class NCCLCommunicator(NCCLGroup):
         """See `Operations`."""
         check_parts(parts, self.size)
         mine = [self._own(part)[0] for part in parts]
-        own, kind = self._own(mine[self.rank])
+        own, code = self._own(mine[self.rank])
         rows = [told[self.rank] for told in self._rows(mine)]
         got = [
             own if r == self.rank else self._new((n, *own.shape[1:]), own.dtype)
@@ -156,9 +156,9 @@ class NCCLCommunicator(NCCLGroup):
         def calls(comm: Any, stream: int) -> None:
             for r in range(self.size):
                 if r != self.rank and mine[r].size:
-                    comm.send(mine[r].address, mine[r].size, kind, r, stream)
+                    comm.send(mine[r].address, mine[r].size, code, r, stream)
                 if r != self.rank and got[r].size:
-                    comm.recv(got[r].address, got[r].size, kind, r, stream)
+                    comm.recv(got[r].address, got[r].size, code, r, stream)
 
         self._stream.run("all-to-all", [*mine, *got], calls)
         self.sent_bytes += sum(part.nbytes for part in mine) - own.nbytes
@@ -167,10 +167,10 @@ class NCCLCommunicator(NCCLGroup):
     def broadcast(self, array: OnDevice, root: int) -> None:
         """See `Operations`."""
         check_rank(root, self.size)
-        own, kind = self._own(array)
+        own, code = self._own(array)
 
         def calls(comm: Any, stream: int) -> None:
-            comm.broadcast(own.address, own.address, own.size, kind, root, stream)
+            comm.broadcast(own.address, own.address, own.size, code, root, stream)
 
         self._stream.run(
             f"broadcast of {own.nbytes} bytes by rank {self.names[root]}", [own], calls
@@ -179,10 +179,10 @@ class NCCLCommunicator(NCCLGroup):
 
     def send(self, array: OnDevice, to: int) -> None:
         """See `Operations`."""
-        own, kind = self._own(array, to)
+        own, code = self._own(array, to)
 
         def calls(comm: Any, stream: int) -> None:
-            comm.send(own.address, own.size, kind, to, stream)
+            comm.send(own.address, own.size, code, to, stream)
 
         name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
         self._stream.run(name, [own], calls, [to])
@@ -190,10 +190,10 @@ class NCCLCommunicator(NCCLGroup):
 
     def receive(self, array: OnDevice, source: int) -> None:
         """See `Operations`."""
-        own, kind = self._own(array, source)
+        own, code = self._own(array, source)
 
         def calls(comm: Any, stream: int) -> None:
-            comm.recv(own.address, own.size, kind, source, stream)
+            comm.recv(own.address, own.size, code, source, stream)
 
         name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
         self._stream.run(name, [own], calls, [source])
@@ -205,10 +205,10 @@ class NCCLCommunicator(NCCLGroup):
         out, into = ([(*self._own(a, r), r) for a, r in of] for of in (sends, receives))
 
         def calls(comm: Any, stream: int) -> None:
-            for own, kind, to in out:
-                comm.send(own.address, own.size, kind, to, stream)
-            for own, kind, source in into:
-                comm.recv(own.address, own.size, kind, source, stream)
+            for own, code, to in out:
+                comm.send(own.address, own.size, code, to, stream)
+            for own, code, source in into:
+                comm.recv(own.address, own.size, code, source, stream)
 
         to, sources = (sorted({self.names[r] for *_, r in of}) for of in (out, into))
         name = f"exchange to ranks {to} and from {sources}"
@@ -275,19 +275,19 @@ class NCCLCommunicator(NCCLGroup):
                     f"cuda:{self.ordinal}",
                     hint=f"move it there, as with cupy.cuda.Device({self.ordinal})",
                 )
-        return own, self.kind(own.dtype)
+        return own, self.code(own.dtype)
 
     def _cut(self, own: DeviceArray, counts: Sequence[int]) -> list[DeviceArray]:
         check_counts(counts, own.size, self.size)
-        return [own.cut(a, b) for a, b in bounds(counts)]
+        return [own.cut(a, b) for a, b in offsets(counts)]
 
     def _rows(self, arrays: Sequence[DeviceArray]) -> list[list[int]]:
         """How many rows the arrays of every rank have; ConfigError on all if more differs."""
         told = self._control.share([[a.dtype, *a.shape] for a in arrays])
-        kinds = {(dtype, *shape[1:]) for rank in told for dtype, *shape in rank}
-        if len(kinds) > 1 or not arrays[0].shape:
+        forms = {(dtype, *shape[1:]) for rank in told for dtype, *shape in rank}
+        if len(forms) > 1 or not arrays[0].shape:
             raise ConfigError(
-                f"arrays of ranks differ in more than their first axis: {sorted(map(str, kinds))}",
+                f"arrays of ranks differ in more than their first axis: {sorted(map(str, forms))}",
                 hint="arrays of one type, and of rows of one shape",
             )
         return [[shape[0] for _, *shape in rank] for rank in told]

@@ -71,11 +71,11 @@ class NCCLGroup(ProcessLocal):
             own = self._nccl.get_unique_id() if control.rank == 0 else None
         except ERRORS as error:
             failed = _text(error)
-        kind = type(own).__name__  # bytes, or of older CuPys a tuple
-        numbers, kind, failed = control.share([own and list(own), kind, failed])[0]
+        code = type(own).__name__  # bytes, or of older CuPys a tuple
+        numbers, code, failed = control.share([own and list(own), code, failed])[0]
         if numbers is None:
             raise DeviceError(f"NCCL on rank {self.names[0]} makes no id: {failed}")
-        unique = bytes(numbers) if kind == "bytes" else tuple(numbers)
+        unique = bytes(numbers) if code == "bytes" else tuple(numbers)
         progress = Progress()  # NCCL waits in C for those that do not come
         job = progress.start(self.call, (lambda: self._join(unique),))
         try:
@@ -128,11 +128,11 @@ class NCCLGroup(ProcessLocal):
 
         They start on `stream`, a driver's handle, after all that it has been given.
         """
-        comm, kind, add = self.comm, self.kind(dtype), self._nccl.NCCL_SUM
+        comm, code, add = self.comm, self.code(dtype), self._nccl.NCCL_SUM
 
         def launch() -> None:
             for at, count in ranges:
-                comm.allReduce(at, at, count, kind, add, stream)
+                comm.allReduce(at, at, count, code, add, stream)
 
         self.call(lambda: self.grouped(launch))
         total = sum(count for _, count in ranges) * SIZES[dtype]
@@ -160,7 +160,7 @@ class NCCLGroup(ProcessLocal):
             raise DeviceError(f"NCCL on rank {self._name}: the group of {self.size} was given up")
         return self._comm
 
-    def kind(self, dtype: str) -> int:
+    def code(self, dtype: str) -> int:
         """NCCL's number for a type; ConfigError if this CuPy has none."""
         number = getattr(self._nccl, f"NCCL_{dtype.upper()}", None) if dtype in SIZES else None
         if number is None:

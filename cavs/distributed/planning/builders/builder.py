@@ -72,25 +72,25 @@ def find(text: str) -> Builder:
     """
     where, _, call = text.rpartition(".py:")
     name, options = _call(call, text)
-    kind = _from_file(Path(where + ".py"), name) if where else REGISTRY.get(name)
-    if kind is None:
+    cls = _from_file(Path(where + ".py"), name) if where else REGISTRY.get(name)
+    if cls is None:
         raise ConfigError(
             f"no strategy builder is called {name!r}",
             hint=f"there are {', '.join(REGISTRY)}, or FILE.py:CLASS",
         )
     try:
-        inspect.signature(kind).bind(**options)
+        inspect.signature(cls).bind(**options)
     except TypeError as error:
-        raise ConfigError(f"builder {text}: {error}", hint=f"{_signature(kind)}") from None
-    if inspect.isabstract(kind):
-        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigError(f"builder {text}: {error}", hint=f"{_signature(cls)}") from None
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
         raise ConfigError(f"builder {text} has no method {missing}", hint=f"add it to {name}")
-    with _own_line(f"builder {text}", kind.__module__, _signature(kind)):
-        return kind(**options)
+    with _own_line(f"builder {text}", cls.__module__, _signature(cls)):
+        return cls(**options)
 
 
-def _signature(kind: type[Builder]) -> str:
-    return f"it is {kind.__name__}{str(inspect.signature(kind)).partition(' ->')[0]}"
+def _signature(cls: type[Builder]) -> str:
+    return f"it is {cls.__name__}{str(inspect.signature(cls)).partition(' ->')[0]}"
 
 
 def _call(call: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -119,13 +119,13 @@ def _from_file(path: Path, name: str) -> type[Builder]:
     sys.modules[spec.name] = module
     with _own_line(f"{path} cannot be loaded", spec.name, "mend the file"):
         spec.loader.exec_module(module)
-    kind = getattr(module, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Builder)):
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Builder)):
         raise ConfigError(
             f"{path} has no class {name} that is a Builder",
             hint="subclass cavs.distributed.planning.builders.Builder",
         )
-    return kind
+    return cls
 
 
 @contextmanager

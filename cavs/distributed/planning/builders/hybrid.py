@@ -29,11 +29,11 @@ class Parallax(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph, servers = self.places(resources)
+        graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), list[NodeConfig]()
         for i, variable in enumerate(variables):
             if variable.sparse:
-                server = self.server(loads.place(variable.nbytes), variable, graph)
+                server = self.server(loads.assign(variable.nbytes), variable, graph)
                 nodes.append(whole(variable, server))
             else:
                 synchroniser = AllReduce(group=i // self.chunk)
@@ -75,7 +75,7 @@ class Poseidon(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph, servers = self.places(resources)
+        graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), list[NodeConfig]()
         for variable in variables:
             pairs = self.batch_size or variable.factors
@@ -90,6 +90,6 @@ class Poseidon(ServerBuilder):
             elif self.otherwise == "all_reduce" and not variable.sparse:
                 nodes.append(whole(variable, AllReduce(group=None)))
             else:
-                destination = loads.place(variable.nbytes)
+                destination = loads.assign(variable.nbytes)
                 nodes.append(whole(variable, self.server(destination, variable, graph)))
         return Strategy(graph=graph, nodes=tuple(nodes))

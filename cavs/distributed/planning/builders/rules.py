@@ -39,13 +39,13 @@ class Loads:
     def __init__(self, servers: Sequence[str]) -> None:
         self.bytes = dict.fromkeys(servers, 0.0)
 
-    def place(self, nbytes: float) -> str:
+    def assign(self, nbytes: float) -> str:
         """The server that owns least, the first of equals; it now owns `nbytes` more."""
         server = min(self.bytes, key=lambda name: self.bytes[name])
         self.bytes[server] += nbytes
         return server
 
-    def place_shards(self, nbytes: float, shards: int) -> list[str]:
+    def assign_shards(self, nbytes: float, shards: int) -> list[str]:
         """A server for each shard: in order of load, again from the first after the last."""
         order = sorted(self.bytes, key=lambda name: self.bytes[name])
         chosen = [order[i % len(order)] for i in range(shards)]

@@ -48,7 +48,7 @@ class ServerBuilder(Builder):
         one_of(self, "sync", (False, True))
         one_of(self, "two_level", (None, False, True))
 
-    def places(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
+    def graph_and_servers(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
         """Who runs a replica, and which devices own parameters."""
         devices = resources.replicas
         if not self.servers:
@@ -81,7 +81,7 @@ class ServerBuilder(Builder):
     ) -> tuple[NodeConfig, ...]:
         """Every parameter on the server that owns the fewest bytes so far."""
         loads = Loads(servers)
-        return tuple(whole(v, self.server(loads.place(v.nbytes), v, graph)) for v in variables)
+        return tuple(whole(v, self.server(loads.assign(v.nbytes), v, graph)) for v in variables)
 
 
 @register
@@ -91,7 +91,7 @@ class PS(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph, servers = self.places(resources)
+        graph, servers = self.graph_and_servers(resources)
         return Strategy(graph=graph, nodes=self.balanced(variables, servers[:1], graph))
 
 
@@ -102,7 +102,7 @@ class PSLoadBalancing(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph, servers = self.places(resources)
+        graph, servers = self.graph_and_servers(resources)
         return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
 
 
@@ -114,12 +114,12 @@ class _Partitioned(ServerBuilder):
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         """See `Builder`."""
-        graph, servers = self.places(resources)
+        graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), []
         for variable in variables:
             parts = self.parts(rows_of(variable))
-            places = loads.place_shards(variable.nbytes, parts)
-            nodes.append(cut(variable, 0, [self.server(p, variable, graph) for p in places]))
+            chosen = loads.assign_shards(variable.nbytes, parts)
+            nodes.append(cut(variable, 0, [self.server(p, variable, graph) for p in chosen]))
         return Strategy(graph=graph, nodes=tuple(nodes))
 
 

@@ -89,7 +89,7 @@ class Cluster:
             return occupied, self._cost(operation, occupied)
         # Seconds are linear in bytes: operations that differ in bytes alone are measured once.
         common = self._common(operation)
-        key = (operation.kind, operation.ranks, operation.root, operation.is_tree, common)
+        key = (operation.collective, operation.ranks, operation.root, operation.is_tree, common)
         if key not in self._units:
             unit = dataclasses.replace(operation, nbytes=1.0)
             if common:
@@ -121,7 +121,7 @@ class Cluster:
 
     def _cost(self, operation: Operation, occupied: Occupation, *, tree: bool = False) -> Cost:
         ranks = np.asarray(operation.ranks)
-        if operation.kind in ROOTED:
+        if operation.collective in ROOTED:
             return self._rooted(operation, ranks, occupied)
         n, nbytes = len(ranks), float(operation.bytes_of_ranks().mean())
         slowest = self._slowest(ranks)
@@ -135,12 +135,12 @@ class Cluster:
             return Cost(transfer, 2 * across, 2 * inner, 1, depth * reduce)
         crosses = len(np.unique(self.node_of_rank[ranks])) > 1
         factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0}
-        steps = 2 * (n - 1) if operation.kind == "all_reduce" else n - 1
+        steps = 2 * (n - 1) if operation.collective == "all_reduce" else n - 1
         messages = (steps, 0) if crosses else (0, steps)
-        summed = 0.0 if operation.kind == "all_gather" else (n - 1) / n
-        if operation.kind == "all_to_all":
+        summed = 0.0 if operation.collective == "all_gather" else (n - 1) / n
+        if operation.collective == "all_to_all":
             return Cost(occupied.longest, *messages, 1, summed * reduce)
-        transfer = factor[operation.kind] * nbytes / slowest
+        transfer = factor[operation.collective] * nbytes / slowest
         return Cost(transfer, *messages, 1, summed * reduce)
 
     def _local_depth(self, ranks: NDArray[np.int64]) -> int:
@@ -170,7 +170,7 @@ class Cluster:
         remote = self.node_of_rank[others] != self.node_of_rank[operation.root]
         if remote.any():
             transfer = max(transfer, float(own[remote].max()) / self.network.flow_bandwidth)
-        is_sum = operation.kind != "broadcast"
+        is_sum = operation.collective != "broadcast"
         reduce = float(own.sum()) / self.network.reduce_bandwidth if is_sum else 0.0
         return Cost(transfer, int(remote.sum()), int((~remote).sum()), 1, reduce)
 
@@ -180,7 +180,7 @@ class Cluster:
         own, node = operation.bytes_of_ranks(), self.node_of_rank[ranks]
         base, local = len(self.nodes), self.network.local_bandwidth
         n, mean = len(ranks), float(own.mean())
-        if operation.kind in ROOTED:
+        if operation.collective in ROOTED:
             root, home = operation.root, self.node_of_rank[operation.root]
             near = (ranks != root) & (node == home)
             far = node != home
@@ -188,14 +188,14 @@ class Cluster:
             into[home] = own[far].sum() / self.card[home]
             out[base + ranks[near]] = own[near] / local
             into[base + root] = own[near].sum() / local
-            if operation.kind == "broadcast":
+            if operation.collective == "broadcast":
                 out, into = into, out
-        elif operation.kind == "all_to_all":
+        elif operation.collective == "all_to_all":
             count = np.bincount(node, minlength=base)
             out[:base] = into[:base] = count * (n - count) * mean / n / self.card
             out[base + ranks] = into[base + ranks] = (count[node] - 1) * mean / n / local
         else:  # a ring, or a tree of small messages, which goes once through every node
-            share = 2 * (n - 1) / n if operation.kind == "all_reduce" else n - 1.0
+            share = 2 * (n - 1) / n if operation.collective == "all_reduce" else n - 1.0
             crosses, leaving = self._ring(ranks)
             streams = np.minimum(leaving, 1) if operation.is_tree else leaving
             out[:base] = into[:base] = streams * share * mean / self.card
@@ -207,7 +207,7 @@ class Cluster:
 
     def _overhead(self, operation: Operation, ranks: NDArray[np.intp]) -> Floats:
         """Seconds each rank handles messages to and from a root; collectives are timed whole."""
-        if operation.kind not in ROOTED:
+        if operation.collective not in ROOTED:
             return np.zeros(len(ranks))
         near = self.node_of_rank[ranks] == self.node_of_rank[operation.root]
         network = self.network

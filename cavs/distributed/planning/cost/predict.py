@@ -20,8 +20,8 @@ from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.sync.operation import NO_LOAD, Chain, Load, sent_bytes
 
 FEATURES = tuple(
-    f"{kind}_{reduced}_{term}"
-    for kind in ("servers", "collectives")
+    f"{exchange}_{reduced}_{term}"
+    for exchange in ("servers", "collectives")
     for reduced in ("max", "mean")
     for term in ("transfer", "messages", "launches")
 )
@@ -45,7 +45,7 @@ class Prediction:
 
 
 def _is_served(chain: Chain) -> bool:
-    return any(operation.kind in ROOTED for operation in chain.operations)
+    return any(operation.collective in ROOTED for operation in chain.operations)
 
 
 def features(
@@ -100,10 +100,10 @@ def predict(
             occupied, cost = cluster.measure(operation)
             seconds = cluster.seconds(cost)
             alone += seconds
-            if operation.kind not in ROOTED:
+            if operation.collective not in ROOTED:
                 collective += seconds
                 continue
-            push = operation.kind != "broadcast"
+            push = operation.collective != "broadcast"
             out[push][occupied.senders] += occupied.out
             into[push][occupied.receivers] += occupied.into
             work[occupied.ranks] += occupied.overhead

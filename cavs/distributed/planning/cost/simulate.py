@@ -56,7 +56,7 @@ class _Ports:
         self.busy_out[used.senders] += used.out
         self.busy_into[used.receivers] += used.into
         sending, receiving = self.out[used.senders], self.into[used.receivers]
-        if operation.kind in ROOTED:
+        if operation.collective in ROOTED:
             sending = np.maximum(sending, now) + used.out
             receiving = np.maximum(receiving, now) + used.into
             self.out[used.senders], self.into[used.receivers] = sending, receiving
@@ -139,8 +139,8 @@ def simulate(
 
 def _pull(chain: Chain) -> int:
     """The first operation that brings new values from an owner; behind the last if none does."""
-    kinds = [operation.kind for operation in chain.operations]
-    return kinds.index("broadcast") if "broadcast" in kinds else len(kinds)
+    names = [operation.collective for operation in chain.operations]
+    return names.index("broadcast") if "broadcast" in names else len(names)
 
 
 def _round_trip(chain: Chain, cluster: Cluster) -> float:

@@ -77,14 +77,14 @@ class Layout:
 def layout_of(strategy: Strategy | None, parameters: Mapping[str, Any]) -> Layout:
     """The layout of `parameters`, by name and in order; empty where all is synchronous."""
     found = [] if strategy is None else list(_shards(strategy, parameters))
-    kinds = list(dict.fromkeys((owner, staleness) for _, _, owner, staleness in found))
+    clocks = list(dict.fromkeys((owner, staleness) for _, _, owner, staleness in found))
     units = tuple(
-        Unit(i, part, rows, kinds.index((owner, staleness)), owner)
+        Unit(i, part, rows, clocks.index((owner, staleness)), owner)
         for i, (part, rows, owner, staleness) in enumerate(found)
     )
     groups = tuple(
         Group(i, owner, staleness, tuple(u for u in units if u.group == i))
-        for i, (owner, staleness) in enumerate(kinds)
+        for i, (owner, staleness) in enumerate(clocks)
     )
     return Layout(units, groups)
 

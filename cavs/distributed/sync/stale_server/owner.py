@@ -69,7 +69,7 @@ class Owner:
         self.told = {(number, r): updates for number in self.changed for r in self.ranks}
         self.rounds = 0
 
-    def stage(self, letter: Letter) -> None:
+    def hold(self, letter: Letter) -> None:
         """Keeps gradients until the step that they are of has ended well."""
         worker, attempt = letter.source, letter.words[2]
         arrays = iter(letter.arrays)

@@ -22,7 +22,7 @@ from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
 from cavs.distributed.strategy.roles import leader_of
 from cavs.distributed.sync.part import Array, pack, unpack
-from cavs.distributed.sync.stale_server import letters as kinds
+from cavs.distributed.sync.stale_server import letters
 from cavs.distributed.sync.stale_server.layout import Layout
 from cavs.distributed.sync.stale_server.owner import Owner
 from cavs.errors import CommunicationError
@@ -121,7 +121,7 @@ class StaleServers:
             self.clock = self.rounds = 0
             self._inbox = []
             self.settled, self._awaits = True, False
-        self._post(self.rank, [kinds.WAKE, self.phase])
+        self._post(self.rank, [letters.WAKE, self.phase])
 
     def fetch(self) -> bool:
         """Waits until this worker may begin its next step; whether parameters were written."""
@@ -141,12 +141,12 @@ class StaleServers:
     def push(self, owner: int, numbers: Sequence[int], arrays: Sequence[Array]) -> None:
         """Gradients of some units to their owner, which applies them at `commit`."""
         flat = [a.reshape(-1) for a in arrays]
-        self._post(owner, [kinds.PUSH, self.phase, self.attempt, *numbers], flat)
+        self._post(owner, [letters.PUSH, self.phase, self.attempt, *numbers], flat)
 
     def commit(self, scale: float, lr: float) -> None:
         """The step is whole and good: owners apply it, times `scale`."""
         for owner in self.heard_by:
-            words = [kinds.COMMIT, self.phase, self.attempt, self.clock]
+            words = [letters.COMMIT, self.phase, self.attempt, self.clock]
             self._post(owner, words, [np.array([scale, lr], np.float64)])
         with self.changed:
             self.clock += 1
@@ -160,7 +160,7 @@ class StaleServers:
         """
         self._check()
         for owner in self.heard_by:
-            self._post(owner, [kinds.SETTLE, self.phase, self.clock])
+            self._post(owner, [letters.SETTLE, self.phase, self.clock])
         self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
         with self.changed:
             self.rounds += 1
@@ -179,9 +179,9 @@ class StaleServers:
     def _read(self) -> bool:
         """Writes what came into the parameters, in the order in which it came."""
         with self.changed:  # a rank that makes no steps may be a meeting behind
-            letters = [x for x in self._inbox if x.words[4:5] <= (self.rounds,)]
+            arrived = [x for x in self._inbox if x.words[4:5] <= (self.rounds,)]
             self._inbox = [x for x in self._inbox if x.words[4:5] > (self.rounds,)]
-        for letter in letters:
+        for letter in arrived:
             if not letter.arrays:
                 continue
             group, arrays = self.layout.groups[letter.words[3]], iter(letter.arrays)
@@ -190,7 +190,7 @@ class StaleServers:
                 rows = next(arrays)
                 table = self.values[unit.part.parameter].reshape(-1, unit.width)
                 table[rows] = next(arrays).reshape(-1, unit.width)
-        return any(letter.arrays for letter in letters)
+        return any(letter.arrays for letter in arrived)
 
     def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:
         """Brings all ranks every optimiser state, from its owner; after `settle`."""
@@ -251,7 +251,7 @@ class StaleServers:
         if not self._told_stop and self.is_worker:
             self._told_stop = True
             self._stops[self.rank] = self._promised
-            self._tell_others([kinds.STOP, 0, self._promised])
+            self._tell_others([letters.STOP, 0, self._promised])
 
     # ---- waiting and failing -------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class StaleServers:
             self._answers = {}
         owners = self.layout.owners
         for owner in owners:
-            self._post(owner, [kinds.ASK, 0])
+            self._post(owner, [letters.ASK, 0])
         with self.changed:
             self.changed.wait_for(lambda: len(self._answers) == len(owners), _GRACE)
             return dict(self._answers)
@@ -314,7 +314,7 @@ class StaleServers:
         if isinstance(error, LostPeerError):
             return
         with contextlib.suppress(CommunicationError):  # who has gone need not hear of it
-            self._tell_others([kinds.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
+            self._tell_others([letters.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
 
     def leave(self) -> None:
         """Ends the thread at once, because a rank is gone; what is under way is lost."""
@@ -345,10 +345,10 @@ class StaleServers:
 
     def _handle(self, letter: Letter) -> None:
         """This letter, after those that came before their phase had begun, if it has."""
-        letters, self._early, now = [*self._early, letter], [], self.phase
-        for other in letters:
-            kind, phase = other.words[:2]
-            if kind in kinds.ALWAYS:
+        arrived, self._early, now = [*self._early, letter], [], self.phase
+        for other in arrived:
+            word, phase = other.words[:2]
+            if word in letters.ALWAYS:
                 self._hear(other)
             elif phase > now:
                 self._early.append(other)
@@ -358,12 +358,12 @@ class StaleServers:
     def _of_phase(self, letter: Letter) -> None:
         assert self._owner is not None
         match letter.words[0]:
-            case kinds.PUSH:
-                self._owner.stage(letter)
-            case kinds.COMMIT:
+            case letters.PUSH:
+                self._owner.hold(letter)
+            case letters.COMMIT:
                 self._owner.commit(letter, self._answer)
                 self._wake()
-            case kinds.SETTLE:
+            case letters.SETTLE:
                 self._owner.settle(letter.source, self._answer)
                 self._wake()
             case _:
@@ -380,18 +380,18 @@ class StaleServers:
         self._post(to, [words[0], self.phase, *words[2:]], [a.reshape(-1) for a in arrays])
 
     def _hear(self, letter: Letter) -> None:
-        if letter.words[0] == kinds.ASK:
+        if letter.words[0] == letters.ASK:
             standing = [] if self._owner is None else self._owner.standing()
-            self._post(letter.source, [kinds.ANSWER, 0, *standing])
+            self._post(letter.source, [letters.ANSWER, 0, *standing])
             return
         with self.changed:
             match letter.words[0]:
-                case kinds.ANSWER:
+                case letters.ANSWER:
                     self._answers[letter.source] = letter.words[2:]
-                case kinds.STOP:
+                case letters.STOP:
                     self._stops[letter.source] = letter.words[2]
                     self._announce()
-                case kinds.FAIL if self.failed is None:
+                case letters.FAIL if self.failed is None:
                     error = CommunicationError(
                         f"another rank failed\n  rank {self.names[letter.source]}: {letter.text()}",
                         hint="mend what it says; this rank is well",
