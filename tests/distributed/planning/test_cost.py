@@ -212,9 +212,7 @@ def test_buckets_are_filled_in_the_order_in_which_gradients_are_done():
     assert chains("tadbce") == [("t",), ("a",), ("d",), ("b", "c"), ("e",)]
     assert chains("ecbadt") == [("e", "c"), ("b", "a"), ("d",), ("t",)]
     sent = plan(strategy, in_order(model, "tadbce"))[3].operations
-    assert [(op.collective, op.nbytes, op.in_place) for op in sent] == [
-        ("all_reduce", 4 * MB, True)
-    ]
+    assert [(o.collective, o.nbytes, o.in_place) for o in sent] == [("all_reduce", 4 * MB, True)]
 
 
 def test_gradients_follow_the_known_order():
