@@ -404,7 +404,7 @@ def test_a_hanging_start_is_retried(tmp_path, stuck, monkeypatch):
 
         monkeypatch.setattr(launcher._Run, "wait", kill_the_last)
     status = launcher.launch(2, ["info"], say=said.append)
-    again = "cavs: all ranks stand still in MPI_Init; they are started again"
+    again = "cavs: all ranks hang in MPI_Init; they are started again"
     assert said.count(again) == min(stuck, 2)
     assert (status == 0) == (stuck < 3)
 

@@ -1,4 +1,4 @@
-"""What balancers share: batches are split ahead of the steps that they learn from."""
+"""Base class of balancers: batches are split ahead of the steps that a balancer learns from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Generic, Self, TypeVar
 from cavs.cuda.device import Device
 from cavs.errors import ConfigError
 
-Known = TypeVar("Known")  # what a split is made by
-Dealt = TypeVar("Dealt")  # what is kept of a split until its times are known
+Known = TypeVar("Known")  # state that determines a split
+Dealt = TypeVar("Dealt")  # record of a split until its times are known
 Reports = Sequence[tuple[float, ...]]
 
 
@@ -44,18 +44,18 @@ class Balancer(ABC, Generic[Known, Dealt]):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets batches that were split and not run, as when a step failed; not the times."""
+        """Forget batches that were split and not run, as when a step failed; the times are kept."""
         with self._changed:
             self._split, self._updated = 0, 0
             self._known = {0: self._now()}
             self._dealt: dict[int, Dealt | None] = {}
 
-    def anew(self) -> Self:
-        """One for other ranks that has learned nothing."""
-        fresh = copy.copy(self)
-        fresh.ranks, fresh._changed = None, threading.Condition()
-        fresh.reset()
-        return fresh
+    def fresh(self) -> Self:
+        """Return a balancer for other ranks without timing history."""
+        other = copy.copy(self)
+        other.ranks, other._changed = None, threading.Condition()
+        other.reset()
+        return other
 
     def __call__(self, graphs: Sequence[Any], ranks: int) -> Sequence[Sequence[int]]:
         """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
@@ -95,16 +95,16 @@ class Balancer(ABC, Generic[Known, Dealt]):
         """
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
-        """What `rank`, this one, tells the others of the step that ends, before its `update`.
+        """Return the numbers that this `rank` shares with the others at the end of a step.
 
-        seconds: that it computed. What hangs on more than sums, products and comparisons is to be
-        found by one rank and told: elsewhere it may come out in other bits. Nothing unless needed.
+        seconds: of its computation. A result of anything but sums, products and comparisons must be
+        computed by one rank and shared: its bits may differ on another processor. Empty by default.
         """
         return ()
 
     @property
     def dealt(self) -> Dealt | None:
-        """What is kept of the split of the step at hand; None if that teaches nothing."""
+        """Record of the split of the current step; None if nothing can be learned from it."""
         with self._changed:
             return self._dealt.get(self._updated)
 
@@ -128,11 +128,11 @@ class Balancer(ABC, Generic[Known, Dealt]):
 
     @abstractmethod
     def _begin(self, ranks: int) -> None:
-        """It is to split for so many, of whom nothing is known."""
+        """Reset to `ranks` ranks without timing history."""
 
     @abstractmethod
     def _now(self) -> Known:
-        """What is known now; later steps do not change it."""
+        """Return a copy of the present state, which later steps do not change."""
 
     @abstractmethod
     def _deal(self, graphs: Sequence[Any], known: Known) -> tuple[Sequence[Sequence[int]], Dealt]:

@@ -103,7 +103,7 @@ class PairRule:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the fine phase has begun."""
+        """True once the fine phase has begun."""
         return self.step == 1
 
     def update(self, seconds: Sequence[float], memory: Sequence[float] | None = None) -> list[int]:

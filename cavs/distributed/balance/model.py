@@ -14,19 +14,19 @@ from cavs.errors import ConfigError
 
 Floats = NDArray[np.float64]
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
-_LEAST = 1e-3  # of the prior, that every feature costs: no work is done in no time
+_LEAST = 1e-3  # least cost of a feature, in parts of the prior
 _OFTEN, _SELDOM = 32, 8  # it learns at each of so many first steps, then at one in so many
-_SURPRISE = 1.3  # times as long as predicted, beside another rank: then at once
+_SURPRISE = 1.3  # ratio to the prediction, relative to another rank, from which it learns at once
 
 
 class CostModel:
     """Recursive least squares over `FEATURES`, with coefficients that are never zero or less.
 
     Kept are the sums of products of the features and of features and time, in which older steps
-    count less and less (`forget` a step), so that a slower clock is learned anew. Coefficients are
-    the positive minimum of the squared error, relative to the size of the work: more work never
-    takes less time. Before the first step a prior holds in which every feature costs a little; the
-    proportions of the first splits hang on it, nothing later.
+    count less and less (`forget` a step), so that the model adapts to a slower clock. Coefficients
+    are the positive minimum of the squared error, relative to the size of the work: more work never
+    takes less time. Before the first step a prior holds in which every feature costs a little; only
+    the proportions of the first splits depend on it.
 
     Ranks of different speeds share the coefficients; `slowness` says how many times longer each one
     takes than they predict.
@@ -44,7 +44,7 @@ class CostModel:
         self.steps = 0
         size = len(FEATURES)
         self._square, self._moment = np.zeros((size, size)), np.zeros(size)
-        self._heard: list[tuple[Floats, Floats]] = []  # of steps, not yet learned from
+        self._heard: list[tuple[Floats, Floats]] = []  # steps that are not learned from yet
 
     def predict(self, features: Floats) -> Floats:
         """Seconds of sets of graphs with `features` (..., 6) on a rank of slowness 1."""
@@ -78,7 +78,7 @@ class CostModel:
         self._heard.clear()
 
     def _surprised(self) -> bool:
-        """Whether the last step took some rank so long, or so short, that its clock has changed."""
+        """True if the last step took a rank so long, or so short, that its clock has changed."""
         features, times = self._heard[-1]
         found = times / (self.predict(features) * self.slowness)
         ratio = found / found.min()  # slownesses are proportions

@@ -18,10 +18,10 @@ from cavs.errors import ConfigError
 class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
     """A `Balancer` by the structure of graphs: each rank is predicted to take equally long.
 
-    model: what is known of the times; one of its own unless given.
+    model: of the times; a new one unless given.
     """
 
-    needs_times = False  # what it assumes at first tells deep graphs from flat ones already
+    needs_times = False  # the prior distinguishes deep graphs from flat ones
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
             )
         super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
 
-    def anew(self) -> Self:
-        """See `Balancer.anew`."""
-        fresh = super().anew()
-        fresh.model = CostModel(1)
-        return fresh
+    def fresh(self) -> Self:
+        """See `Balancer.fresh`."""
+        other = super().fresh()
+        other.model = CostModel(1)
+        return other
 
     def _begin(self, ranks: int) -> None:
         if len(self.model.slowness) != ranks:

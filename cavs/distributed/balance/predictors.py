@@ -63,7 +63,7 @@ class EMA:
 
 @dataclass
 class ARIMA:
-    """ARIMA(2, 2, 1) over the last `window` speeds, fitted anew for each prediction.
+    """ARIMA(2, 2, 1) over the last `window` speeds, fitted for each prediction.
 
     Differenced twice, then two autoregressive terms and one moving-average term by the regressions
     of Hannan and Rissanen (1982): residuals of a longer autoregression stand for the unseen noise.
@@ -111,7 +111,7 @@ def _forecast(speeds: Floats) -> float:
 
 
 def _residuals(values: Floats, order: int) -> Floats:
-    """What an autoregression of `order` terms leaves unexplained; zeros at the start."""
+    """Return the residuals of an autoregression of `order` terms; zeros at the start."""
     inputs = np.stack([values[order - i - 1 : len(values) - i - 1] for i in range(order)], axis=1)
     targets = values[order:]
     left: Floats = np.concatenate([np.zeros(order), targets - inputs @ _regress(inputs, targets)])

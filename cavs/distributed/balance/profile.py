@@ -22,7 +22,7 @@ def widths_of(graph: Any) -> NDArray[np.int64]:
 
 
 def features(widths: NDArray[Any], edges: NDArray[Any] | float) -> Floats:
-    """What the time of a step depends on, by `FEATURES`.
+    """Return the quantities that the time of a step depends on, by `FEATURES`.
 
     widths: (..., levels), vertices ready together at each level of one set of graphs, or of many;
     zeros where a set is not so deep. edges: (...,). The graphs of a set run level by level

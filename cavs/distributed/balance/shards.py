@@ -29,7 +29,7 @@ def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Counts:
-    """What `by_counts` gives. present: those of `counts` whose ranks are there; None: all."""
+    """A split by counts. present: the entries of `counts` whose ranks are alive; None: all."""
 
     counts: tuple[int, ...]
     present: tuple[int, ...] | None = None
@@ -37,13 +37,13 @@ class Counts:
     def __call__(self, graphs: Sequence[Graph], ranks: int) -> list[range]:
         """See `Split`."""
         counts = list(self.counts)
-        if self.present is not None:  # of whom the last may own parameters now, and compute nothing
+        if self.present is not None:  # the last of them may only own parameters now
             counts = [self.counts[r] for r in self.present[:ranks]]
         if len(counts) != ranks or min(counts) < 0 or sum(self.counts) == 0:
             raise ConfigError(
                 f"counts {list(self.counts)} for {ranks} ranks", hint="give one for each"
             )
-        if sum(counts) == 0:  # those that had graphs are gone
+        if sum(counts) == 0:  # all ranks that had graphs are gone
             return contiguous(graphs, ranks)
         ends = [round(c * len(graphs) / sum(counts)) for c in np.cumsum(counts)]
         return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
@@ -62,16 +62,16 @@ def by_counts(counts: Sequence[int]) -> Split:
 
 
 def left(split: Split, ranks: Sequence[int]) -> Split:
-    """`split` where others have died. ranks: the numbers that those that are left had at first."""
-    if hasattr(split, "update"):  # it has learned of ranks that are gone
-        anew = getattr(split, "anew", None)
-        return contiguous if anew is None else anew()
+    """Return the split of survivors. ranks: the numbers that they had at first."""
+    if hasattr(split, "update"):  # it has timing history of ranks that are gone
+        fresh = getattr(split, "fresh", None)
+        return contiguous if fresh is None else fresh()
     return split.of(ranks) if isinstance(split, Counts) else split
 
 
 @dataclass(frozen=True)
 class ShardedBatch:
-    """What a rank computes of a global batch.
+    """The part of a global batch that a rank computes.
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
     graphs, ids: the global batch. position: rank and number of ranks that it was divided for.
@@ -90,7 +90,7 @@ class ShardedBatch:
 
     @property
     def num_graphs(self) -> int:
-        """Of the global batch."""
+        """Number of graphs of the global batch."""
         return len(self.graphs)
 
     @property
@@ -100,7 +100,7 @@ class ShardedBatch:
 
     @property
     def edge_features(self) -> Mapping[str, Any]:
-        """Of the global batch, without rows; this rank may have no edge."""
+        """Edge features of the global batch, without rows; this rank may have no edge."""
         return edge_types(self.graphs) or {}
 
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
@@ -122,11 +122,11 @@ class ShardedBatch:
         return np.array(counts, np.float64)
 
     def divided_by(self, split: Split, position: tuple[int, int]) -> bool:
-        """Whether `split` made it for `position`."""
+        """True if `split` divided the batch for `position`."""
         return self.split is split and self.position == position
 
     def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
-        """What is wrong if ranks have other marks. ways: `mark` and `computed` of each."""
+        """Return the error of ranks with different marks. ways: `mark` and `computed` of each."""
         alike: dict[int, list[str]] = {}
         for rank, (mark, _) in enumerate(ways):
             alike.setdefault(mark, []).append(str(rank))
@@ -149,12 +149,12 @@ class WholeBatch:
 
     @property
     def num_graphs(self) -> int:
-        """Of the global batch."""
+        """Number of graphs of the global batch."""
         return len(self.graphs)
 
 
 def make_of(whole: Any) -> Make:
-    """What collates parts of a global batch, divided or not."""
+    """Return the function that collates parts of a global batch, divided or not."""
     return whole.make if isinstance(whole, ShardedBatch | WholeBatch) else batch
 
 
@@ -248,7 +248,7 @@ class Division:
 
     @property
     def waits(self) -> bool:
-        """Whether batches are divided when their steps begin."""
+        """True if batches are divided when their steps begin."""
         rank, ranks = self.position
         return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
 
@@ -274,7 +274,8 @@ class Collate:
 
 
 def collate_of(whole: Callable[..., Any], division: Division, last: Collate | None) -> Collate:
-    """What makes these parts: `last` if it does, whose batches a loader may have kept."""
+    """Return the collate function of these parts: `last` if it is equal, as a loader may cache its
+    batches."""
     if last is not None and (last.whole, last.division) == (whole, division):
         return last
     return Collate(division, whole)

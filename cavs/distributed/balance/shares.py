@@ -15,8 +15,8 @@ def whole_shares(
 ) -> list[int]:
     """`total` samples cut in proportion to `weights`, in whole numbers that add up to it.
 
-    Nobody gets less than 1, or more than `most`. Rounding is by largest remainder; equal ones go to
-    the first. Raises `ConfigError` where that cannot be.
+    Every share is at least 1, and at most `most`. Rounding is by largest remainder; equal ones go
+    to the first. Raises `ConfigError` where that cannot be.
     """
     wanted = np.asarray(weights, np.float64)
     limits = np.full(len(wanted), total) if most is None else np.asarray(most)

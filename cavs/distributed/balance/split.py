@@ -55,14 +55,14 @@ class _Sets:
         return seconds
 
     def deal_to(self, graph: int, rank: int, seconds: float) -> None:
-        """The graph, which nobody had, goes to `rank`, which then takes `seconds`."""
+        """Assign a graph to `rank`, which then takes `seconds`."""
         self.width[rank] += self.widths[graph]
         self.edge[rank] += self.edges[graph]
         self.count[rank] += 1
         self.owner[graph], self.seconds[rank] = rank, seconds
 
     def give(self, graph: int, rank: int) -> None:
-        """The graph goes to `rank`, from who had it."""
+        """Move a graph from its rank to `rank`."""
         before = int(self.owner[graph])
         for owner, sign in ((before, -1), (rank, 1)):
             self.width[owner] += sign * self.widths[graph]
@@ -74,7 +74,7 @@ class _Sets:
     def deal(self) -> None:
         """The longest graph first, each to the rank that then ends earliest.
 
-        What a graph adds depends on the levels that the rank runs anyway. Every rank gets one.
+        The cost of a graph depends on the levels that the rank runs anyway. Every rank gets one.
         """
         every = np.arange(len(self.seconds))
         alone = self.model.predict(features(self.widths, self.edges))
@@ -82,7 +82,7 @@ class _Sets:
             then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
             if len(self.owner) - done <= np.count_nonzero(self.count == 0):
                 then[self.count > 0] = np.inf
-            # Of equal ends the least growth: where levels are shared.
+            # Among equal ends, take the least growth, where levels are shared.
             rank = int(np.lexsort((then - self.seconds, then))[0])
             self.deal_to(graph, rank, then[rank])
 
@@ -110,7 +110,7 @@ class _Sets:
                 return
 
     def improve(self) -> bool:
-        """One graph leaves the slowest rank, or changes places; False if that helps nobody."""
+        """Move or exchange a graph of the slowest rank; return False if nothing gets faster."""
         slow = int(np.argmax(self.seconds))
         mine = np.flatnonzero(self.owner == slow)
         for rank in np.argsort(self.seconds, kind="stable").tolist():

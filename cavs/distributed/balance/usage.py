@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 
 class HostUsage:
-    """Of a Linux host, all its programs together; zeros elsewhere.
+    """Usage of a Linux host by all its programs; zeros on other systems.
 
     CPU: the share of the time of all cores since this thread's last call that was not idle.
     """
@@ -60,19 +60,19 @@ host_usage = HostUsage()
 
 
 class GpuMemory(Protocol):
-    """What knows the memory of a GPU: `cavs.cuda.memory.CupyMemory`."""
+    """An object that knows the memory of a GPU: `cavs.cuda.memory.CupyMemory`."""
 
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that are free, and in all."""
         ...
 
     def kept(self) -> int:
-        """Bytes that are not free, but held for who asks next."""
+        """Bytes that are not free, but cached for later allocations."""
         ...
 
 
 def gpu_usage(memory: GpuMemory) -> Usage:
-    """Of the host's CPU, and of the memory of a GPU.
+    """Return the usage of the host's CPU and of the memory of a GPU.
 
     In use is what blocks of programs hold, as the paper has it, not what a pool keeps for later:
     that would only grow.
@@ -86,7 +86,7 @@ def gpu_usage(memory: GpuMemory) -> Usage:
 
 
 def usage_on(device: Device | None) -> Usage:
-    """Of where a rank's batches are: the memory of `device`, or without one of its host.
+    """Return the usage of the memory with a rank's batches: of `device`, or of its host.
 
     DeviceError if nothing tells of that memory.
     """

@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What messages cost: bandwidths in bytes a second, latencies in seconds.
+    """Costs of messages: bandwidths in bytes a second, latencies in seconds.
 
     flow_bandwidth: the most one connection between two nodes reaches. reduce_bandwidth: at which a
     process sums what it receives. common_bandwidth: at which the processes of one node sum dense

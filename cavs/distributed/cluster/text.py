@@ -55,7 +55,8 @@ def parse_resources(text: str, source: str = "resources") -> ResourceSpec:
 def text_of(spec: ResourceSpec) -> str:
     """YAML text that `parse_resources` reads, with four digits of a number and no order of ranks.
 
-    What nobody measured, so that it is as in `Network()`, is left out, as are infinite bandwidths.
+    Values that were not measured, so that they are those of `Network()`, are left out, as are
+    infinite bandwidths.
     """
     lines = ["nodes:"]
     for node in spec.nodes:

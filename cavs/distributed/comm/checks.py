@@ -1,4 +1,4 @@
-"""How arrays are cut for ranks, and what an operation of any communicator may be asked for."""
+"""Parts of arrays for ranks, and checks of the arguments of operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cavs.errors import ConfigError
 
 
 def offsets(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each part begins and ends."""
+    """Return the begin and the end of each part."""
     ends = np.cumsum(counts).tolist()
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
@@ -48,7 +48,7 @@ def check_parts(parts: Sequence[Any], size: int) -> None:
 
 
 def not_contiguous(shape: Sequence[int], strides: Sequence[int]) -> ConfigError:
-    """What to say of an array that is not C-contiguous."""
+    """Return the error of an array that is not C-contiguous."""
     return ConfigError(
         f"an array of shape {tuple(shape)} and strides {tuple(strides)} is not C-contiguous",
         hint="pass np.ascontiguousarray(array), or that of the library that made it",

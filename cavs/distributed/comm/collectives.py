@@ -37,10 +37,10 @@ SMALL = 1 << 14  # bytes; below, the number of messages counts more than their s
 
 
 class Collectives(ProcessLocal, ABC):
-    """A `Communicator` for whoever provides `_exchange`; see there for the operations.
+    """Base class of communicators: the operations, by means of `_exchange`.
 
-    names: the numbers of the ranks in the world. group: what all of them, and nobody else, call it.
-    desk: where this rank tells what it waits for.
+    names: numbers of the ranks in the world. group: a name that no other group has, the same on all
+    ranks. desk: shares the waits of this rank.
     """
 
     _pickling_hint = "every rank has its own: start ranks with cavs launch, not from Python"
@@ -61,7 +61,7 @@ class Collectives(ProcessLocal, ABC):
         self._sent = 0
         self._progress = Progress()
         self._last: DeferredJob[Any] | None = None
-        self._deferring = False  # whether the caller is such a job
+        self._deferring = False  # True if the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
         self._common: list[Common] = []
@@ -111,7 +111,7 @@ class Collectives(ProcessLocal, ABC):
         known: Known = nothing,
     ) -> Waiting:
         """See `Communicator`."""
-        group = f"{self._group} beside"
+        group = f"{self._group} aside"
         return self._waiting(group, 0, operation, peers or self._others, known)
 
     def _waiting(
@@ -259,7 +259,7 @@ class Collectives(ProcessLocal, ABC):
             for part in parts:
                 part[...] = total
         self._meet()
-        # What others read here, and what this rank wrote there.
+        # Bytes that others read here, and that this rank wrote to them.
         size, n = everyone[0].nbytes, self._size
         self._sent += 2 * (n - 1) * size // n
 

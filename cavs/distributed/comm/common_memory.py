@@ -33,7 +33,7 @@ class Common:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this rank still uses it."""
+        """True if this rank still uses it."""
         return self._used() is not None
 
     def like(self, flat: Array) -> list[Array]:
@@ -46,7 +46,7 @@ class Common:
 
 
 def _owner(array: Array) -> Any:
-    """What lives as long as any array in the same memory does."""
+    """Return the object that lives as long as any array in the same memory."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -54,7 +54,7 @@ def _owner(array: Array) -> Any:
 
 
 def address_of(array: Array) -> int:
-    """Where its first element lies."""
+    """Return the address of its first element."""
     return int(array.__array_interface__["data"][0])
 
 

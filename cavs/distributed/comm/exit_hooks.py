@@ -1,7 +1,7 @@
-"""Programs of one's own that end while their training does not: the other ranks are told.
+"""Exit hooks: a program that ends before its training tells the other ranks.
 
 Python calls no hook for ``sys.exit``, and MPI waits for all ranks when a process ends. So a rank
-whose training is not closed meets the others before that, as `Trainer.close` does.
+whose training is not closed reaches a consensus with the others first, as `Trainer.close` does.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from cavs.errors import CommunicationError
 
 @dataclass
 class _Open:
-    """A training that is not closed. begun: whether all ranks train it. torn: see `torn`."""
+    """A training that is not closed. begun: True if all ranks train it. aborted: see
+    `mark_aborted`."""
 
     communicator: MPICommunicator
     begun: bool
-    torn: bool = False
+    aborted: bool = False
 
 
 _open: dict[int, _Open] = {}  # by communicator, which is kept: the trainer may be gone by then
 
 
-def attend(c: Communicator, *, begun: bool = False, free: bool = False) -> None:
-    """A training of these ranks, until `closed`; threads of one process end together anyway.
+def attend(c: Communicator, *, begun: bool = False, asynchronous: bool = False) -> None:
+    """Register a training of these ranks, until `closed`; threads of one process end together
+    anyway.
 
-    free: ranks meet in no step; their servers tell the others.
+    asynchronous: servers tell the other ranks of errors.
     """
-    if free:
+    if asynchronous:
         closed(c)
-    if free or not isinstance(c, MPICommunicator) or c.size == 1:
+    if asynchronous or not isinstance(c, MPICommunicator) or c.size == 1:
         return
     if not _open:
         atexit.unregister(_leave)
@@ -44,27 +46,27 @@ def attend(c: Communicator, *, begun: bool = False, free: bool = False) -> None:
 
 
 def closed(c: Communicator) -> None:
-    """Nobody waits for this rank in `c` any more."""
+    """Note that no rank waits for this one in `c` any more."""
     _open.pop(id(c), None)
 
 
-def torn(c: Communicator) -> None:
-    """This rank leaves a step in the middle, to end its program: the others wait in that step."""
+def mark_aborted(c: Communicator) -> None:
+    """Note that this rank leaves a step in the middle, in which the others wait for it."""
     if id(c) in _open:
-        _open[id(c)].torn = True
+        _open[id(c)].aborted = True
 
 
 def _leave(process: int) -> None:
-    """The program ends. If others train on, all are ended, and this rank says why."""
+    """At the end of the program, abort all ranks if others go on training; this rank says why."""
     if os.getpid() != process:  # a child, which is no rank
         return
     for training in reversed(_open.values()):
         c = training.communicator
         try:
-            if training.torn:
+            if training.aborted:
                 c.abort("its program has ended in the middle of a step")
             Agreement(c).leave(training.begun)
         except CommunicationError as error:
             if is_agreed(error):
                 c.abort("its program has ended, without Trainer.close(), while others train")
-            # Else they are gone themselves, or do something else for long: nobody may wait.
+            # Otherwise the others are gone themselves, or busy for long: this rank must not wait.

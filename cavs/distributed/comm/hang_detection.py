@@ -1,8 +1,8 @@
-"""Who hangs: what ranks wait for, as they tell each other, and whom that leads to.
+"""Hang detection: ranks share what they wait for, and follow it to the ranks that hang.
 
 A rank that is waited for in one group may itself wait in another, for a rank that hangs. So each
-tells what it waits for in all its groups, by the numbers of the world, and who asks follows that
-from rank to rank, up to those that wait for nobody.
+rank shares what it waits for in all its groups, by the numbers of the world, and a rank that asks
+follows the waits from rank to rank, up to those that wait for no rank.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _NOT_COME = "did not come"
 
 
 def nothing(rank: int) -> str:
-    """What is known of a rank that may be behind."""
+    """Return what is known of a rank that may be behind: nothing."""
     return ""
 
 
 class Wait(NamedTuple):
-    """What a rank says of one of its waits.
+    """A wait of a rank, as it tells others of it.
 
-    group: a name of those who wait for each other, the same on all of them. begun: operations of
-    the rank there so far; 0 where nobody counts. peers: whom it waits for, as far as it knows.
-    over: it has given up. serial: of the process, one for each wait.
+    group: name of the ranks that wait for each other, the same on all of them. begun: number of
+    operations of the rank there so far; 0 if they are not counted. peers: the ranks that it waits
+    for, as far as it knows. over: True if it has given up. serial: number of the wait in its
+    process.
     """
 
     group: str
@@ -45,7 +46,7 @@ Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that 
 
 
 class Found(NamedTuple):
-    """What rank `source` found out."""
+    """Result of the search of rank `source`."""
 
     source: int
     text: str
@@ -62,14 +63,14 @@ class Desk:
         self.waits: list[Waiting] = []
 
     def own(self) -> list[Wait]:
-        """What this rank waits for."""
+        """Return the waits of this rank."""
         return [waiting.now() for waiting in tuple(self.waits)]
 
     def listen(self) -> None:
         """Answer those that ask; never waits."""
 
     def ask(self) -> dict[int, list[Wait]]:
-        """What ranks wait for, this one too; ends soon, whoever answers."""
+        """Return the waits of all ranks that answer soon, and of this one."""
         return {self.number: self.own()}
 
     def tell(self, group: str, text: str, stuck: Said) -> None:
@@ -79,7 +80,7 @@ class Desk:
         """
 
     def told(self, group: str, serial: int) -> Found | None:
-        """What another rank found out that ends a wait."""
+        """Return the result of another rank that ends a wait, if there is one."""
         return None
 
 
@@ -87,7 +88,7 @@ class Desk:
 class Waiting:
     """A wait of this rank, told while it lasts; one given up until the next of that group.
 
-    peers: whom it waits for by now; called on any thread. check: raises if nobody can come any
+    peers: whom it waits for by now; called on any thread. check: raises if no rank can come any
     more. known: what is known of a rank of the world that is behind, or nothing.
     """
 
@@ -104,7 +105,7 @@ class Waiting:
         self.serial = next(_SERIALS)
 
     def now(self) -> Wait:
-        """What there is to tell."""
+        """Return the wait as others see it."""
         peers = tuple(sorted(self.peers()))
         return Wait(self.group, self.begun, self.operation, peers, self.over, self.serial)
 
@@ -132,7 +133,8 @@ class Waiting:
             raise error
 
     def hung(self, seconds: float, where: str = "") -> CommunicationError:
-        """What to raise after `seconds`: it names who hangs. where: instead of the operation."""
+        """Return the error after `seconds`, which names the ranks that hang. where: in place of the
+        operation."""
         wait, me = self.now(), self.desk.number
         said = self.desk.ask()
         if error := self._told():  # another was faster, and answers no more
@@ -163,7 +165,7 @@ class Waiting:
 
 
 def led(peers: Iterable[int], said: Said) -> set[int]:
-    """Those that `peers` wait for, those that these wait for, and so on; and `peers`."""
+    """Return `peers` and all ranks that they wait for, directly or through others."""
     reached, todo = set[int](), list(peers)
     while todo:
         rank = todo.pop()
@@ -174,7 +176,7 @@ def led(peers: Iterable[int], said: Said) -> set[int]:
 
 
 def find(me: int, wait: Wait, said: Said, known: Known) -> tuple[str, set[int]]:
-    """Who is to blame that rank `me` waits, in words and by number."""
+    """Return the ranks to blame for a wait of rank `me`, in words and by number."""
     ranks = sorted(led(wait.peers, said) - {me})
     silent = [r for r in ranks if r not in said]
     absent = [r for r in ranks if r in said and not said[r]]
@@ -194,4 +196,4 @@ def find(me: int, wait: Wait, said: Said, known: Known) -> tuple[str, set[int]]:
         for r in ranks
         for w in said[r]
     ]
-    return "; ".join(dict.fromkeys(behind or all_wait)) or "nobody is missing", set(ranks)
+    return "; ".join(dict.fromkeys(behind or all_wait)) or "no rank is missing", set(ranks)

@@ -1,4 +1,4 @@
-"""What ranks ask of a communicator: operations on arrays, and on the host what guides them."""
+"""Interfaces of communicators: operations on arrays, and the services of the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handle(Protocol[T_co]):
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         ...
 
     def wait(self) -> T_co:
@@ -49,7 +49,7 @@ class Operations(Protocol[A]):
 
     @property
     def rank(self) -> int:
-        """Of this process, in [0, size)."""
+        """Number of this process, in [0, size)."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Operations(Protocol[A]):
 
     @property
     def overlaps(self) -> bool:
-        """Whether `start` runs beside the caller; if not, in `Handle.wait`."""
+        """True if `start` runs while the caller goes on; otherwise it runs in `Handle.wait`."""
         ...
 
     def all_reduce(self, array: A) -> None:
@@ -97,7 +97,8 @@ class Operations(Protocol[A]):
         ...
 
     def all_to_all(self, parts: Sequence[A]) -> Sequence[A]:
-        """What every rank has for this one; first axes may differ. Sends all parts but its own."""
+        """Exchange parts: every rank gets the part for it of all others; first axes may differ.
+        Sends all parts but its own."""
         ...
 
     def broadcast(self, array: A, root: int) -> None:
@@ -147,7 +148,7 @@ class Communicator(Operations[Array], Protocol):
     def names(self) -> Sequence[int]:
         """The number of every rank in the world, by rank: what errors call it.
 
-        A part of the world and its survivors count ranks anew, but keep these.
+        Parts of the world and its survivors have other ranks, but keep these names.
         """
         ...
 
@@ -168,7 +169,7 @@ class Communicator(Operations[Array], Protocol):
         ...
 
     def mailbox(self) -> Mailbox:
-        """A mailbox beside the collectives, for another thread; all ranks call it."""
+        """Return a mailbox for another thread, besides the collectives; all ranks call it."""
         ...
 
     def waiting(
@@ -177,7 +178,8 @@ class Communicator(Operations[Array], Protocol):
         peers: Callable[[], Iterable[int]] | None = None,
         known: Callable[[int], str] = ...,
     ) -> Waiting:
-        """A wait beside the operations, ``with`` which others are told of it when they ask.
+        """Return a wait outside of the operations, a context in which others learn of it when they
+        ask.
 
         operation: what it is in. peers: gives the ranks that it waits for by then; all others
         unless given. known: what is known of a rank of the world that is behind, or nothing.
@@ -191,8 +193,8 @@ class Communicator(Operations[Array], Protocol):
     def shrink(self) -> Communicator:
         """The group of the ranks that are left, in their order; all of them call it.
 
-        What they had begun ends with `LostPeerError`. Raises `DeviceError` where ranks cannot
-        survive another.
+        Pending operations end with `LostPeerError`. Raises `DeviceError` where ranks cannot survive
+        another.
         """
         ...
 

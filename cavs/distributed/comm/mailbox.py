@@ -1,4 +1,4 @@
-"""Letters between ranks that come unasked: what servers need beside the collectives.
+"""Letters between ranks: messages that no rank awaits, as servers need them.
 
 Collectives are called by all ranks in one order. A server that applies gradients as they come must
 take a letter from whoever writes first.
@@ -152,7 +152,7 @@ class Mailbox(ABC):
 
 
 class LonelyMailbox(Mailbox):
-    """Of one rank alone."""
+    """The mailbox of a single rank."""
 
     def _deliver(self, to: int, coded: Array) -> None:
         raise CommunicationError(f"there is no rank {to} to write to")

@@ -1,4 +1,4 @@
-"""What a message says beside its bytes, so that the operations of two ranks cannot be mixed up."""
+"""Labels of messages, so that the operations of two ranks cannot be mixed up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODES = {np.dtype(name): i for i, name in enumerate(DTYPES) if name != _BFLOAT1
 
 
 class Code(IntEnum):
-    """Of the operation that a message belongs to; sums that are made otherwise cannot meet."""
+    """Code of the operation that a message belongs to; sums by different algorithms differ."""
 
     SEND = 0
     TREE = 1
@@ -73,7 +73,7 @@ def _code(array: Array) -> int:
 
 
 def label_of(operation: Code, array: Array) -> int:
-    """What a message of `array` says, below the number of kinds times that of DTYPES."""
+    """Return the label of a message of `array`: its operation and dtype."""
     code = _CODES.get(array.dtype)
     return operation * len(DTYPES) + (_code(array) if code is None else code)
 
@@ -81,7 +81,7 @@ def label_of(operation: Code, array: Array) -> int:
 def mixed_up(
     sent: tuple[int, int, int], wanted: tuple[int, int, int], operation: str, more: bool = False
 ) -> CommunicationError:
-    """What to say of a message that is not the one which `operation` waits for.
+    """Return the error of a message other than the one that `operation` waits for.
 
     sent: from which rank of the world, how many bytes, labelled how. wanted: by which rank.
     more: whether further bytes were sent.

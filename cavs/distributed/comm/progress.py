@@ -26,7 +26,7 @@ class Job(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What it raised, once it ran."""
+        """The error that it raised, once it ran."""
         return self._error
 
     def run(self) -> None:
@@ -41,7 +41,7 @@ class Job(Generic[T]):
             self._finished.set()
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it has run, after `seconds` at most."""
+        """Wait for at most `seconds`; return True if it has run."""
         return self._finished.wait(seconds)
 
     def wait(self) -> T:
@@ -95,12 +95,12 @@ class Progress:
 
     @property
     def idle(self) -> bool:
-        """Whether every job has run."""
+        """True if every job has run."""
         with self._changed:
             return self._pending == 0
 
     def is_here(self) -> bool:
-        """Whether the calling thread is the one that runs jobs."""
+        """True on the thread that runs jobs."""
         return threading.current_thread() is self._thread
 
     def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Job[T]:

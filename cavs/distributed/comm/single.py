@@ -16,12 +16,13 @@ class SingleCommunicator(Collectives):
     """A group of one rank: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        # Nobody to wait for or to tell; but NCCL, which begins by it, takes its time.
+        # There is no other rank; the timeout is that of NCCL, which is set up with this
+        # communicator.
         super().__init__(0, [0], timeout=300.0, overlaps=False, desk=Desk(0), group="alone")
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:
-            raise ConfigError("one rank has nobody to send to", hint="run it on 2 ranks or more")
+            raise ConfigError("one rank has no other to send to", hint="run it on 2 ranks or more")
 
     def _check_alive(self) -> None:
         """This rank is."""

@@ -1,4 +1,4 @@
-"""Who started this process as one of many ranks, as its environment says."""
+"""The program that started this process as one of many ranks, by its environment."""
 
 from __future__ import annotations
 

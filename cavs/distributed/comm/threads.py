@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 class _Board:
-    """What all ranks and groups of a world share."""
+    """State that all ranks and groups of a world share."""
 
     def __init__(self, names: Iterable[int]) -> None:
-        self.changed = threading.Condition()  # of all groups: one lock, so that nothing moves
+        self.changed = threading.Condition()  # one lock for all groups
         self.aborted = ""
         self.desks = {name: _Desk(name, self) for name in names}
 
 
 class _Desk(Desk):
-    """Of one rank; the others see what it tells."""
+    """The desk of one rank, which the others read."""
 
     def __init__(self, number: int, board: _Board) -> None:
         super().__init__(number)
@@ -193,7 +193,7 @@ class ThreadCommunicator(Collectives):
 
 
 class ThreadMailbox(Mailbox):
-    """Of a rank that is a thread."""
+    """The mailbox of a rank that is a thread."""
 
     def __init__(self, world: _World, number: int, rank: int) -> None:
         super().__init__(rank, world.names)
@@ -206,7 +206,7 @@ class ThreadMailbox(Mailbox):
                 return
             box = self._world.boxes[self.number, to]
         with box.changed:
-            if not box.closed:  # who has left reads no more
+            if not box.closed:  # a rank that has left reads no letters
                 box._others.append(decode(self.rank, coded))
                 box.changed.notify_all()
 

@@ -16,7 +16,7 @@ from cavs.distributed.comm.started import started
 from cavs.errors import ConfigError
 
 Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
-TIMEOUT = 300.0  # seconds that a rank waits for another where nobody says how many
+TIMEOUT = 300.0  # default seconds that a rank waits for another
 
 
 def ranks_of(communicator: Communicator | None, timeout: float | None) -> Communicator:
@@ -46,13 +46,13 @@ def world(timeout: float = TIMEOUT) -> Communicator:
     if started() is None:
         return SingleCommunicator()
     communicator = MPICommunicator(timeout=timeout)
-    share_processors(_beside(communicator))
+    share_processors(_sharing(communicator))
     _bind(own_processors(_processors(communicator), communicator.rank))
     return communicator
 
 
-def _beside(communicator: Communicator) -> int:
-    """How many ranks of this host, itself among them, may run where this one may."""
+def _sharing(communicator: Communicator) -> int:
+    """Number of ranks of this host, with this one, that share processors with it."""
     host, own = socket.gethostname(), os.sched_getaffinity(0)
     told = communicator.share([host, sorted(own)])
     return sum(name == host and not own.isdisjoint(mask) for name, mask in told)
@@ -74,11 +74,11 @@ def own_processors(processors: Sequence[Processors], rank: int) -> tuple[int, ..
     system schedules better.
     """
     host, mask, _ = processors[rank]
-    beside = [r for r, (name, other, _) in enumerate(processors) if name == host and other == mask]
-    threads = [processors[r][2] for r in beside]
-    if len(beside) == 1 or min(threads) == 0 or sum(threads) != len(mask):
+    sharing = [r for r, (name, other, _) in enumerate(processors) if name == host and other == mask]
+    threads = [processors[r][2] for r in sharing]
+    if len(sharing) == 1 or min(threads) == 0 or sum(threads) != len(mask):
         return ()
-    begin = sum(threads[: beside.index(rank)])
+    begin = sum(threads[: sharing.index(rank)])
     return mask[begin : begin + processors[rank][2]]
 
 

@@ -50,8 +50,8 @@ class _Cast(Compressor):
     """Two bytes a number on the wire, sums in the gradient's own precision.
 
     Every rank sums one part: the ranks send it their parts, it rounds the sum once and sends it to
-    all. Adding numbers of few bits one after the other would lose what is small beside the sum,
-    and could overflow on the way. A rank's rounding of the sum counts as sent by that rank.
+    all. Adding numbers of few bits one after the other would lose small terms of a large sum, and
+    could overflow on the way. A rank's rounding of the sum counts as sent by that rank.
     """
 
     def encode(self, values: Array) -> Array:

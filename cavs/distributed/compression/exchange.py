@@ -25,7 +25,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request of a rank. What is sent back:
+    """One request of a rank. Value to send back:
 
     all_reduce: the elementwise sum of every rank's array. all_gather: every rank's array, by rank.
     all_to_all: `arrays` holds one array for every rank; back comes what every rank had for this
@@ -67,8 +67,7 @@ Reduction = Generator[Exchange, Any, Reduced]
 class Compressor(ABC):
     """How the sum of the ranks' gradients is formed with fewer bytes.
 
-    Compressors are immutable; what they remember is in a state that `start` makes and `reduce`
-    returns anew.
+    Compressors are immutable; their memory is a state that `start` creates and `reduce` replaces.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""What compressors remember, as arrays for a checkpoint."""
+"""The state of compressors as arrays, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def weighed(state: State, by: float) -> State:
 
 
 def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool = False) -> Any:
-    """What `rank` of `ranks` takes of an array that other ranks kept, `every` by rank.
+    """Return the share of `rank` of `ranks` in arrays that other ranks kept, `every` by rank.
 
     As many ranks as before: its own. Otherwise, where all have it alike (see `is_alike`), the same,
     or else an equal share of what they held back: gradients weigh 1 / ranks if they are averaged,
@@ -65,5 +65,5 @@ def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool 
 
 
 def is_alike(name: str) -> bool:
-    """Whether `name`, a path that `flatten` gave, is of what all ranks have, not of gradients."""
+    """True if `name`, a path from `flatten`, is of state that is equal on all ranks."""
     return name.rpartition(".")[2] in _ALIKE

@@ -18,7 +18,7 @@ from cavs.distributed.compression.exchange import (
     State,
 )
 
-_STRETCH = 1 << 15  # elements
+_CHUNK = 1 << 15  # elements
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ class PowerSGD(Compressor):
 
 
 def product(left: Array, right: Array) -> Array:
-    """``left @ right.T`` of narrow matrices, term by term, in stretches that stay in the cache.
+    """``left @ right.T`` of narrow matrices, term by term, in chunks that stay in the cache.
 
     Not by BLAS, which rounds otherwise on another processor: all ranks must find the same.
     """
     columns = np.ascontiguousarray(right.T)
     total = np.empty((len(left), len(right)), left.dtype)
-    stretch = max(1, _STRETCH // len(right))
-    term = np.empty((min(stretch, len(left)), len(right)), left.dtype)
-    for begin in range(0, len(left), stretch):
-        rows, part = left[begin : begin + stretch], total[begin : begin + stretch]
+    chunk = max(1, _CHUNK // len(right))
+    term = np.empty((min(chunk, len(left)), len(right)), left.dtype)
+    for begin in range(0, len(left), chunk):
+        rows, part = left[begin : begin + chunk], total[begin : begin + chunk]
         np.multiply(rows[:, :1], columns[0], out=part)
         for i in range(1, left.shape[1]):
             part += np.multiply(rows[:, i : i + 1], columns[i], out=term[: len(rows)])

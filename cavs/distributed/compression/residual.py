@@ -21,7 +21,7 @@ from cavs.distributed.compression.exchange import (
 
 @dataclass(frozen=True)
 class ErrorFeedback(Compressor):
-    """What one step did not send is added to the gradient of the next (Seide et al. 2014).
+    """The part that one step did not send is added to the gradient of the next (Seide et al. 2014).
 
     Over many steps the sum of what was sent is the sum of the gradients, but for the last error.
     """

@@ -63,7 +63,7 @@ class TopK(Compressor):
         velocity += self._clipped(gradient.reshape(-1), ranks)
         unsent = state["unsent"].reshape(-1) + velocity
         finite = np.isfinite(unsent)
-        # What is not finite goes first, so that the step is refused, and is forgotten.
+        # Values that are not finite are sent first, so that the step is refused, and not kept.
         magnitude = np.where(finite, np.abs(unsent), np.inf)
         chosen = _largest(magnitude, self.count(unsent.size, state["step"]))
         values = unsent[chosen]

@@ -43,7 +43,7 @@ def handshake(training: RankTraining, batch: Any) -> None:
     if session.asynchronous:  # there is no consensus in a step to compare programs in
         _same_trace(training, batch)
     session.take_roles()
-    attend(training.communicator, begun=True, free=session.asynchronous)
+    attend(training.communicator, begun=True, asynchronous=session.asynchronous)
 
 
 def same_training(training: RankTraining) -> None:

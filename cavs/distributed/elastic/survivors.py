@@ -26,7 +26,7 @@ import numpy as np
 
 from cavs.distributed.balance.shards import left
 from cavs.distributed.comm.agreement import agreed
-from cavs.distributed.comm.exit_hooks import attend, closed, torn
+from cavs.distributed.comm.exit_hooks import attend, closed, mark_aborted
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.snapshot import Snapshots
@@ -94,7 +94,7 @@ class Survivors:
                     return self._last  # type: ignore[no-any-return]
             except (SystemExit, KeyboardInterrupt):
                 if step:
-                    torn(self.training.communicator)
+                    mark_aborted(self.training.communicator)
                 raise
             else:
                 if not (step and self.session.asynchronous):
@@ -160,7 +160,7 @@ class Survivors:
             shapes = {name: p.current().shape for name, p in self.state.parameters.items()}
             strategy = without(strategy, set(self.gone), shapes)
         session.move_to(c, strategy)
-        attend(c, begun=all(begun), free=session.asynchronous)
+        attend(c, begun=all(begun), asynchronous=session.asynchronous)
         session.split = left(session.split, [self._first_names.index(name) for name in c.names])
         training.reshard_loader()
         if all(begun) and session.owns:

@@ -25,13 +25,13 @@ from cavs.distributed.launch.watch import Watch
 from cavs.errors import ConfigError, DeviceError
 from cavs.train.interrupt import STOPS
 
-STOP_SIGNAL = signal.SIGUSR1  # what mpirun passes on to the ranks; SIGINT it keeps to itself
+STOP_SIGNAL = signal.SIGUSR1  # mpirun passes it on to the ranks, unlike SIGINT
 LAUNCHED = "CAVS_LAUNCHED"
-_ELASTIC = "--elastic"  # of a command of cavs that is launched, too
+_ELASTIC = "--elastic"  # an option of launched commands, too
 _INSTALL = 'pip install "cavs[mpi]"'
 _SURVIVES = 5  # the first Open MPI that lets ranks survive one another
 _GLANCE = 0.1  # seconds between two looks at what ranks say
-# Seconds that the others have to notice a death and to save, and that those who have need to end.
+# Seconds that the others have to notice a death and to save, and then to end.
 _GRACE, _FAREWELL = 30.0, 2.0
 _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
 _FORCE = 15.0  # seconds that mpirun has to end all
@@ -40,14 +40,14 @@ _NO_FABRICS = "OMPI_MCA_btl", "^ofi"
 # Where mpirun keeps the files of a run, by its process number: what a killed one left in the usual
 # place fails the next that gets that number ("The PMIx server's listener thread failed to start").
 SESSIONS = "PRTE_MCA_prte_tmpdir_base"
-_STARTS = 3  # of one training, at most, where MPI stands still before it begins
+_STARTS = 3  # attempts to start a training, while MPI hangs before it begins
 
 
 @dataclass(frozen=True)
 class Launcher:
     """The program that starts ranks.
 
-    open_mpi: whether it takes Open MPI's options. survives: whether ranks can outlive one another.
+    open_mpi: True if it takes Open MPI's options. survives: True if ranks can outlive one another.
     """
 
     path: str
@@ -57,8 +57,8 @@ class Launcher:
 
 def find_mpirun() -> Launcher:
     """The mpirun of this environment (the wheel's), else the one on PATH; DeviceError if none."""
-    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
-    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    own = Path(sysconfig.get_path("scripts")) / "mpirun"
+    path = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun")
     if path is None:
         raise DeviceError("there is no mpirun", hint=_INSTALL)
     try:
@@ -139,10 +139,9 @@ def launch(
 
     threads: of each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
     SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
-    them. They end with this process, too.
-    elastic: go on with the ranks that are left if one dies; ``--elastic`` among the arguments of a
-    command of ``cavs`` asks for it as well.
-    Where MPI stands still before a command of ``cavs`` begins, all ranks are started again.
+    them. They end with this process, too. elastic: go on with the ranks that are left if one dies;
+    ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. If MPI hangs
+    before a command of ``cavs`` begins, all ranks are started again.
     """
     elastic = elastic or (_ELASTIC in arguments and not _is_program(arguments))
     launcher = find_mpirun()
@@ -153,7 +152,7 @@ def launch(
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     program = _is_program(arguments)
-    starts = 1 if program else _STARTS  # what others do before is not known
+    starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept):
             watch = Watch(ranks, folder)
@@ -171,7 +170,7 @@ def launch(
 
 
 def _is_program(arguments: Sequence[str]) -> bool:
-    """Whether these are a Python program, not a command of ``cavs``."""
+    """True if these are a Python program, not a command of ``cavs``."""
     return arguments[0] == "-m" or arguments[0].endswith(".py")
 
 
@@ -189,7 +188,7 @@ class _Run:
         kept: int,
     ) -> None:
         self.watch, self.elastic, self.say, self.again = watch, elastic, say, again
-        self.stuck: str | None = None  # what did not begin and is to be started again
+        self.stuck: str | None = None  # reason why the ranks are to be started again
         self.asked = False  # to stop, by a signal
         self.failed = False  # some rank kept the others waiting
         self.patient: float | None = None  # until then, once a rank has died or aborted
@@ -225,13 +224,13 @@ class _Run:
         return self._status()
 
     def _status(self) -> int:
-        """Of mpirun, which says nothing of ranks killed; says who died first."""
+        """Return the exit status; say which rank died first, as mpirun does not."""
         code, death = self.process.returncode, self.watch.death
         status = 128 - code if code < 0 else code
         if death is None or self.failed:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
-        if self.elastic and last >= 0 and self.ended is None:  # who went on has said how it ended
+        if self.elastic and last >= 0 and self.ended is None:  # survivors have said it
             return status if 0 in self.watch.ends.values() else last
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
         if text is not None and not self.asked:

@@ -21,7 +21,7 @@ _NEW = 60.0  # seconds: a younger folder may not be locked yet
 def run_folder() -> Iterator[tuple[Path, int]]:
     """A new folder, and a file descriptor that keeps it; whoever inherits that keeps it as well.
 
-    What launchers left that were killed is removed first. ConfigError if there can be no folder.
+    Folders of killed launchers are removed first. ConfigError if there can be no folder.
     """
     _sweep()
     try:
@@ -39,7 +39,7 @@ def run_folder() -> Iterator[tuple[Path, int]]:
 
 
 def unusable(error: OSError) -> ConfigError:
-    """What a launcher says whose temporary folder takes nothing."""
+    """Return the error of a launcher that cannot write to its temporary folder."""
     return ConfigError(
         f"no temporary file for what the ranks have to say: {error}",
         hint="free some space, or set TMPDIR to a folder of a disk of this machine",
@@ -47,7 +47,7 @@ def unusable(error: OSError) -> ConfigError:
 
 
 def _sweep() -> None:
-    """Removes the folders of this user that nobody keeps."""
+    """Remove the folders of this user that no launcher keeps."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another launcher may be at it
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

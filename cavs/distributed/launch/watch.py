@@ -1,4 +1,4 @@
-"""What the launcher learns of its ranks while they run: who hangs, who dies, what was saved."""
+"""State of the ranks as the launcher sees it: which hang, which die, what was saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of
 
 @dataclass
 class Wait:
-    """Of a rank in a call of MPI's that it cannot leave; since: on the clock of its `Watch`."""
+    """A rank in a call of MPI that it cannot leave; since: on the clock of its `Watch`."""
 
     call: str
     timeout: float
@@ -32,7 +32,7 @@ class Wait:
 
 @dataclass
 class Watch:
-    """Of `ranks` ranks, which write to a named pipe in `folder`. clock: gives seconds.
+    """Watches `ranks` ranks, which write to a named pipe in `folder`. clock: returns seconds.
 
     ConfigError if that takes no pipe.
     """
@@ -40,7 +40,7 @@ class Watch:
     ranks: int
     folder: Path
     clock: Callable[[], float] = time.monotonic
-    saves: str = "--save-every STEPS"  # what writes checkpoints within epochs
+    saves: str = "--save-every STEPS"  # the option that writes checkpoints within epochs
     pids: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # exit status, or -signal; in their order
     waits: dict[int, Wait] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Watch:
         self._begun = self.clock()
 
     def close(self) -> None:
-        """Ranks tell nobody any more."""
+        """Close the pipe, after which no rank reports."""
         os.close(self._pipe)
 
     def listen(self, seconds: float) -> None:
@@ -114,9 +114,9 @@ class Watch:
     # ---- who hangs -----------------------------------------------------------------------------
 
     def stuck(self) -> str | None:
-        """What MPI does not get done before any rank begins, though no rank is missing.
+        """Return why no rank begins, though none is missing; None if ranks begin.
 
-        Its start is known to stand still now and then, in Open MPI and in PMIx.
+        The start of Open MPI and of PMIx is known to hang now and then.
         """
         now = self.clock()
         if self.ends or any(calls >= _FIRST for calls in self.left.values()):
@@ -129,7 +129,7 @@ class Watch:
             return None
         if now - last <= STANDING + EACH * self.ranks:
             return None
-        return f"all ranks stand still in {calls.pop()}"
+        return f"all ranks hang in {calls.pop()}"
 
     def late(self) -> str | None:
         """Whom others have been waiting for inside MPI for too long; None if it can go on."""
@@ -151,7 +151,7 @@ class Watch:
         here = {r: w for r, w in self.waits.items() if w.call == call}
         seconds = max(w.timeout for w in here.values())
         others = [r for r in range(self.ranks) if r not in here]
-        whom = "; ".join(f"rank {r} {self._state(r)}" for r in others) or "and nobody is missing"
+        whom = "; ".join(f"rank {r} {self._state(r)}" for r in others) or "and no rank is missing"
         return f"{_named(sorted(here))} waited {seconds:g} s in {call}: {whom}"
 
     def _state(self, rank: int) -> str:
@@ -177,22 +177,22 @@ class Watch:
 
     @property
     def aborted(self) -> bool:
-        """Whether a rank that has said why it ends all has ended itself."""
+        """True if a rank that has said why it ends all has ended itself."""
         return any(self.ends.get(rank, 0) != 0 for rank in self.failed)
 
     @property
     def starting(self) -> bool:
-        """Whether ranks wait in MPI_Init, which needs all of them: none survives another there."""
+        """True if ranks wait in MPI_Init, which needs all of them: none survives another there."""
         return any(wait.call == INIT for wait in self.waits.values())
 
     @property
     def alone(self) -> bool:
-        """Whether all ranks that are left have done what can be done without the dead."""
+        """True if all survivors have done what can be done without the dead."""
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
         return self.parted | idle | set(self.ends) >= set(range(self.ranks))
 
     def told(self, *, stopped: bool, elastic: bool = False) -> str | None:
-        """What there is to say of the first death, once all have ended; None if ranks said it.
+        """Return the message about the first death, once all have ended; None if ranks said it.
 
         stopped: whether the others had to be ended. elastic: they were to go on, and could not.
         """
@@ -230,7 +230,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _exists(pid: int) -> bool:
-    """Whether it runs: one that has ended may wait for long to be reaped by whoever adopts it."""
+    """True if a process runs; one that has ended may wait for long to be reaped."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -243,7 +243,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _letter(pid: int) -> str:
-    """Of the state of a process; empty where it has ended meanwhile, or this is no Linux."""
+    """Letter of the state of a process; empty if it has ended, or without Linux."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

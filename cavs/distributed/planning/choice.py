@@ -1,4 +1,4 @@
-"""The strategy that a name asks for: made on rank 0, run on all."""
+"""The strategy that a name asks for: built on rank 0, run on all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
 
 _RUNS = 3  # the first compiles
-_FORWARD = 1 / 3  # of a step's computation
+_FORWARD = 1 / 3  # part of a step's computation
 
 
 def agreed_strategy(
@@ -49,7 +49,7 @@ def agreed_strategy(
     passes: Passes | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Strategy:
-    """What ``name`` makes of the model and rank 0's part of a batch; `ConfigError` on all ranks.
+    """Return the strategy ``name`` for the model and rank 0's part of a batch; errors on all ranks.
 
     gone: ranks of `resources` that have died since; the others have the numbers that are left.
     gpus: whether ranks compute on GPUs. passes: with which they compile the model. tell: gets on
@@ -98,7 +98,7 @@ def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
     hosts = hosts_of(c)
     cluster = cluster_of(hosts, gpus=gpus)
     network = calibrate(c, hosts, cluster.network)
-    if gpus:  # whose gradients lie elsewhere
+    if gpus:  # whose gradients are on devices
         network = dataclasses.replace(network, common_bandwidth=0.0)
     own = cards(c, hosts)
     nodes = tuple(
@@ -112,8 +112,8 @@ def number_of_replicas(
 ) -> int:
     """How many ranks compute, the first ones, where devices are GPUs; all ranks call it.
 
-    Of a strategy that is made at the first step this is what rank 0 finds without a batch, on
-    which builders do not let it depend. With ``auto`` all ranks compute.
+    Before the first step, rank 0 builds the strategy without a batch, on which the number does not
+    depend. With ``auto`` all ranks compute.
     """
     if strategy is None or (isinstance(strategy, str) and measures(strategy)):
         return c.size
@@ -144,7 +144,7 @@ def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ..
 def _measured(
     run: Callable[[], Sequence[str]], agreement: Agreement
 ) -> tuple[Compute, Sequence[str]]:
-    """A rank's work in a step beside which messages travel, the same on all ranks; what `run` gave.
+    """Return a rank's computation in a step, the same on all ranks, and the result of `run`.
 
     No work where the ranks of one host leave no core free: then who sends does not compute.
     """

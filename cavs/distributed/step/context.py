@@ -1,4 +1,4 @@
-"""What the steps of a training share on one rank: ranks and roles, this rank's part, exchanges."""
+"""State that the steps of a training share on one rank: roles, parts of batches, exchanges."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class StepContext:
         self.session, self.communicator, self.strategy = session, communicator, strategy
         self.split, self.wait_free, self.collectives = split, wait_free, collectives
         self.agreement = Agreement(communicator)
-        self.group: DeviceGroup | None = None  # of devices that sum among themselves
-        self.servers: StaleServers | None = None  # of stale parameters, from the first step on
-        self.exchanges: list[Exchange] = []  # of the program that ran last
-        self.exchanging: Any = None  # the executor of that program
+        self.group: DeviceGroup | None = None  # devices that sum among themselves
+        self.servers: StaleServers | None = None  # stale parameters, from the first step on
+        self.exchanges: list[Exchange] = []  # for the program that ran last
+        self.exchanging: Any = None  # the executor in that program
         self.int_features: list[str] = []  # of that program
         self.compressor_state = CompressorState(list(session.parameters))
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all

@@ -25,14 +25,14 @@ def device_of_rank(
     replicas: Callable[[], int] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str | Device:
-    """What `device` means on this rank; all ranks call it.
+    """Return the device of this rank that `device` names; all ranks call it.
 
     "cuda" is one of the GPUs of the host: they are dealt out to its ranks in turn. "cuda:1" is that
     one on every rank. DeviceError, on all ranks, if one of them cannot have it; ConfigError if some
     are to compute on the CPU and others on GPUs, and for `collectives` that do not go with it, see
     `join_devices`. replicas: asked on all ranks where one has a GPU, how many of them compute, the
-    first ones; None: all. Those that do not compute need no GPU and get "cpu". check: raises a
-    ConfigError for what else is wrong on this rank, of which all learn.
+    first ones; None: all. Ranks that do not compute need no GPU and get "cpu". check: raises a
+    ConfigError if this rank has another fault, which is then raised on all.
     """
     try:
         return _device_of_rank(device, c, collectives, replicas, check)

@@ -1,4 +1,4 @@
-"""What all ranks must have in common before the first step."""
+"""Digests and facts that all ranks must have in common before the first step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are c
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Of every Python file of the package and of the engines, which hold the kernels."""
+    """Return a digest of every Python file of the package and of the engines."""
     root = Path(__file__).resolve().parents[2]
     engines = [Path(str(module.__file__)) for module in (cavs._engine, cavs._cuda)]
     files = [*sorted(root.rglob("*.py")), *engines]
@@ -64,7 +64,7 @@ def _instructions() -> str:
 
 
 def cluster(resources: ResourceSpec | None) -> str:
-    """What ranks compare of a resource specification."""
+    """Return the facts about a resource specification that ranks compare."""
     if resources is None:
         return "none"
     addresses = [node.address for node in resources.nodes]
@@ -74,7 +74,7 @@ def cluster(resources: ResourceSpec | None) -> str:
 
 
 def guesses(batch: GraphBatch) -> bool:
-    """Whether a trace for `batch` guesses types: of features of edges, where there are none."""
+    """True if a trace for `batch` guesses types: those of edge features, if there are no edges."""
     return bool(batch.edge_features) and batch.num_edges == 0
 
 

@@ -71,7 +71,7 @@ def prepare_together(
         lost = context.group is not None and context.group.lost
         if not (lost or context.exchanging is None or context.session.is_new(part.local)):
             executor, inputs, _ = context.ready(part)
-            found.new = executor is not context.exchanging  # whose memory the exchanges send
+            found.new = executor is not context.exchanging  # the exchanges send its memory
     context.stopping |= found.stop
     assert part is not None
     if found.new:

@@ -108,7 +108,7 @@ class Run:
                 self.pieces += handle.wait()
             except CommunicationError as error:
                 lost = lost or error
-            except DeviceError as error:  # of this rank alone; raised on all at the end of the step
+            except DeviceError as error:  # raised on all ranks at the end of the step
                 broken = broken or error
         if lost is not None:
             raise lost

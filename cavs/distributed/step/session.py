@@ -34,7 +34,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     ) -> None:
         super().__init__(session, communicator, strategy, **options)
         self.predicted = ""  # on rank 0: the prediction of `auto`
-        self.writes = 0  # of parameters, from outside
+        self.writes = 0  # count of writes from outside
         self.stale = StaleParameters(self)
         self.synchronous_step = SynchronousStep(self, self.stale)
         self.asynchronous_step = AsynchronousStep(self, self.stale)

@@ -21,7 +21,7 @@ class StaleParameters:
     def __init__(self, context: StepContext) -> None:
         self.context = context
         self._written = True  # from outside: servers must take the parameters as they are
-        self._updates: int | None = None  # of each stale parameter, by a checkpoint
+        self._updates: int | None = None  # count for each parameter, by a checkpoint
 
     def fetch(
         self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int

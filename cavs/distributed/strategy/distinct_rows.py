@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 _EVEN, _POWER = 1e-6, 1e9  # c from even draws to a pure power law
-_LARGEST = 700.0  # whose exponential is a number
+_LARGEST = 700.0  # largest argument of exp
 
 
 def _mean(rate: float, length: float) -> float:

@@ -2,8 +2,8 @@
 
 Follows the representation of AutoDist (Zhang 2020, section 7.3). Everything is immutable, equal by
 value, and written to JSON and back without loss; `Strategy.digest` is what ranks compare before the
-first step. What an expression says can still be wrong for a model or a cluster:
-`cavs.distributed.strategy.verify` finds that out.
+first step. An expression can still be wrong for a model or a cluster: see
+`cavs.distributed.strategy.verify`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
 
-FORMAT = 1  # of a strategy as JSON
+FORMAT = 1  # version of the JSON form
 REDUCTIONS = ("mean", "sum")
 
 
@@ -136,7 +136,7 @@ def register(cls: S) -> S:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What is done with one parameter, or with one shard of it.
+    """Configuration of one parameter, or of one shard of it.
 
     name: of the parameter, ``NAME/part_I`` of a shard. partition: the number of parts of every
     axis; () leaves it whole. placement: the devices that hold the value; it says for the reader
@@ -316,7 +316,7 @@ class Strategy:
         if name not in self._by_name:
             raise ConfigError(
                 f"the strategy says nothing about parameter {name}",
-                hint="build it anew for this model; one that was frozen then stays so: thaw it "
+                hint="build it again for this model; one that was frozen then stays so: thaw it "
                 "before, or resume from a checkpoint, with which a new strategy is made",
             )
         return self._by_name[name]

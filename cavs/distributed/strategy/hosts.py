@@ -87,7 +87,7 @@ def check_hosts(strategy: Strategy, hosts: Sequence[str], *, gpus: bool) -> None
 
 
 def devices_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
-    """What a strategy may name where no resources are given: a CPU for each rank.
+    """Return the devices that a strategy may name without resources: a CPU for each rank.
 
     gpus: and a GPU.
     """

@@ -16,9 +16,8 @@ def without(
 ) -> Strategy:
     """The strategy of the ranks that are left when those of numbers `lost` are gone.
 
-    What they owned goes to the rank that owns the fewest bytes, among those that own parameters
-    alone while there are some. shapes: of the parameters, by name. Raises `ConfigError` if nobody
-    is left to compute.
+    Parameters of lost owners go to the rank that owns the fewest bytes; servers are preferred to
+    replicas. shapes: of the parameters, by name. Raises `ConfigError` if no replica is left.
     """
     graph = strategy.graph
     gone = {graph.ranks[rank] for rank in lost}

@@ -1,4 +1,4 @@
-"""What a model and a batch tell of the parameters: touched rows, gradients that are products."""
+"""Measurement of parameters on a batch: touched rows, gradients that are products."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measured_variables(
 
 
 def trace_of(model: Model, batch: GraphBatch) -> Graph:
-    """What `model` computes of batches like `batch` when it is trained."""
+    """Return the trace of `model` in training on batches like `batch`."""
     schema = {
         name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent)
         for name, spec in batch.feature_schema().items()

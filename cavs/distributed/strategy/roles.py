@@ -1,4 +1,4 @@
-"""Who does what: ranks that compute, ranks that only own parameters, and the hosts they are on."""
+"""Roles of ranks: replicas, servers that only own parameters, and their hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cavs.distributed.strategy import Strategy
 
 
 class Roles:
-    """Of the ranks of `everyone` under a strategy; all ranks make one together.
+    """Roles of the ranks of `everyone` under a strategy; all ranks create it together.
 
     Ranks that only own parameters come after those that compute, as in `GraphConfig.ranks`.
     replicas: the group of ranks that compute (on others, the group of those). local: those of the
@@ -40,12 +40,12 @@ class Roles:
 
     @property
     def rank(self) -> int:
-        """Of this process, among all."""
+        """Number of this process among all ranks."""
         return self.everyone.rank
 
     @property
     def computes(self) -> bool:
-        """Whether this rank runs a replica."""
+        """True if this rank runs a replica."""
         return self.everyone.rank < self.count
 
     @property
@@ -72,7 +72,7 @@ class Roles:
         return sum(c.sent_bytes for c in self._groups)
 
     def leave(self) -> None:
-        """Nobody waits any longer in the groups that are parts of the whole."""
+        """End all waits in the groups that are parts of the whole."""
         for c in self._groups:
             if c is not self.everyone:
                 c.leave()
@@ -80,5 +80,6 @@ class Roles:
 
 
 def leader_of(owner: int, ranks: Sequence[int]) -> int:
-    """Who of `ranks` speaks to an owner for all of them: itself, if it is one of them."""
+    """Return the leader of `ranks`, which exchanges messages with an owner: itself, if it is one of
+    them."""
     return owner if owner in ranks else ranks[0]

@@ -27,7 +27,7 @@ def from_dict(content: Any) -> Strategy:
     if fields["format"] != FORMAT:
         raise ConfigError(
             f"strategy: format is {fields['format']!r}, this version reads {FORMAT}",
-            hint="build it anew with cavs strategy show",
+            hint="build it again with cavs strategy show",
         )
     graph = _fields(fields["graph"], "graph", ("replicas",), ("servers", "gradients"))
     nodes = _list(fields["nodes"], "nodes")

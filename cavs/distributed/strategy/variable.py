@@ -1,4 +1,4 @@
-"""What a strategy must know of a parameter."""
+"""Facts about parameters on which strategies depend."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def variables_of(
 def by_gradient(variables: Sequence[Variable]) -> list[Variable]:
     """In the order in which their gradients are done; where nothing is known, the last one first.
 
-    Those of which nothing is known beside others have no gradient there: they come first.
+    If some are known, the others have no gradient: they come first.
     """
     if all(variable.done is None for variable in variables):
         return list(reversed(variables))

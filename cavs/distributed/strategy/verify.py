@@ -1,4 +1,4 @@
-"""Whether a strategy fits a model and a cluster, before anything runs.
+"""Verification of a strategy for a model and a cluster, before anything runs.
 
 An expression can be well-formed and still not train the model: name devices that do not exist, cut
 a parameter in more parts than it has rows, or keep values where no gradient arrives. Every such

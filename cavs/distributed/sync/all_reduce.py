@@ -199,7 +199,7 @@ class CompressedAllReduce(Exchange):
         (member,) = members
         compressor = parse(member.leaf.compressor)
         assert runtime.strategy is not None
-        if runtime.strategy.graph.gradients == "mean":  # of a sum, divided with the update
+        if runtime.strategy.graph.gradients == "mean":  # the mean is taken with the update
             compressor = compressor.averaged(runtime.roles.count)
         seed = member.parameter
         return cls(member.part, runtime.values, runtime.executor, compressor, seed=seed)

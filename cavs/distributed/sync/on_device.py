@@ -132,7 +132,7 @@ def _ranges(
 ) -> list[tuple[int, int]]:
     """Addresses and elements; as one where nothing but a gap lies between two parts."""
     size, found = values[0].itemsize, list[tuple[int, int]]()
-    whole = False  # whether the part before goes to the end of its gradient
+    whole = False  # True if the part before goes to the end of its gradient
     for part in sorted(parts, key=lambda p: starts[p.parameter] + p.offset * size):
         begin = starts[part.parameter] + part.offset * size
         gap = begin - (found[-1][0] + found[-1][1] * size) if found else GAP

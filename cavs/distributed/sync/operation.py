@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-INDEX_BYTES = 4  # of a row number
+INDEX_BYTES = 4  # bytes of a row number
 HEADER_BYTES = 8  # a count, where sizes differ between ranks
 SMALL = 1 << 14  # bytes: an all-reduce up to here goes up and down a tree, above around a ring
 

@@ -165,7 +165,7 @@ def test_a_single_process_can_wait_concurrently():
     with c.waiting("a sum") as waiting:
         waiting.look()
         error = waiting.hung(0.5)
-    assert str(error).startswith("rank 0 waited 0.5 s in a sum: nobody is missing")
+    assert str(error).startswith("rank 0 waited 0.5 s in a sum: no rank is missing")
 
 
 # ---- processes ----------------------------------------------------------------------------------

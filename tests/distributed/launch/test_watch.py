@@ -71,12 +71,12 @@ def test_a_start_with_all_ranks_inside_hangs(tell):
     tell.now = 106.0
     assert tell.watch.stuck() is None
     tell.now = 106.1
-    assert tell.watch.stuck() == "all ranks stand still in MPI_Init"
+    assert tell.watch.stuck() == "all ranks hang in MPI_Init"
     for rank in range(3):
         tell(rank, "out")
         tell(rank, "in", "MPI_Comm_dup", 5)
     tell.now = 123.0
-    assert tell.watch.stuck() == "all ranks stand still in MPI_Comm_dup"
+    assert tell.watch.stuck() == "all ranks hang in MPI_Comm_dup"
     tell(1, "out")
     assert tell.watch.stuck() is None  # it has begun
     tell(1, "in", "MPI_Comm_dup", 5)

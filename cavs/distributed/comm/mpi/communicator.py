@@ -35,10 +35,10 @@ from cavs.errors import CommunicationError, DeviceError
 
 T = TypeVar("T")
 MINIMUM = (4, 1)
-STANDARD = (3, 0)  # of MPI: matched probes
+STANDARD = (3, 0)  # version of MPI with matched probes
 _EAGER = "OMPI_MCA_btl_tcp_eager_limit"
 _HEADER = 1 << 10
-_BTL = "OMPI_MCA_btl"  # what Open MPI sends messages by
+_BTL = "OMPI_MCA_btl"  # transports of Open MPI
 INSTALL = 'pip install "cavs[mpi]"'
 _SPINS = 400  # polls before the first pause
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
@@ -46,7 +46,7 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
-_ORPHANS: list[Message] = []  # of operations that did not end: MPI may still use their memory
+_ORPHANS: list[Message] = []  # messages of aborted operations, whose memory MPI may still use
 _CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
@@ -122,7 +122,7 @@ class MPICommunicator(Collectives):
         asks: Any = None,
     ) -> None:
         """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
-        of their own. With either of them nobody but this object uses `comm`."""
+        of their own. With either of them only this object uses `comm`."""
         self._mpi: Any = load_mpi(timeout)
         self._is_part, whole = desk is not None, comm is None
         try:
@@ -134,7 +134,7 @@ class MPICommunicator(Collectives):
         except self._mpi.Exception as error:  # MPI names none: it knows of no message yet
             raise CommunicationError(
                 f"a rank is gone before all of them had begun: {error}",
-                hint="look for the first error that a rank printed, and start anew",
+                hint="look for the first error that a rank printed, and start again",
             ) from error
         self._comm: Any = comm
         self._channel = Channel(self._mpi, comm, _CALLS)
@@ -156,7 +156,7 @@ class MPICommunicator(Collectives):
         try:
             self._complete(Requests(self._channel, self._code, sends, receives))
         except (Unlike, CommunicationError, self._mpi.Exception) as error:
-            _ORPHANS.extend((*sends, *receives))  # what does not end keeps its memory
+            _ORPHANS.extend((*sends, *receives))  # an operation that does not end keeps its memory
             if isinstance(error, CommunicationError):
                 raise
             if isinstance(error, Unlike):
@@ -185,7 +185,7 @@ class MPICommunicator(Collectives):
         return cls(f"rank {me} in {self.operation} with ranks {others}: {why}")
 
     def _lost_anyone(self) -> bool:
-        """Whether a rank has died or another has found that out; only ULFM tells."""
+        """True if a rank has died, as far as ULFM reports it here or on another rank."""
         try:
             with _CALLS:
                 return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
@@ -259,7 +259,7 @@ class MPICommunicator(Collectives):
         return made
 
     def _all_made(self, made: bool) -> bool:
-        """Whether all have, and none has died; an MPI without ULFM knows of this rank alone."""
+        """True if all ranks have, and none has died; without ULFM, if this rank has."""
         try:
             return bool(self._comm.Agree(int(made)))
         except (AttributeError, NotImplementedError):
@@ -268,7 +268,7 @@ class MPICommunicator(Collectives):
             return False
 
     def _is_loss(self, error: Any) -> bool:
-        """Whether MPI raised `error` because a rank has died."""
+        """True if MPI raised `error` because a rank has died."""
         return error.Get_error_class() in self._lost or self._lost_anyone()
 
     def leave(self) -> None:

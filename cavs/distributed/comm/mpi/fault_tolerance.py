@@ -1,4 +1,4 @@
-"""Whether ranks survive one another: MPI's user-level failure mitigation has to be switched on."""
+"""Fault tolerance: ranks survive one another if it is switched on in MPI (ULFM)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cavs.distributed.comm.launcher_pipe import ends_all
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.errors import ConfigError
 
-_SWITCH = "OMPI_MCA_mpi_ft_enable"  # what ``mpirun --with-ft ulfm`` sets for the ranks
+_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set for the ranks by ``mpirun --with-ft ulfm``
 _ON = ("1", "true", "yes", "enabled", "t", "y")
 
 

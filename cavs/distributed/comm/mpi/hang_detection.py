@@ -28,12 +28,13 @@ _PAUSE = 1e-3  # seconds between two looks for answers
 
 
 class MPIDesk(Desk):
-    """Of this process. comm: of its own. calls: held for each call of MPI, by all of the process.
+    """The desk of this process. comm: used by it alone. calls: a lock on MPI, for all of the
+    process.
 
     names: the number in the world of every rank of `comm`.
     """
 
-    # Of the process:
+    # State of the process:
     _waits: ClassVar[list[Waiting]] = []
     _found: ClassVar[dict[int | str, Found]] = {}  # by the serial of a wait, or by a group
     _desks: ClassVar[weakref.WeakSet[MPIDesk]] = weakref.WeakSet()
@@ -50,7 +51,7 @@ class MPIDesk(Desk):
         self._coming: list[tuple[Any, Array, int, int]] = []
         self._questions = itertools.count()
         self._answers: dict[int, dict[int, list[Wait]]] = defaultdict(dict)
-        self.missed = False  # whether MPI has told here that a rank is gone
+        self.missed = False  # True if MPI has reported here that a rank is gone
         with calls:
             self._desks.add(self)
 
@@ -89,7 +90,7 @@ class MPIDesk(Desk):
         return self._found.pop(serial, None) or self._found.get(group)
 
     def revoke(self) -> None:
-        """Nobody asks here any more."""
+        """Stop answering: no rank asks here any more."""
         with self._calls:
             self._desks.discard(self)
             self._comm.Revoke()
@@ -98,7 +99,7 @@ class MPIDesk(Desk):
 
     def _send(self, name: int, tag: int, value: Any) -> None:
         data = json.dumps(value).encode()
-        with contextlib.suppress(self._mpi.Exception), self._calls:  # who is gone needs no answer
+        with contextlib.suppress(self._mpi.Exception), self._calls:  # a dead rank needs none
             self._leaving = [(r, text) for r, text in self._leaving if not r.Test()]
             request = self._comm.Isend([data, self._mpi.BYTE], self._ranks[name], tag)
             self._leaving.append((request, data))

@@ -1,4 +1,4 @@
-"""Messages that MPI has been given, and what to say of those that nobody here can receive.
+"""Pending messages of MPI, and the detection of those that no operation here receives.
 
 The tag of a message says what it is: a number, its dtype and its size. One that is not what a rank
 expects stays where it is, where the rank finds it once it has waited for a while. Open MPI writes
@@ -18,9 +18,9 @@ from cavs.distributed.comm.messages import DTYPES, Code, Message, label_of
 
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
-# link then take turns. Receives are posted first here, so nobody need ask.
+# link then take turns. Receives are posted first here, so that no rank needs to ask.
 PIECE = 4 << 20
-_NUMBERS = 3  # at least, before they begin anew
+_NUMBERS = 3  # at least, before the numbers repeat
 _MORE = PIECE + 1  # stands for the size of a piece that another one follows
 
 
@@ -34,7 +34,7 @@ class Unlike(Exception):
 
 
 class Channel:
-    """Messages over `comm`, which nobody else uses. calls: held for each call of MPI.
+    """Messages over `comm`, which nothing else uses. calls: held for each call of MPI.
 
     Messages from one rank to another are numbered, so that one that is never received does not let
     another take its place.
@@ -74,9 +74,9 @@ class Requests:
     ) -> None:
         self._channel, self._mpi = channel, channel.mpi
         self._testall = channel.mpi.Request.Testall
-        self._requests: list[Any] = []  # of receives first, as in `_messages`
+        self._requests: list[Any] = []  # receives first, as in `_messages`
         self._messages: tuple[Message, ...] = (*receives, *sends)
-        self._tags: list[int] = []  # of each that comes
+        self._tags: list[int] = []  # one for each receive
         self._found: tuple[int, int, int] | None = None
         comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
         with channel.calls:
@@ -89,19 +89,19 @@ class Requests:
                     requests.append(comm.Isend([piece, byte], to, tag))
 
     def test(self) -> bool:
-        """Whether all have ended; raises what MPI does."""
+        """Return True if all have ended; raises the errors of MPI."""
         with self._channel.calls:
             return bool(self._testall(self._requests))
 
     def look(self) -> None:
         """Unlike if something has come that is in the way of what is expected, at the second look.
 
-        Until then what is expected may still be on its way beside it.
+        Until then the expected message may still be on its way.
         """
         channel, posted, status = self._channel, self._posted(), self._mpi.Status()
         found: tuple[int, int, int] | None = None
         with channel.calls:
-            first: dict[int, int] = {}  # of each source: MPI gives it what comes next
+            first: dict[int, int] = {}  # by source, whose next message MPI matches with it
             for i in self._open():
                 if i < len(self._tags):
                     first.setdefault(posted[i][1][1], i)

@@ -302,7 +302,7 @@ class NCCLCommunicator(NCCLGroup):
 
 
 class _Block:
-    """Memory that goes back when nobody has it any more."""
+    """Memory that is freed with its last reference."""
 
     def __init__(self, memory: CupyMemory, nbytes: int) -> None:
         self.address, self._memory = memory.allocate(nbytes), memory

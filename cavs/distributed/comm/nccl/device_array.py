@@ -122,7 +122,7 @@ class DeviceArray:
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether rows follow one another without a gap; axes of one element may say anything."""
+    """True if rows are consecutive; strides of axes of one element do not matter."""
     expected = itemsize
     for length, stride in reversed(list(zip(shape, strides, strict=True))):
         if length > 1 and stride != expected:

@@ -1,8 +1,8 @@
 """GPUs of one rank each as a group of CuPy's NCCL: how it is made, and how it ends.
 
 NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but to make the
-group. What fails is found when the stream is waited for, or at the next call, and `abort` ends what
-others never join.
+group. Errors are found when the stream is waited for, or at the next call; `abort` ends operations
+that other ranks never join.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class NCCLGroup(ProcessLocal):
 
     @property
     def _name(self) -> int:
-        """Of this rank in the world."""
+        """Number of this rank in the world."""
         return self.names[self.rank]
 
     @property
@@ -150,7 +150,7 @@ class NCCLGroup(ProcessLocal):
 
     @property
     def alive(self) -> bool:
-        """Whether the group has been neither given up nor closed."""
+        """True if the group has been neither given up nor closed."""
         return self._comm is not None
 
     @property
@@ -169,7 +169,7 @@ class NCCLGroup(ProcessLocal):
         return int(number)
 
     def grouped(self, launch: Callable[[], None]) -> None:
-        """What `launch` calls, as one operation; ended too if a call is refused."""
+        """A block whose calls are one operation, which ends even if a call is refused."""
         self._nccl.groupStart()
         try:
             launch()

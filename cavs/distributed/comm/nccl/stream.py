@@ -49,8 +49,8 @@ class NCCLStream:
         self._launches = Progress()
         self._last: Asked | None = None
         self._turn, self._waits = threading.RLock(), True
-        self._kept: list[DeviceArray] = []  # what NCCL may still read or write
-        self._peers: set[int] = set()  # of what it may still be at
+        self._kept: list[DeviceArray] = []  # arrays that NCCL may still access
+        self._peers: set[int] = set()  # of its pending operations
         self._broken: CommunicationError | DeviceError | None = None
 
     def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Started[T]:
@@ -71,7 +71,7 @@ class NCCLStream:
         calls: Callable[[Any, int], None],
         peers: Sequence[int] | None = None,
     ) -> None:
-        """What `calls` asks of CuPy's communicator on a stream, as one operation.
+        """Run `calls` on CuPy's communicator on a stream, as one operation.
 
         arrays: what it reads and writes. peers: the ranks that it is with, unless all.
         """
@@ -104,7 +104,7 @@ class NCCLStream:
         return event
 
     def reached(self, last: Asked | None) -> bool:
-        """Whether `finish` would return, or raise, at once."""
+        """True if `finish` would return, or raise, at once."""
         if last is None or not self._group.alive:
             return True
         job = last.handing

@@ -1,4 +1,4 @@
-"""What a strategy builder is, and how one is found by name or in a file of the user's own."""
+"""Strategy builders, found by name or in a file of the user."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _from_file(path: Path, name: str) -> type[Builder]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    with _own_line(f"{path} cannot be loaded", spec.name, "mend the file"):
+    with _own_line(f"{path} cannot be loaded", spec.name, "fix the file"):
         spec.loader.exec_module(module)
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, Builder)):
@@ -130,14 +130,14 @@ def _from_file(path: Path, name: str) -> type[Builder]:
 
 @contextmanager
 def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
-    """What code of the user's `module` raises is a `ConfigError` that names its line there."""
+    """Turn errors of the user's `module` into a `ConfigError` that names its line there."""
     try:
         yield
     except CavsError:
         raise
     except Exception as error:
         if module.partition(".")[0] == "cavs":
-            raise  # ours: nothing that the user could mend
+            raise  # an error of cavs, which the user cannot fix
         file, said = getattr(sys.modules.get(module), "__file__", None), str(error)
         frames = traceback.walk_tb(error.__traceback__)
         lines = [(file, line) for frame, line in frames if frame.f_code.co_filename == file]
@@ -156,7 +156,7 @@ def build(
     chosen = find(builder) if isinstance(builder, str) else builder
     if not variables:
         raise ConfigError("the model has no trainable parameter", hint="there is nothing to share")
-    with _own_line(f"builder {chosen}", type(chosen).__module__, "mend its method build"):
+    with _own_line(f"builder {chosen}", type(chosen).__module__, "fix its method build"):
         strategy = chosen.build(variables, resources)
     if not isinstance(strategy, Strategy):
         raise ConfigError(

@@ -81,7 +81,7 @@ class _Partitioned(CollectiveBuilder):
         raise NotImplementedError
 
     def seeded(self) -> random.Random:
-        """What draws axes."""
+        """Seed of the axes."""
         return random.Random(0)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:

@@ -44,7 +44,7 @@ class Parallax(ServerBuilder):
 def factors_pay(shape: Sequence[int], pairs: float, workers: int, servers: int) -> bool:
     """Poseidon's rule for a gradient of a matrix of `shape` that is a sum of `pairs` products.
 
-    Whether a worker that is a server too moves fewer numbers by broadcasting its factors than
+    True if a worker that is also a server moves fewer numbers by broadcasting its factors than
     through the servers (Zhang et al. 2017, Table 1). One worker moves nothing either way: no.
     """
     if workers <= 1:

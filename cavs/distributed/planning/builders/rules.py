@@ -88,7 +88,7 @@ def all_replicas(resources: ResourceSpec) -> GraphConfig:
 
 
 def owners(resources: ResourceSpec, graph: GraphConfig) -> tuple[str, ...]:
-    """Where servers can be beside the replicas of `graph`: a CPU device of each process.
+    """Return where servers can run with the replicas of `graph`: a CPU device of each process.
 
     The devices that run no replica are all served by the first process of their node: load that is
     spread over them would stay in one place.
@@ -100,7 +100,7 @@ def owners(resources: ResourceSpec, graph: GraphConfig) -> tuple[str, ...]:
 
 
 def is_hierarchical(graph: GraphConfig) -> bool:
-    """Whether a first sum inside the nodes saves messages between them."""
+    """True if a first sum inside the nodes saves messages between them."""
     replicas = Counter(node_of(device) for device in graph.replicas)
     return len(replicas) > 1 and max(replicas.values()) > 1
 

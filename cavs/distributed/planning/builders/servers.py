@@ -27,7 +27,7 @@ from cavs.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ServerBuilder(Builder):
-    """What all of them take.
+    """Options of all of them.
 
     local_replication: a node fetches dense values once for all its replicas. sync, staleness: see
     `ParameterServer`. two_level: replicas of a node first sum among themselves; None: where nodes
@@ -49,7 +49,7 @@ class ServerBuilder(Builder):
         one_of(self, "two_level", (None, False, True))
 
     def graph_and_servers(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
-        """Who runs a replica, and which devices own parameters."""
+        """Return the graph of replicas and servers, and the devices that own parameters."""
         devices = resources.replicas
         if not self.servers:
             graph = GraphConfig(replicas=devices)
@@ -60,8 +60,8 @@ class ServerBuilder(Builder):
                 "none to compute",
                 hint=f"give at most {len(devices) - 1}",
             )
-        apart = devices[-self.servers :]
-        return GraphConfig(replicas=devices[: -self.servers], servers=apart), apart
+        servers = devices[-self.servers :]
+        return GraphConfig(replicas=devices[: -self.servers], servers=servers), servers
 
     def server(self, destination: str, variable: Variable, graph: GraphConfig) -> ParameterServer:
         """The synchroniser of a parameter, or a part of it, owned by `destination`."""
@@ -160,7 +160,7 @@ class UnevenPartitionedPS(_Partitioned):
 class BytePS(ServerBuilder):
     """Load-balanced servers on the nodes without GPUs, which run no replica (Jiang et al. 2020).
 
-    Where all nodes have GPUs, or none has, every node is a server beside its replicas.
+    Where all nodes have GPUs, or none has, every node is a server and runs its replicas.
     """
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:

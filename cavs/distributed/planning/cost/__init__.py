@@ -1,4 +1,4 @@
-"""What a strategy costs: bytes on the wire, predicted time, simulation, and the choice by them."""
+"""The cost of a strategy: bytes on the wire, predicted time, and simulation."""
 
 from cavs.distributed.planning.cost.calibrate import calibrate, cards
 from cavs.distributed.planning.cost.plan import bytes_by_rank, plan

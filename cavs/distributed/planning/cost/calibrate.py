@@ -80,9 +80,9 @@ def cards(
     if (count := len(nodes)) < 3:
         return {}
     first = [addresses.index(node) for node in nodes]
-    found = np.zeros(count)  # of each node with the next one
+    found = np.zeros(count)  # links of each node with the next one
     array = np.zeros(_LARGE // 8)
-    for turn in range(3):  # of three links in a row, no two at once; the last one alone if need be
+    for turn in range(3):  # three rounds, so that no node uses two links at once
         communicator.all_reduce(np.zeros(1))  # ranks begin together
         for i in range(count):
             here = 2 if i == count - 1 and count % 2 else i % 2

@@ -83,7 +83,7 @@ class Cluster:
         )
 
     def measure(self, operation: Operation) -> tuple[Occupation, Cost]:
-        """What an operation occupies, and the terms of the model for it."""
+        """Return the ports that an operation occupies, and its terms of the model."""
         if isinstance(operation.nbytes, tuple):
             occupied = self._occupation(operation)
             return occupied, self._cost(operation, occupied)
@@ -105,7 +105,7 @@ class Cluster:
         )
 
     def _common(self, operation: Operation) -> bool:
-        """Whether it is summed in memory that all its ranks see."""
+        """True if it is summed in memory that all its ranks see."""
         near = len(np.unique(self.node_of_rank[list(operation.ranks)])) == 1
         seen = operation.in_place and self.network.common_bandwidth > 0
         return seen and near and not operation.is_tree

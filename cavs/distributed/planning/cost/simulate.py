@@ -1,11 +1,11 @@
 """A discrete simulation of one training step: compute, network and how they overlap.
 
-Every port (the network card of each node, the local port of each rank; sending and receiving
-apart) serves operations in the order in which they become ready. An operation is done when the last
-port it uses has served it, and the ranks have handled its messages, one after another. So chains to
-different servers run side by side, chains to one server queue up, many small messages cost more
-than few large ones, and what is sent while backward still runs costs nothing. New values of
-synchronous servers are never that: they leave when the whole step has been computed and reduced,
+Every port (the network card of each node, the local port of each rank; one to send and one to
+receive) serves operations in the order in which they become ready. An operation is done when the
+last port it uses has served it, and the ranks have handled its messages, one after another. So
+chains to different servers run side by side, chains to one server queue up, many small messages
+cost more than few large ones, and what is sent while backward still runs costs nothing. New values
+of synchronous servers are never that: they leave when the whole step has been computed and reduced,
 because it counts whole or not at all. Work is linear in operations times ports, in NumPy, so that
 thousands of ranks take seconds.
 """
@@ -112,7 +112,7 @@ def simulate(
     pulls = [_pull(chain) for chain in chains]
     reducing = sum(chain.waits for chain in chains)  # chains whose sums are not all there
     applied = compute.seconds  # when the update is made, as far as is known
-    held: list[tuple[int, int]] = []  # what new values of synchronous servers wait for it
+    held: list[tuple[int, int]] = []  # operations of new values, which wait for it
     while queue:
         now, i, index = heapq.heappop(queue)
         finished[i] = now

@@ -12,19 +12,19 @@ from collections.abc import Iterable
 
 
 class Clocks:
-    """Of one group of parameters. staleness: None sets no bound."""
+    """Clocks of one group of parameters. staleness: None sets no limit."""
 
     def __init__(self, workers: Iterable[int], staleness: int | None) -> None:
         self.staleness = staleness
         self.of = dict.fromkeys(workers, 0)
-        self.away: set[int] = set()  # came to a meeting; nobody waits for them
+        self.away: set[int] = set()  # have settled; no rank waits for them
 
     def finish(self, worker: int) -> None:
         """One more step of `worker` is applied."""
         self.of[worker] += 1
 
     def may_begin(self, step: int) -> bool:
-        """Whether a worker may begin `step`."""
+        """Return True if a worker may begin `step`."""
         if self.staleness is None:
             return True
         return all(
@@ -37,11 +37,11 @@ class Clocks:
 
     @property
     def all_away(self) -> bool:
-        """Whether every worker has left."""
+        """True if every worker has left."""
         return len(self.away) == len(self.of)
 
-    def meet(self) -> int:
-        """All have left and go on from here, at the clock of the furthest."""
+    def synchronise(self) -> int:
+        """Let all go on from the clock of the furthest, after all have left."""
         furthest = max(self.of.values())
         self.of = dict.fromkeys(self.of, furthest)
         self.away.clear()

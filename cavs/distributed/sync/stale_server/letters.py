@@ -1,7 +1,7 @@
-"""What workers and owners of stale parameters write to each other.
+"""Letters between workers and owners of stale parameters.
 
-The first word of a letter is its kind, the second the phase: counted up when all parameters are
-written anew (a checkpoint is loaded), so that nothing from before is applied after.
+The first word of a letter is one of these numbers, the second the phase, which increases when all
+parameters are written (a checkpoint is loaded), so that no earlier letter is applied after it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ VALUES = 3  # clock, group; dense values side by side, then rows and values of e
 SETTLE = 4  # clock. This worker makes no more steps until all have settled
 FINAL = 5  # clock, group, round, updates; as VALUES, after all was applied; nothing if known
 ASK = 6  # how far are your workers?
-ANSWER = 7  # for each worker its clock, or -1 where nobody waits for it
+ANSWER = 7  # for each worker its clock, or -1 if no rank waits for it
 FAIL = 8  # the text of an error
 STOP = 9  # the number of steps that the sender has promised to make
 WAKE = 10  # to oneself: a new phase has begun
 
-ALWAYS = (ASK, ANSWER, FAIL, STOP, WAKE)  # of any phase
+ALWAYS = (ASK, ANSWER, FAIL, STOP, WAKE)  # valid in any phase
 
 Post = Callable[[int, Sequence[int], Sequence[Array]], None]

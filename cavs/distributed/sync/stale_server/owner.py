@@ -20,7 +20,7 @@ from cavs.distributed.sync.stale_server.letters import FINAL, VALUES, Post
 
 
 class Owner:
-    """What `rank` owns of `layout`.
+    """Part of a `layout` that `rank` owns.
 
     workers: the ranks that write to this one, and whom each writes for: all that hear the answer.
     values, states: all parameters, flat, and all optimiser states. The parts owned here are copied
@@ -58,7 +58,7 @@ class Owner:
         self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}
         self.staged: dict[int, list[tuple[int, Unit, Piece]]] = {w: [] for w in workers}
         self.updates = self.settled_at = updates  # made, and known by all since the last meeting
-        # Of tables: at which update every row changed last, and up to which each rank was told.
+        # Per table: the update in which each row changed last, and up to which each rank has it.
         self.changed = {
             u.number: np.zeros(u.rows[1] - u.rows[0], np.int64) for u in units if u.rows is not None
         }
@@ -122,7 +122,7 @@ class Owner:
             return
         self.rounds += 1
         for group in self.groups:
-            clock = self.clocks[group.number].meet()
+            clock = self.clocks[group.number].synchronise()
             for rank in self.ranks:
                 words = [FINAL, 0, clock, group.number, self.rounds, self.updates]
                 news = self.updates > self.settled_at
@@ -168,7 +168,7 @@ class Owner:
         return max((max(clocks.of.values()) for clocks in self.clocks.values()), default=0)
 
     def standing(self) -> list[int]:
-        """The clock of every worker, -1 where nobody waits for it."""
+        """Return the clock of every worker, -1 if no rank waits for it."""
         clocks = next(iter(self.clocks.values()))
         return [-1 if w in clocks.away else clock for w, clock in clocks.of.items()]
 

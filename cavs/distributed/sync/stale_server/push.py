@@ -1,4 +1,4 @@
-"""The exchange of stale parameters: gradients leave for their owners, and nobody waits."""
+"""The exchange of stale parameters: gradients go to their owners, and no rank waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StalePush(OwnerExchange):
     ) -> None:
         super().__init__(parameters, values)
         self.servers, self.roles = servers, roles
-        self.own: list[Piece] = []  # what this rank pushes, for its norm
+        self.own: list[Piece] = []  # gradients that this rank pushes, for its norm
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """See `Exchange`; nothing comes back that this rank would apply."""

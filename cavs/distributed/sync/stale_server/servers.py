@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.distributed.comm.agreement import agreed
+from cavs.distributed.comm.agreement import agreed, failed_elsewhere
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
 from cavs.distributed.strategy.roles import leader_of
@@ -31,7 +31,7 @@ _GRACE = 3.0  # seconds that an owner has to say how far the workers are
 
 
 class StaleServers:
-    """Of one rank; all ranks make one together.
+    """Servers and worker of one rank; all ranks create them together.
 
     values: all parameters, flat: what this rank computes with. workers: the ranks that make steps.
     teams: those of them that make each step together; one of a team speaks to each owner, with the
@@ -56,9 +56,9 @@ class StaleServers:
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
         self.phase = self.clock = self.steps = self.rounds = self.attempt = 0
-        self.settled, self._awaits = True, False  # whether answers to a commit are to come
+        self.settled, self._awaits = True, False  # True if answers to a commit are pending
         self._owner: Owner | None = None
-        self._early: list[Letter] = []  # of a phase that has not begun here
+        self._early: list[Letter] = []  # letters of a phase that has not begun here
         self._inbox: list[Letter] = []  # values that have not been read
         self._answers: dict[int, tuple[int, ...]] = {}
         self._promised, self._told_stop = 1, False
@@ -82,7 +82,7 @@ class StaleServers:
 
     @property
     def is_worker(self) -> bool:
-        """Whether this rank makes steps."""
+        """True if this rank makes steps."""
         return self.rank in self.workers
 
     @property
@@ -172,7 +172,7 @@ class StaleServers:
         return self._read()
 
     def _told(self, word: int, value: int) -> bool:
-        """Whether there is a letter of every group that has `value` there."""
+        """True if a letter of every group has `value` as this word."""
         told = {x.words[3] for x in self._inbox if len(x.words) > word and x.words[word] == value}
         return len(told) == len(self.layout.groups)
 
@@ -209,7 +209,7 @@ class StaleServers:
                     table[every[unit.owner]] = values[unit.owner]
 
     def stops(self, requested: bool) -> bool:
-        """Whether to stop after this step: after one that all ranks agree on, once one asks."""
+        """Return True to stop after this step, on which all ranks agree once one requests it."""
         if not self.is_worker:
             return self._stops_serving()
         with self.changed:
@@ -223,17 +223,17 @@ class StaleServers:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a worker has asked to stop; all ranks know it once they have stopped."""
+        """True if a worker has requested a stop; all ranks know it once they have stopped."""
         return bool(self._stops)
 
     def go_on(self) -> None:
-        """All have stopped and settled: nobody has asked to stop again."""
+        """Clear the request to stop, after all ranks have stopped and settled."""
         with self.changed:
             self._stops, self._told_stop = {}, False
             self._promised = self.steps + 1
 
     def _stops_serving(self) -> bool:
-        """As `stops`, where no steps are made: keeps beside the furthest worker."""
+        """As `stops` on a rank without steps, which follows the furthest worker."""
         owner = self._owner
         assert owner is not None
 
@@ -256,7 +256,7 @@ class StaleServers:
     # ---- waiting and failing -------------------------------------------------------------------
 
     def _wait(self, ready: Callable[[], bool], why: str) -> None:
-        """Until `ready`, or this rank or another failed, or workers stand still for too long."""
+        """Wait until `ready`, or a rank fails, or no worker makes progress for too long."""
         before: Mapping[int, Sequence[int]] | None = None
         behind: dict[int, str] = {}
 
@@ -313,7 +313,7 @@ class StaleServers:
             self.changed.notify_all()
         if isinstance(error, LostPeerError):
             return
-        with contextlib.suppress(CommunicationError):  # who has gone need not hear of it
+        with contextlib.suppress(CommunicationError):  # a rank that is gone need not learn of it
             self._tell_others([letters.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
 
     def leave(self) -> None:
@@ -376,7 +376,7 @@ class StaleServers:
             self.changed.notify_all()
 
     def _answer(self, to: int, words: Sequence[int], arrays: Sequence[Array]) -> None:
-        """What an owner writes, with the phase filled in."""
+        """Post a letter of an owner, with the phase filled in."""
         self._post(to, [words[0], self.phase, *words[2:]], [a.reshape(-1) for a in arrays])
 
     def _hear(self, letter: Letter) -> None:
@@ -392,11 +392,8 @@ class StaleServers:
                     self._stops[letter.source] = letter.words[2]
                     self._announce()
                 case letters.FAIL if self.failed is None:
-                    error = CommunicationError(
-                        f"another rank failed\n  rank {self.names[letter.source]}: {letter.text()}",
-                        hint="mend what it says; this rank is well",
-                    )
-                    self.failed = agreed(error)
+                    text = f"rank {self.names[letter.source]}: {letter.text()}"
+                    self.failed = agreed(failed_elsewhere([text]))
             self.changed.notify_all()
 
     def _post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
