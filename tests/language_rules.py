@@ -95,12 +95,13 @@ def private_words(text: str, found: list[Prose]) -> list[str]:
 CODE = ("cavs/", "csrc/", "cuda/", "models/")
 RESERVED = {
     "place": "cavs/ir cavs/ops cavs/passes cavs/compiler csrc/exec cuda",
-    "stage": "cavs/passes cavs/compiler cavs/runtime cavs/inspect cavs/cuda csrc/exec "
-    "csrc/bindings cavs/_engine.pyi cuda",
+    "stage": "cavs/passes cavs/compiler cavs/distributed/strategy cavs/runtime cavs/inspect "
+    "cavs/cuda csrc/exec csrc/bindings cavs/_engine.pyi cuda",
     "factors": "cavs/ir cavs/distributed csrc/exec csrc/bindings cavs/_engine.pyi cavs/_cuda.pyi "
     "cuda",
     "kind": "cavs/ir cavs/ops cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
-    "cavs/distributed/step csrc/schedule csrc/exec csrc/bindings cavs/_engine.pyi cuda",
+    "cavs/distributed/step cavs/distributed/sync/stale_server csrc/schedule csrc/exec "
+    "csrc/bindings cavs/_engine.pyi cuda",
     "bound": "cavs/runtime cavs/inspect csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
     "csrc/bindings cuda",
@@ -109,7 +110,7 @@ RESERVED = {
 }
 # Words of Python, NumPy, C++ and CUDA.
 LANGUAGE_WORDS = re.compile(
-    r"\bbound=|dtype\.kind|__launch_bounds__|(?:upp|low)er_bound|(?i:in_?place)"
+    r"\bbound=|dtype\.kind|kind=.stable|__launch_bounds__|(?:upp|low)er_bound|(?i:in_?place)"
 )
 
 
@@ -141,24 +142,25 @@ def reserved_words(path: str, text: str) -> list[str]:
 PLAIN = set(
     words(
         """
-        access all architecture array at attention attribute axis b back backward
+        access all architecture array at attention auto attribute axis b back backward
         balance balancer balancing base batch benchmark binary binding bit block body
         bracket branch broadcast bucket build builder byte cache cached candidate cast
-        cell chain channel choose clock cluster code codegen collate collective comm
+        cell chain channel choose clock cluster code codegen collate collective comm common
         communication communicator compile compiled compiler compressed compression
         compute config constant context copy cosine cost count cross csrc data decay
         decision deferred dense device differentiate distributed doc driver dropout edge
         elastic embedding empty end engine entropy entry error eval evaluator exec
-        executor explanation exponential expression failed feedback fit float fold for
+        executor explanation exponential expression fact failed feedback fit float fold for
         forward from frontend function gathered gpu grad gradient group handle host
         hybrid identity index insert inspect interned interrupt into item job kernel key
         label labelled launch layer layout library like line linear load loader local
         lock lookup loop loss lost lowering mailbox map match matmul max measure
-        measured memory merge merged merging metric model module moved multiword network
+        measured memory memoryless merge merged merging message metric mismatch model
+        module moved multiword network
         nn no norm number numerics of on one op operand operation optimizer option order
         origin outcome output owner pair parameter parameterized parsed part partition
         partitioned peer pending persistent pickling piece plan planning plateau point
-        port prediction predictor prepared problem process product profiler progress
+        port prediction predictor prepared pricing problem process product profiler progress
         push pushed queue random read reader recorded recurrence reduce reduced refusal
         register repeat repeatable replicate report request resource restrict result
         resume retry rival role round rule run runtime sample save scale sentence serial

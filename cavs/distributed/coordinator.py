@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
-from cavs.distributed.balance.shards import Collate, Division, collate_of
+from cavs.distributed.balance.shards import Collate, LoaderSplit, collate_of
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.error_reports import ErrorReports
@@ -183,7 +183,7 @@ class RankCoordinator:
             )
         # A cached batch is sharded again whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
-        division = Division(session.position, split, ahead)
+        division = LoaderSplit(session.position, split, ahead)
         train.collate = collate_of(train.undivided, division, training.collate)
         training.collate = train.collate
         self.feedback.reset()

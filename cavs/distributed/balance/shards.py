@@ -235,7 +235,7 @@ def _present(graph: Graph, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Division:
+class LoaderSplit:
     """How a loader makes this rank's part of its batches.
 
     ahead: how many batches it makes before the step at hand ends. A split that must have learned of
@@ -259,7 +259,7 @@ class Collate:
     division: may be replaced by another while the loader's thread calls it.
     """
 
-    def __init__(self, division: Division, whole: Callable[..., Any]) -> None:
+    def __init__(self, division: LoaderSplit, whole: Callable[..., Any]) -> None:
         self.division, self.whole = division, whole
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch | WholeBatch:
@@ -273,7 +273,7 @@ class Collate:
         return self.whole(graphs, np.array(ids, np.int64))
 
 
-def collate_of(whole: Callable[..., Any], division: Division, last: Collate | None) -> Collate:
+def collate_of(whole: Callable[..., Any], division: LoaderSplit, last: Collate | None) -> Collate:
     """Return the collate function of these parts: `last` if it is equal, as a loader may cache its
     batches."""
     if last is not None and (last.whole, last.division) == (whole, division):

@@ -23,8 +23,8 @@ from cavs.distributed.comm.checks import (
     even_counts,
     offsets,
 )
-from cavs.distributed.comm.common_memory import Common
-from cavs.distributed.comm.hang_detection import Desk, Known, Waiting, nothing
+from cavs.distributed.comm.common_memory import CommonMemory
+from cavs.distributed.comm.hang_detection import Known, PendingWait, WaitRegister, nothing
 from cavs.distributed.comm.interfaces import Array, Handle
 from cavs.distributed.comm.messages import Code, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
@@ -52,7 +52,7 @@ class Collectives(ProcessLocal, ABC):
         *,
         timeout: float,
         overlaps: bool = True,
-        desk: Desk,
+        desk: WaitRegister,
         group: str,
     ) -> None:
         self._rank, self._size, self.timeout = rank, len(names), timeout
@@ -64,7 +64,7 @@ class Collectives(ProcessLocal, ABC):
         self._deferring = False  # True if the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
-        self._common: list[Common] = []
+        self._common: list[CommonMemory] = []
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation, self._code = "nothing yet", Code.BARRIER
@@ -109,7 +109,7 @@ class Collectives(ProcessLocal, ABC):
         operation: str,
         peers: Callable[[], Iterable[int]] | None = None,
         known: Known = nothing,
-    ) -> Waiting:
+    ) -> PendingWait:
         """See `Communicator`."""
         group = f"{self._group} aside"
         return self._waiting(group, 0, operation, peers or self._others, known)
@@ -121,11 +121,11 @@ class Collectives(ProcessLocal, ABC):
         operation: str,
         peers: Callable[[], Iterable[int]],
         known: Known = nothing,
-    ) -> Waiting:
+    ) -> PendingWait:
         def named() -> list[int]:
             return [self._names[r] for r in peers()]
 
-        return Waiting(self._desk, group, begun, operation, named, self._check_alive, known)
+        return PendingWait(self._desk, group, begun, operation, named, self._check_alive, known)
 
     def _others(self) -> list[int]:
         return [r for r in range(self._size) if r != self._rank]
@@ -235,7 +235,7 @@ class Collectives(ProcessLocal, ABC):
         found = self._map_common(nbytes) if self._size > 1 else None
         if found is None:
             return None
-        self._common.append(Common(found, self._rank))
+        self._common.append(CommonMemory(found, self._rank))
         return found[self._rank]
 
     def _map_common(self, nbytes: int) -> list[Array] | None:

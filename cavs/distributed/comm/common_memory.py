@@ -23,7 +23,7 @@ _NAME = "cavs"
 _TOKEN = 32  # bytes, behind the memory: by them a rank knows that it maps the right file
 
 
-class Common:
+class CommonMemory:
     """Memory of every rank, by rank, as rank `rank` knows it: its own only while it is used."""
 
     def __init__(self, memory: Sequence[Array], rank: int) -> None:

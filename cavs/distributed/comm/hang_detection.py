@@ -45,14 +45,14 @@ Known = Callable[[int], str]
 Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that do not answer
 
 
-class Found(NamedTuple):
+class WaitResult(NamedTuple):
     """Result of the search of rank `source`."""
 
     source: int
     text: str
 
 
-class Desk:
+class WaitRegister:
     """Where a rank says what it waits for, and asks others. This one is of a rank all alone.
 
     number: of the rank in the world, as in whatever is said here.
@@ -60,7 +60,7 @@ class Desk:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.waits: list[Waiting] = []
+        self.waits: list[PendingWait] = []
 
     def own(self) -> list[Wait]:
         """Return the waits of this rank."""
@@ -79,20 +79,20 @@ class Desk:
         text: who is to blame.
         """
 
-    def told(self, group: str, serial: int) -> Found | None:
+    def told(self, group: str, serial: int) -> WaitResult | None:
         """Return the result of another rank that ends a wait, if there is one."""
         return None
 
 
 @dataclass(eq=False)
-class Waiting:
+class PendingWait:
     """A wait of this rank, told while it lasts; one given up until the next of that group.
 
     peers: whom it waits for by now; called on any thread. check: raises if no rank can come any
     more. known: what is known of a rank of the world that is behind, or nothing.
     """
 
-    desk: Desk
+    desk: WaitRegister
     group: str
     begun: int
     operation: str
@@ -109,7 +109,7 @@ class Waiting:
         peers = tuple(sorted(self.peers()))
         return Wait(self.group, self.begun, self.operation, peers, self.over, self.serial)
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> PendingWait:
         waits = self.desk.waits
         for other in tuple(waits):
             if other.over and other.group == self.group:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from cavs.distributed.comm.hang_detection import Waiting
+from cavs.distributed.comm.hang_detection import PendingWait
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.errors import CommunicationError
 
@@ -177,7 +177,7 @@ class Communicator(Operations[Array], Protocol):
         operation: str,
         peers: Callable[[], Iterable[int]] | None = None,
         known: Callable[[int], str] = ...,
-    ) -> Waiting:
+    ) -> PendingWait:
         """Return a wait outside of the operations, a context in which others learn of it when they
         ask.
 

@@ -151,7 +151,7 @@ class Mailbox(ABC):
             self.changed.notify_all()
 
 
-class LonelyMailbox(Mailbox):
+class SingleMailbox(Mailbox):
     """The mailbox of a single rank."""
 
     def _deliver(self, to: int, coded: Array) -> None:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from cavs.distributed.comm.collectives import Collectives
-from cavs.distributed.comm.hang_detection import Desk
-from cavs.distributed.comm.mailbox import LonelyMailbox
+from cavs.distributed.comm.hang_detection import WaitRegister
+from cavs.distributed.comm.mailbox import SingleMailbox
 from cavs.distributed.comm.messages import Message
 from cavs.errors import ConfigError
 
@@ -18,7 +18,7 @@ class SingleCommunicator(Collectives):
     def __init__(self) -> None:
         # There is no other rank; the timeout is that of NCCL, which is set up with this
         # communicator.
-        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=Desk(0), group="alone")
+        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=WaitRegister(0), group="alone")
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:
@@ -31,9 +31,9 @@ class SingleCommunicator(Collectives):
         """See `Communicator`."""
         return SingleCommunicator()
 
-    def mailbox(self) -> LonelyMailbox:
+    def mailbox(self) -> SingleMailbox:
         """See `Communicator`."""
-        return LonelyMailbox(0, self.names)
+        return SingleMailbox(0, self.names)
 
     def leave(self) -> None:
         """See `Communicator`."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
-from cavs.distributed.comm.hang_detection import Desk, Wait
+from cavs.distributed.comm.hang_detection import Wait, WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.messages import Code, Message, label_of, mixed_up
@@ -29,7 +29,7 @@ class _Board:
         self.desks = {name: _Desk(name, self) for name in names}
 
 
-class _Desk(Desk):
+class _Desk(WaitRegister):
     """The desk of one rank, which the others read."""
 
     def __init__(self, number: int, board: _Board) -> None:
@@ -37,7 +37,7 @@ class _Desk(Desk):
         self._board = board
 
     def ask(self) -> dict[int, list[Wait]]:
-        """See `Desk`."""
+        """See `WaitRegister`."""
         with self._board.changed:
             return {number: desk.own() for number, desk in self._board.desks.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cavs.distributed.balance.shards import Collate, Division
+from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
@@ -63,4 +63,4 @@ class RankTraining:
             before, split = self.collate.division, self.session.split
             # A new split is asked by steps only: the loaders of the ranks are at different batches.
             ahead = before.ahead if before.split is split else math.inf
-            self.collate.division = Division(self.session.position, split, ahead)
+            self.collate.division = LoaderSplit(self.session.position, split, ahead)

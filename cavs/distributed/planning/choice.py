@@ -98,7 +98,7 @@ def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
     hosts = hosts_of(c)
     cluster = cluster_of(hosts, gpus=gpus)
     network = calibrate(c, hosts, cluster.network)
-    if gpus:  # whose gradients are on devices
+    if gpus:  # gradients are on devices
         network = dataclasses.replace(network, common_bandwidth=0.0)
     own = cards(c, hosts)
     nodes = tuple(

@@ -57,7 +57,7 @@ class StepContext:
         self.servers: StaleServers | None = None  # stale parameters, from the first step on
         self.exchanges: list[Exchange] = []  # for the program that ran last
         self.exchanging: Any = None  # the executor in that program
-        self.int_features: list[str] = []  # of that program
+        self.int_features: list[str] = []  # in that program
         self.compressor_state = CompressorState(list(session.parameters))
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
         self._roles: Roles | None = None

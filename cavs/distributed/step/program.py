@@ -16,7 +16,7 @@ from cavs.distributed.step.executors import server_executor
 from cavs.errors import CommunicationError
 
 
-class FailedElsewhereError(Exception):
+class FailedPeerError(Exception):
     """Another rank cannot compile for its part of a batch."""
 
 
@@ -31,11 +31,11 @@ class KindsUnion:
         self.group, self.asked = group, 0
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Return the sorted union. Raises `FailedElsewhereError` where a rank has given up."""
+        """Return the sorted union. Raises `FailedPeerError` where a rank has given up."""
         self.asked += 1
         shared = self.group.share(list(values))
         if None in shared:
-            raise FailedElsewhereError
+            raise FailedPeerError
         return sorted({v for other in shared for v in other})
 
     def __enter__(self) -> KindsUnion:
@@ -47,7 +47,7 @@ class KindsUnion:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if isinstance(error, FailedElsewhereError):
+        if isinstance(error, FailedPeerError):
             return True
         failed = isinstance(error, Exception) and not isinstance(error, CommunicationError)
         if failed and (self.asked == 0 or self.asked % 2):  # others may wait for the next values

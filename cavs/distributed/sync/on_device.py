@@ -20,7 +20,7 @@ _GLANCE = 1.0  # seconds between two looks at what NCCL has met
 
 
 @dataclass(frozen=True)
-class KeptPiece(Piece):
+class DevicePiece(Piece):
     """`count` values of a gradient that stayed on the device."""
 
     count: int = 0
@@ -106,7 +106,7 @@ class DeviceAllReduce(Exchange):
         starts = {p: executor.keep_gradient(p) for p in self.parameters}
         self.ranges = _ranges(parts, starts, values)
         self.pieces: list[Piece] = [
-            KeptPiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size) for p in parts
+            DevicePiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size) for p in parts
         ]
 
     def wait(self, gradients: Gradients) -> bool:

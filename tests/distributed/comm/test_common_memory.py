@@ -8,7 +8,7 @@ import pytest
 
 import cavs
 from cavs.distributed.comm import SingleCommunicator, collectives, run_threads
-from cavs.distributed.comm.common_memory import Common, map_common
+from cavs.distributed.comm.common_memory import CommonMemory, map_common
 from tests.distributed.elastic.test_survivors import fit, survive
 from tests.distributed.test_trainer import assert_equal, train_alone, train_together
 
@@ -95,7 +95,7 @@ def test_unused_memory_is_forgotten():
 
 def test_unused_files_are_forgotten():
     (mine, theirs), _ = seen(100, lambda told: told)
-    common = Common([mine, theirs], 0)
+    common = CommonMemory([mine, theirs], 0)
     assert len(common.like(mine[10:20])) == 2
     view = mine.view("u4")[3:]
     del mine

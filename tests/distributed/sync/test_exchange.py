@@ -12,7 +12,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.strategy.partition import Shard
 from cavs.distributed.sync import Piece, part_of
-from cavs.distributed.sync.on_device import KeptPiece
+from cavs.distributed.sync.on_device import DevicePiece
 from cavs.distributed.sync.parameter_server import DenseServers, SparseServers
 from cavs.distributed.sync.part import wait_parts
 from cavs.distributed.sync.stale_server import StaleServers
@@ -61,7 +61,7 @@ def test_ranks_share_a_piece_completely(count, ranks):
     tables = [Piece(2, values, rows).share(r, ranks) for r in range(ranks)]
     np.testing.assert_array_equal(np.concatenate([p.values for p in tables]), values)
     np.testing.assert_array_equal(np.concatenate([p.rows for p in tables]), rows)
-    whole = KeptPiece(2, np.empty(0), None, 1, 50, count=count)
+    whole = DevicePiece(2, np.empty(0), None, 1, 50, count=count)
     kept = [whole.share(r, ranks).as_tuple() for r in range(ranks)]
     places = [range(offset, offset + n) for _, n, _, _, offset in kept]
     assert [x for place in places for x in place] == list(range(50, 50 + count))

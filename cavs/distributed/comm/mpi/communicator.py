@@ -27,9 +27,9 @@ from cavs.distributed.comm.common_memory import map_common
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
 from cavs.distributed.comm.messages import Code, Message, mixed_up
-from cavs.distributed.comm.mpi.hang_detection import MPIDesk
+from cavs.distributed.comm.mpi.hang_detection import MPIWaitRegister
 from cavs.distributed.comm.mpi.mailbox import MPIMailbox
-from cavs.distributed.comm.mpi.requests import PIECE, Channel, Requests, Unlike
+from cavs.distributed.comm.mpi.requests import PIECE, Channel, MessageMismatchError, Requests
 from cavs.distributed.comm.started import started
 from cavs.errors import CommunicationError, DeviceError
 
@@ -118,7 +118,7 @@ class MPICommunicator(Collectives):
         comm: Any = None,
         *,
         timeout: float = 300.0,
-        desk: MPIDesk | None = None,
+        desk: MPIWaitRegister | None = None,
         asks: Any = None,
     ) -> None:
         """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
@@ -139,7 +139,7 @@ class MPICommunicator(Collectives):
         self._comm: Any = comm
         self._channel = Channel(self._mpi, comm, _CALLS)
         names = _names(self._mpi, self._comm)
-        desk = desk or MPIDesk(self._mpi, asks, names, _CALLS)
+        desk = desk or MPIWaitRegister(self._mpi, asks, names, _CALLS)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
@@ -155,11 +155,11 @@ class MPICommunicator(Collectives):
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         try:
             self._complete(Requests(self._channel, self._code, sends, receives))
-        except (Unlike, CommunicationError, self._mpi.Exception) as error:
+        except (MessageMismatchError, CommunicationError, self._mpi.Exception) as error:
             _ORPHANS.extend((*sends, *receives))  # an operation that does not end keeps its memory
             if isinstance(error, CommunicationError):
                 raise
-            if isinstance(error, Unlike):
+            if isinstance(error, MessageMismatchError):
                 raise self._mixed_up(error) from None
             lost = self._is_loss(error)
             peers = [r for _, r in (*sends, *receives)]
@@ -167,7 +167,7 @@ class MPICommunicator(Collectives):
                 LostPeerError if lost else CommunicationError, peers, error
             ) from error
 
-    def _mixed_up(self, found: Unlike) -> CommunicationError:
+    def _mixed_up(self, found: MessageMismatchError) -> CommunicationError:
         """Said to all, who would wait for this rank in vain."""
         names = self._names
         own = names[self._rank], found.array.nbytes, found.wanted

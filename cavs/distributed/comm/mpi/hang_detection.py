@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cavs.distributed.comm.hang_detection import Desk, Found, Said, Wait, Waiting
+from cavs.distributed.comm.hang_detection import PendingWait, Said, Wait, WaitRegister, WaitResult
 from cavs.distributed.comm.interfaces import Array
 
 _LISTEN = 0.1  # seconds between two looks at what others ask
@@ -27,7 +27,7 @@ _ASK, _ANSWER, _FOUND = 1, 2, 3
 _PAUSE = 1e-3  # seconds between two looks for answers
 
 
-class MPIDesk(Desk):
+class MPIWaitRegister(WaitRegister):
     """The desk of this process. comm: used by it alone. calls: a lock on MPI, for all of the
     process.
 
@@ -35,9 +35,9 @@ class MPIDesk(Desk):
     """
 
     # State of the process:
-    _waits: ClassVar[list[Waiting]] = []
-    _found: ClassVar[dict[int | str, Found]] = {}  # by the serial of a wait, or by a group
-    _desks: ClassVar[weakref.WeakSet[MPIDesk]] = weakref.WeakSet()
+    _waits: ClassVar[list[PendingWait]] = []
+    _found: ClassVar[dict[int | str, WaitResult]] = {}  # by the serial of a wait, or by a group
+    _desks: ClassVar[weakref.WeakSet[MPIWaitRegister]] = weakref.WeakSet()
     _listened: ClassVar[float] = 0.0  # when, on the monotonic clock
 
     def __init__(
@@ -56,19 +56,19 @@ class MPIDesk(Desk):
             self._desks.add(self)
 
     def listen(self) -> None:
-        """See `Desk`."""
+        """See `WaitRegister`."""
         now = time.monotonic()
-        if now - MPIDesk._listened > _LISTEN:
-            MPIDesk._listened = now
+        if now - MPIWaitRegister._listened > _LISTEN:
+            MPIWaitRegister._listened = now
             for desk in self._all():
                 desk._take()
 
-    def _all(self) -> tuple[MPIDesk, ...]:
+    def _all(self) -> tuple[MPIWaitRegister, ...]:
         with self._calls:
             return tuple(self._desks)
 
     def ask(self) -> dict[int, list[Wait]]:
-        """See `Desk`: ends after `_GRACE` seconds at the latest."""
+        """See `WaitRegister`: ends after `_GRACE` seconds at the latest."""
         number = next(self._questions)
         for name in self._names:
             if name != self.number:
@@ -81,12 +81,12 @@ class MPIDesk(Desk):
         return {self.number: self.own(), **self._answers.pop(number)}
 
     def tell(self, group: str, text: str, stuck: Said) -> None:
-        """See `Desk`."""
+        """See `WaitRegister`."""
         for name, waits in stuck.items():
             self._send(name, _FOUND, [group, [wait.serial for wait in waits], text])
 
-    def told(self, group: str, serial: int) -> Found | None:
-        """See `Desk`."""
+    def told(self, group: str, serial: int) -> WaitResult | None:
+        """See `WaitRegister`."""
         return self._found.pop(serial, None) or self._found.get(group)
 
     def revoke(self) -> None:
@@ -129,7 +129,7 @@ class MPIDesk(Desk):
             else:
                 group, serials, text = value
                 for key in (*serials, *([group] if group else [])):
-                    self._found[key] = Found(source, text)
+                    self._found[key] = WaitResult(source, text)
 
     def _arrived(self) -> list[tuple[int, int, Any]]:
         status, mpi = self._mpi.Status(), self._mpi

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.distributed.comm.hang_detection import Desk
+from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 
@@ -33,7 +33,7 @@ class MPIMailbox(Mailbox):
         comm: Any,
         calls: AbstractContextManager[Any],
         names: Sequence[int],
-        desk: Desk,
+        desk: WaitRegister,
     ) -> None:
         super().__init__(comm.Get_rank(), names)
         self._mpi, self._comm, self._calls, self._desk = mpi, comm, calls, desk

@@ -24,7 +24,7 @@ _NUMBERS = 3  # at least, before the numbers repeat
 _MORE = PIECE + 1  # stands for the size of a piece that another one follows
 
 
-class Unlike(Exception):
+class MessageMismatchError(Exception):
     """A message is `wanted`, but `nbytes` of another label have come. more: and further ones."""
 
     def __init__(self, message: Message, wanted: int, nbytes: int, label: int, more: bool) -> None:
@@ -94,7 +94,7 @@ class Requests:
             return bool(self._testall(self._requests))
 
     def look(self) -> None:
-        """Unlike if something has come that is in the way of what is expected, at the second look.
+        """Raise `MessageMismatchError` if another message than the expected one has come, twice.
 
         Until then the expected message may still be on its way.
         """
@@ -116,7 +116,7 @@ class Requests:
             begin, message = posted[i]
             _, wanted, _ = channel.read(self._tags[i])
             _, label, more = channel.read(tag)
-            raise Unlike(message, wanted, begin + count, label, more)
+            raise MessageMismatchError(message, wanted, begin + count, label, more)
         self._found = found
 
     def _finds(self, source: int, status: Any) -> bool:

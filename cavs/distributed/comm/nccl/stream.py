@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from cavs.distributed.comm.hang_detection import Waiting
+from cavs.distributed.comm.hang_detection import PendingWait
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.device_array import DeviceArray
 from cavs.distributed.comm.nccl.group import NCCLGroup
@@ -25,7 +25,7 @@ _GLANCE = 1.0  # seconds between two looks at what NCCL has met
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class StreamRequest:
     """An operation that the thread hands over; what comes of that is an event behind it.
 
     peers: the ranks that have to do their part in it, or in those before it.
@@ -47,10 +47,10 @@ class NCCLStream:
         self._group, self._cuda, self._control = group, group.cuda, control
         self._stream = group.call(lambda: self._cuda.Stream(non_blocking=True))
         self._launches = Progress()
-        self._last: Asked | None = None
+        self._last: StreamRequest | None = None
         self._turn, self._waits = threading.RLock(), True
         self._kept: list[DeviceArray] = []  # arrays that NCCL may still access
-        self._peers: set[int] = set()  # of its pending operations
+        self._peers: set[int] = set()  # one for each pending operation
         self._broken: CommunicationError | DeviceError | None = None
 
     def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Started[T]:
@@ -92,7 +92,9 @@ class NCCLStream:
             self._kept += arrays
             self._peers.update(range(group.size) if peers is None else peers)
             others = sorted(self._peers - {group.rank})
-            last = self._last = Asked(name, self._launches.start(group.call, (launch,)), others)
+            last = self._last = StreamRequest(
+                name, self._launches.start(group.call, (launch,)), others
+            )
             waits = self._waits
         if waits:
             self.finish(last)
@@ -103,14 +105,14 @@ class NCCLStream:
         self._cuda.runtime.eventRecord(event.ptr, stream)
         return event
 
-    def reached(self, last: Asked | None) -> bool:
+    def reached(self, last: StreamRequest | None) -> bool:
         """True if `finish` would return, or raise, at once."""
         if last is None or not self._group.alive:
             return True
         job = last.handing
         return job.done and (job.error is not None or self._group.call(lambda: job.wait().done))
 
-    def finish(self, last: Asked | None) -> None:
+    def finish(self, last: StreamRequest | None) -> None:
         """Waits for the end of an operation.
 
         CommunicationError if it does not come in time, DeviceError if NCCL says why: the group is
@@ -130,7 +132,7 @@ class NCCLStream:
                 self._kept.clear()
                 self._peers.clear()
 
-    def _wait(self, last: Asked) -> None:
+    def _wait(self, last: StreamRequest) -> None:
         if not self.reached(last):
             with self._control.waiting(last.name, lambda: last.peers) as waiting:
                 self._wait_and_tell(last, waiting)
@@ -138,7 +140,7 @@ class NCCLStream:
             raise self._broken
         _ = self._group.comm  # given up by somebody else: says so
 
-    def _wait_and_tell(self, last: Asked, waiting: Waiting) -> None:
+    def _wait_and_tell(self, last: StreamRequest, waiting: PendingWait) -> None:
         begin = look = time.monotonic()
         pause = _SHORTEST
         while not self.reached(last):
@@ -165,7 +167,7 @@ class NCCLStream:
 class Started(Generic[T]):
     """A `Handle` of what was handed to NCCL."""
 
-    def __init__(self, stream: NCCLStream, job: Job[T], last: Asked | None) -> None:
+    def __init__(self, stream: NCCLStream, job: Job[T], last: StreamRequest | None) -> None:
         self._stream, self._job, self._last = stream, job, last
 
     @property

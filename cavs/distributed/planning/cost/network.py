@@ -34,7 +34,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Occupation:
+class PortUsage:
     """Which ports an operation keeps busy with sending and receiving, and for how many seconds.
 
     Ports: the network card of every node, then the local port of every rank. ranks take part;
@@ -65,7 +65,7 @@ class Cluster:
         self.node_of_rank = np.array([index[address] for address in addresses])
         self.card = np.array([resources.bandwidth(address) for address in self.nodes])
         self.world = len(addresses)
-        self._units: dict[tuple[object, ...], tuple[Occupation, Cost]] = {}
+        self._units: dict[tuple[object, ...], tuple[PortUsage, Cost]] = {}
 
     @property
     def ports(self) -> int:
@@ -82,7 +82,7 @@ class Cluster:
             + cost.launches * self.network.memcpy_latency
         )
 
-    def measure(self, operation: Operation) -> tuple[Occupation, Cost]:
+    def measure(self, operation: Operation) -> tuple[PortUsage, Cost]:
         """Return the ports that an operation occupies, and its terms of the model."""
         if isinstance(operation.nbytes, tuple):
             occupied = self._occupation(operation)
@@ -110,16 +110,16 @@ class Cluster:
         seen = operation.in_place and self.network.common_bandwidth > 0
         return seen and near and not operation.is_tree
 
-    def _in_common(self, operation: Operation) -> tuple[Occupation, Cost]:
+    def _in_common(self, operation: Operation) -> tuple[PortUsage, Cost]:
         ranks = np.asarray(operation.ranks)
         ports = len(self.nodes) + ranks
         seconds = float(operation.bytes_of_ranks()[0]) / self.network.common_bandwidth
         busy = np.full(len(ranks), seconds)
         meetings = 2 * math.ceil(math.log2(len(ranks)))
-        occupied = Occupation(ranks, np.zeros(len(ranks)), ports, busy, ports, busy)
+        occupied = PortUsage(ranks, np.zeros(len(ranks)), ports, busy, ports, busy)
         return occupied, Cost(seconds, 0, meetings)
 
-    def _cost(self, operation: Operation, occupied: Occupation, *, tree: bool = False) -> Cost:
+    def _cost(self, operation: Operation, occupied: PortUsage, *, tree: bool = False) -> Cost:
         ranks = np.asarray(operation.ranks)
         if operation.collective in ROOTED:
             return self._rooted(operation, ranks, occupied)
@@ -163,7 +163,7 @@ class Cluster:
         crosses = node != np.roll(node, -1)
         return crosses, np.bincount(node[crosses], minlength=len(self.nodes))
 
-    def _rooted(self, operation: Operation, ranks: NDArray[np.int64], occupied: Occupation) -> Cost:
+    def _rooted(self, operation: Operation, ranks: NDArray[np.int64], occupied: PortUsage) -> Cost:
         transfer = occupied.longest
         others = ranks[ranks != operation.root]
         own = operation.bytes_of_ranks()[ranks != operation.root]
@@ -174,7 +174,7 @@ class Cluster:
         reduce = float(own.sum()) / self.network.reduce_bandwidth if is_sum else 0.0
         return Cost(transfer, int(remote.sum()), int((~remote).sum()), 1, reduce)
 
-    def _occupation(self, operation: Operation) -> Occupation:
+    def _occupation(self, operation: Operation) -> PortUsage:
         out, into = np.zeros(self.ports), np.zeros(self.ports)
         ranks = np.asarray(operation.ranks)
         own, node = operation.bytes_of_ranks(), self.node_of_rank[ranks]
@@ -203,7 +203,7 @@ class Cluster:
             into[base + np.roll(ranks, -1)[~crosses]] = share * mean / local
         senders, receivers = np.flatnonzero(out), np.flatnonzero(into)
         overhead = self._overhead(operation, ranks)
-        return Occupation(ranks, overhead, senders, out[senders], receivers, into[receivers])
+        return PortUsage(ranks, overhead, senders, out[senders], receivers, into[receivers])
 
     def _overhead(self, operation: Operation, ranks: NDArray[np.intp]) -> Floats:
         """Seconds each rank handles messages to and from a root; collectives are timed whole."""
