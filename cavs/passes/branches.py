@@ -46,7 +46,10 @@ def _zero_with(d: Node, dx: Node) -> Node:
 
 
 def _selected(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
-    """Return the nodes that a branch of a ``where`` depends on, also through slots."""
+    """Return the nodes that a branch of a ``where`` depends on, also through slots.
+
+    A random condition, as that of dropout, does not count: it protects no value.
+    """
     found: set[Node] = set()
     before = -1
     while len(found) > before:
@@ -56,9 +59,15 @@ def _selected(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
                 found.update(n.inputs)
                 if n.op.reads_slot:
                     found.add(graph.slots[n.attr("slot")])
-            elif n.op.name == "where":
+            elif n.op.name == "where" and not _is_random(n.inputs[0]):
                 found.update(n.inputs[1:])
     return found
+
+
+def _is_random(condition: Node) -> bool:
+    """True if a condition compares random numbers with constants."""
+    sources = [x.op.name for x in condition.inputs]
+    return "uniform" in sources and set(sources) <= {"uniform", "constant"}
 
 
 def _unbounded(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
