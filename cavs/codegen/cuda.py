@@ -1,11 +1,11 @@
 """Fused elementwise kernels as CUDA C text.
 
-The operations are those of the block interpreter (cavs.codegen.map), made from the one ``expr`` of
-every operator; here each becomes a statement on one element. A thread has up to 16 bytes of
-neighbouring elements or, where the kernel reduces the last axis, a group of up to 32 lanes has one
-row of that axis and adds it up in one fixed order. Rows are numbered in 64 bits, everything
-inside a row in 32. Every grid is right and gives the same bits. Operands may be stored in bfloat16;
-registers are of the type of the kernel.
+The operations are those of the block interpreter (cavs.codegen.map), recorded from the ``expr`` of
+every operator; here each becomes a statement on one element. A thread computes up to 16 bytes of
+neighbouring elements. Where the kernel reduces the last axis, a group of up to 32 lanes shares one
+row of it and adds it up in a fixed order. Rows are numbered in 64 bits, everything inside a row in
+32. Every grid gives the same bits. Operands may be stored in bfloat16; registers have the type of
+the kernel.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cavs.codegen.map import MapOp, reads_of
 from cavs.ops.primitives import PRIMITIVES
 
 BLOCK = 256  # threads
-_WORD = 16  # bytes a thread moves at once
+_WORD = 16  # bytes that a thread moves at once
 _LANES = 32
-_REGISTERS = 96  # of the 128 that a thread has, for what it loads
-_ITEMS = 2**31 - 1  # work items that 32 bits count
+_REGISTERS = 96  # registers of a thread for loaded values, out of 128
+_ITEMS = 2**31 - 1  # work items that fit into 32 bits
 
 
 @dataclass(frozen=True)
 class Load:
-    """How operand ``n``, parameter ``xn``, is read: column ``column`` of rows ``stride`` apart.
+    """Access to operand ``n``, parameter ``xn``: column ``column`` of rows at distance ``stride``.
 
-    rows: "self"; "one", the first for all; "index", row xn_index[r], zeros where that is negative;
-    "segment_sum", the sum of rows [xn_offsets[r], xn_offsets[r + 1]), or, if ``indexed``, of those
-    that xn_index names there. outer_stride: elements from block to block of a row. scalar: one
-    element a block. aligned: xn is a multiple of 16 bytes. half: stored in bfloat16. first: the
+    rows: "self"; "one", the first for all; "index", row xn_index[r], zeros if that is negative;
+    "segment_sum", the sum of rows [xn_offsets[r], xn_offsets[r + 1]), or, if ``indexed``, of the
+    rows that xn_index has there. outer_stride: elements from block to block of a row. scalar: one
+    element per block. aligned: xn is a multiple of 16 bytes. half: stored in bfloat16. first: the
     variable that has the number of the row at xn, if that is not row 0.
     """
 
@@ -80,7 +80,7 @@ def literal(value: float, real: str = "float") -> str:
 
 
 def _power_of_two(most: int, *counts: int) -> int:
-    """The largest power of two up to ``most`` that divides every count."""
+    """Return the largest power of two up to ``most`` that divides every count."""
     while any(c % most for c in counts):
         most //= 2
     return most
@@ -88,9 +88,9 @@ def _power_of_two(most: int, *counts: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How the work of a kernel is divided: a thread has ``vector`` elements of a block.
+    """Division of the work of a kernel: a thread computes ``vector`` elements of a block.
 
-    Where the kernel reduces, ``lanes`` threads share a block and go through it together.
+    If the kernel reduces, ``lanes`` threads share a block.
     """
 
     outer: int
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def lanes(self) -> int:
-        """Threads that have a block together, a power of two; 1 where nothing is reduced."""
+        """Number of threads that share a block, a power of two; 1 without a reduction."""
         lanes = 1
         while self.reduces and lanes < min(_LANES, -(-self.inner // self.vector)):
             lanes *= 2
@@ -108,12 +108,12 @@ class Shape:
 
     @property
     def items(self) -> int:
-        """Pieces of work a row: blocks or vectors."""
+        """Number of work items of a row: blocks or vectors."""
         return self.outer * (1 if self.reduces else self.inner // self.vector)
 
     @property
     def threads(self) -> int:
-        """Threads that a row keeps busy."""
+        """Number of threads that compute a row."""
         return self.items * self.lanes
 
 
@@ -124,7 +124,7 @@ def _bytes(real: str, half: bool = False) -> int:
 def shape_of(
     loads: Sequence[Load], stores: Sequence[Store], outer: int, inner: int, real: str = "float"
 ) -> Shape:
-    """The division of outer x inner elements a row."""
+    """Return the division of rows of outer x inner elements."""
     half = any(x.half for x in loads) or any(x.half for x in stores)
     vector = _power_of_two(_WORD // _bytes(real, half), inner)
     while vector > 1 and len(loads) * vector * _bytes(real) > 4 * _REGISTERS:
@@ -133,14 +133,14 @@ def shape_of(
 
 
 def _word(vector: int, real: str, x: Load | Store) -> int:
-    """How many neighbours of a vector move at once."""
+    """Return how many elements of a vector move at once."""
     stride = 0 if isinstance(x, Load) and x.rows == "one" else x.stride
     most = min(vector, _WORD // _bytes(real, x.half))
     return _power_of_two(most, stride, x.column, x.outer_stride)
 
 
-def _place(array: str, row: str, x: Load | Store, block: bool) -> str:
-    """The address of a thread's elements, or of the one element of a ``block``."""
+def _address(array: str, row: str, x: Load | Store, block: bool) -> str:
+    """Return the address of a thread's elements, or of the only element of a ``block``."""
     row = f"({row} - {x.first})" if x.first else row
     terms = [array] if row == "0" or x.stride == 0 else [array, f"{row} * {x.stride}LL"]
     terms += [f"{x.outer_stride} * o"] if x.outer_stride else []
@@ -150,7 +150,7 @@ def _place(array: str, row: str, x: Load | Store, block: bool) -> str:
 
 
 def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[str]]:
-    """Statements done once a row, and those done for every vector."""
+    """Return the statements of a load once per row, and those for every vector."""
     count, word = 1, 1
     if not load.scalar:
         count = shape.vector
@@ -159,7 +159,7 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
     name = f"l{n}"
 
     def read(how: str, row: str) -> str:
-        return f"{how}<{word}>({name}, {_place(f'x{n}', row, load, load.scalar)});"
+        return f"{how}<{word}>({name}, {_address(f'x{n}', row, load, load.scalar)});"
 
     if load.rows in ("self", "one"):
         row = "r" if load.rows == "self" else "0"
@@ -184,7 +184,7 @@ def _load(n: int, load: Load, shape: Shape, real: str) -> tuple[list[str], list[
 def parameters_of(
     loads: Sequence[Load], stores: Sequence[Store], ops: Sequence[MapOp], real: str
 ) -> list[str]:
-    """Where operands, results and random numbers are found: declarations, name behind type."""
+    """Return the declarations of the parameters: operands, results and random numbers."""
     names = []
     for n, load in enumerate(loads):
         names.append(f"const {'bfloat16' if load.half else real}* x{n}")
@@ -204,14 +204,15 @@ def _function(code: str, real: str, *inputs: str) -> str:
 
 
 def indented(lines: Sequence[str], by: int = 2) -> list[str]:
-    """Lines of text further to the right, but for those of the preprocessor."""
+    """Indent lines of text, except those of the preprocessor."""
     return [line if line.startswith("#") else " " * by + line for line in lines]
 
 
 def _statements(
     loads: Sequence[Load], ops: Sequence[MapOp], shape: Shape, real: str
 ) -> tuple[list[str], list[str], dict[int, str]]:
-    """What is done once a row, what for element ``v``, and where each register then is."""
+    """Return the statements once per row, those for element ``v``, and the name of each
+    register."""
     once, each = [], []
     value = {n: f"l{n}[{0 if load.scalar else 'v'}]" for n, load in enumerate(loads)}
     row_ids = False
@@ -236,11 +237,11 @@ def _statements(
 
 @dataclass
 class Statements:
-    """A kernel's statements by when they are done.
+    """The statements of a kernel, by when they run.
 
-    row: once a row. body: for every vector, on row ``r``, column ``j``, of block ``o`` where there
-    are several. written: what then stores the vectors. before, after, reduced: of reductions,
-    before and behind all vectors of a block, and what one lane then stores.
+    row: once per row. body: for every vector, on row ``r``, column ``j``, and block ``o`` if there
+    are several. written: stores of the vectors. before, after, reduced: the parts of reductions
+    before and after all vectors of a block, and the stores of one lane.
     """
 
     row: list[str]
@@ -254,7 +255,7 @@ class Statements:
 def statements_of(
     loads: Sequence[Load], ops: Sequence[MapOp], stores: Sequence[Store], shape: Shape, real: str
 ) -> Statements:
-    """The statements of a kernel whose work is divided as ``shape`` says."""
+    """Return the statements of a kernel whose work is divided by ``shape``."""
     once, each, value = _statements(loads, ops, shape, real)
     found = Statements([], [], [], [], [], [])
     for n, load in enumerate(loads):
@@ -268,7 +269,7 @@ def statements_of(
             found.body.append(f"{real} s{n}[{shape.vector}];")
             each.append(f"s{n}[v] = {x};")
             word = _word(shape.vector, real, store)
-            found.written.append(f"put<{word}>({_place(f'y{n}', 'r', store, False)}, s{n});")
+            found.written.append(f"put<{word}>({_address(f'y{n}', 'r', store, False)}, s{n});")
             continue
         start = "0" if store.mode == "sum" else literal(-np.inf, real)
         more = "{0} + {1}" if store.mode == "sum" else PRIMITIVES["max"].cuda
@@ -281,7 +282,7 @@ def statements_of(
                 f"{{ const {real} x = {other}; s{n} = {more.format(f's{n}', 'x')}; }}"
             )
             step //= 2
-        found.reduced.append(f"*({_place(f'y{n}', 'r', store, True)}) = s{n};")
+        found.reduced.append(f"*({_address(f'y{n}', 'r', store, True)}) = s{n};")
     found.body += ["#pragma unroll", f"for (int v = 0; v < {shape.vector}; ++v) {{"]
     found.body += [*indented(each), "}"]
     return found
@@ -295,8 +296,8 @@ def grid_text(
     inner: int,
     real: str = "float",
 ) -> list[str]:
-    """The lines of a kernel over rows [begin, end), which all threads of the grid share."""
-    if outer == 1:  # there is no block number o then
+    """Return the lines of a kernel over rows [begin, end), which all threads of the grid share."""
+    if outer == 1:  # without a block number o
         loads = [replace(load, outer_stride=0) for load in loads]
         stores = [replace(store, outer_stride=0) for store in stores]
     shape = shape_of(loads, stores, outer, inner, real)
@@ -325,11 +326,11 @@ def kernel_text(
     inner: int,
     real: str = "float",
 ) -> str:
-    """A ``__global__`` function over rows [begin, end) of outer x inner elements.
+    """Return a ``__global__`` function over rows [begin, end) of outer x inner elements.
 
     ops: over registers, the first of which hold the loads, as ``MapProgram.finish`` gives them.
-    Pointers are those of row 0, column 0. A kernel that draws random numbers takes where seed and
-    step stand and the ``row_ids`` that number its rows (null: their own numbers). Needs
+    Pointers are those of row 0, column 0. A kernel that draws random numbers takes a pointer to
+    seed and step, and the ``row_ids`` that number its rows (null: their own numbers). Needs
     ``PRELUDE`` of cavs.codegen.cuda_prelude before it, with operands in bfloat16 ``HALF_PRELUDE``
     too, and blocks of whole warps; ``shape_of(...).threads`` times the rows is the work there is.
     """
@@ -340,7 +341,7 @@ def kernel_text(
 
 
 def _row_of(shape: Shape, item: str) -> list[str]:
-    """Row r and the number ``piece`` of a work item inside it."""
+    """Return the row r and the number ``piece`` of a work item inside it."""
     if shape.items == 1:
         return [f"const long long r = top + {item};"]
     return [
@@ -351,7 +352,7 @@ def _row_of(shape: Shape, item: str) -> list[str]:
 
 
 def _by_vectors(shape: Shape, body: Sequence[str]) -> list[str]:
-    """A vector a thread."""
+    """Return lines for one vector per thread."""
     if shape.items == 1:
         column = ["const int j = 0;"]
     elif shape.outer == 1:
@@ -370,7 +371,7 @@ def _by_vectors(shape: Shape, body: Sequence[str]) -> list[str]:
 
 
 def _over_block(shape: Shape, body: Sequence[str]) -> list[str]:
-    """A lane's share of a block."""
+    """Return lines for the share of a lane in a block."""
     step = shape.lanes * shape.vector
     each = f"for (int j = lane * {shape.vector}; live && j < {shape.inner}; j += {step}) {{"
     return [each, *indented(body), "}"]
@@ -379,9 +380,10 @@ def _over_block(shape: Shape, body: Sequence[str]) -> list[str]:
 def _by_groups(
     shape: Shape, row: Sequence[str], body: Sequence[str], reduced: Sequence[str]
 ) -> list[str]:
-    """A block a group of lanes. The lanes of a warp stay together: they exchange their sums.
+    """Return lines for one block per group of lanes. The lanes of a warp exchange their sums, so
+    they stay together.
 
-    Groups behind the last block do nothing but that: another may write what these would read.
+    Groups after the last block only exchange: their operands may already be overwritten.
     """
     groups = _LANES // shape.lanes
     block = ["const int o = piece;"] if shape.outer > 1 else []

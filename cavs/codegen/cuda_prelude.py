@@ -82,7 +82,7 @@ __device__ inline float uniform(unsigned key, unsigned column) {
 }
 """
 
-# And what those call that store a value in bfloat16.
+# Device functions of kernels that store values in bfloat16.
 HALF_PRELUDE = """\
 #include "bfloat16.cuh"
 template <int A, int V>

@@ -72,9 +72,9 @@ class Register:
 
 @dataclass
 class MapProgram:
-    """Operations over registers; [0, num_loads) hold the loaded operands.
+    """Operations over registers; registers [0, num_loads) hold the loaded operands.
 
-    Doubles as the ``e`` of ``expr``.
+    It is also the ``e`` of ``expr``.
     """
 
     num_loads: int
@@ -87,7 +87,7 @@ class MapProgram:
         self._next = self.num_loads
 
     def emit(self, code: str, *inputs: Register, imm: float = 0.0) -> Register:
-        """Appends one operation, or returns the register that has its result already."""
+        """Append one operation, or return the register that has its result already."""
         numbers = tuple(x.number for x in inputs)
         key = (code, numbers, imm)
         if key not in self._seen:
@@ -98,7 +98,7 @@ class MapProgram:
         return self._seen[key]
 
     def register_of(self, value: Any) -> Register:
-        """``value`` itself, or a register with that number in every element."""
+        """Return ``value`` itself, or a register with that number in every element."""
         return value if isinstance(value, Register) else self.constant(float(value))
 
     def constant(self, value: float) -> Register:
@@ -114,7 +114,7 @@ class MapProgram:
         return lambda *inputs: self.emit(code, *map(self.register_of, inputs))
 
     def apply(self, node: Node, inputs: list[Register]) -> Register:
-        """The operations of one elementwise node."""
+        """Append the operations of one elementwise node."""
         assert node.op.expr is not None
         result = node.op.expr(self, *inputs, **dict(node.attrs))
         return self.register_of(result)

@@ -1,7 +1,7 @@
 """The text of a kernel that walks many tasks of a loop: cuda/kernels/persistent.cuh with arguments.
 
-A block has one slice of the columns of every result, of all rows of a task, so that what one of its
-instructions leaves there the next finds without waiting for another block.
+A block computes one slice of the columns of every result, for all rows of a task, so that its next
+instruction finds them without waiting for another block.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cavs.codegen.map import MapOp
 Moved = TypeVar("Moved", Load, Store)
 TILE_ROWS, CHUNK = 16, 16  # as in persistent.cuh
 WARPS = 8
-EIGHTS = 8  # times eight columns, whose sums a warp holds at once
-TASK = 5  # numbers of a task in cuda/executor/persistent.cc: kind, its rows, its edge rows
+EIGHTS = 8  # times eight columns, whose sums a warp keeps at once
+TASK = 5  # numbers per task in cuda/executor/persistent.cc: kind, its rows, its edge rows
 
-# What multiplies, by precision; of float64 InTurn.
+# The class that multiplies, by precision; InTurn for float64.
 PRODUCTS = {"float32": "InFloat32", "tf32": "InTf32", "bfloat16": "InBfloat16"}
 
 
 @dataclass(frozen=True)
 class Slices:
-    """How the columns of a result are cut: every ``period`` of them alike, ``unit`` a block."""
+    """Cut of the columns of a result: every ``period`` of them alike, ``unit`` per block."""
 
     period: int
     unit: int
 
 
 def slices_of(period: int, most: int) -> Slices:
-    """Slices for at most so many blocks; of an even number of columns, if there are as many."""
+    """Return slices for at most ``blocks``, with an even number of columns if possible."""
     unit = -(-period // most)
     step = 4 if period % 4 == 0 and unit > 2 else 2 if period % 2 == 0 else 1
     return Slices(period, -(-unit // step) * step)
@@ -50,9 +50,9 @@ def slices_of(period: int, most: int) -> Slices:
 
 @dataclass(frozen=True)
 class Near:
-    """What a block keeps of a buffer in shared memory: from value ``at`` on, rows of ``stride``.
+    """The part of a buffer that a block keeps in shared memory: rows of ``stride`` from ``at`` on.
 
-    Of its own columns alone. first: as of ``Load``.
+    It has the columns of the block only. first: as in ``Load``.
     """
 
     at: int
@@ -61,12 +61,12 @@ class Near:
     first: str
 
     def load_or_store(self, x: Moved) -> Moved:
-        """The operand there."""
+        """Return the operand in shared memory."""
         column = x.column // self.slices.period * self.slices.unit
         return replace(x, stride=self.stride, column=column, first=self.first, half=False)
 
     def address(self) -> str:
-        """Where column 0 would be."""
+        """Return the address of column 0."""
         return f"near + {self.at} - slice * {self.slices.unit}"
 
 
@@ -81,7 +81,7 @@ class Part:
 
 
 def _named(prefix: str, parameters: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Declarations with another name each, and these names."""
+    """Return declarations with new names, and these names."""
     split = [p.rpartition(" ") for p in parameters]
     names = [f"{prefix}{name}" for _, _, name in split]
     declared = tuple(f"{kind} {name}" for (kind, _, _), name in zip(split, names, strict=True))
@@ -104,9 +104,9 @@ def map_part(
     near: Mapping[str, Near],
     real: str,
 ) -> Part:
-    """A fused kernel; without ``slices`` all threads of the grid share its rows.
+    """Return a fused kernel; without ``slices`` all threads of the grid share its rows.
 
-    near: parameters that are kept in shared memory; the kernel's own of that name are not used.
+    near: parameters that are kept in shared memory instead.
     """
     name = f"map_{number}"
     parameters = parameters_of(loads, stores, ops, real)
@@ -120,8 +120,8 @@ def map_part(
     text = "\n".join([head, *indented(lines), "}", ""])
     declared, names = _named(f"i{number}_", parameters)
     given = [p.rpartition(" ")[2] for p in parameters]
-    places = [near[p].address() if p in near else x for p, x in zip(given, names, strict=True)]
-    arguments = ", ".join([_rows(edges), "slice", "vertex0", "edge0", *places])
+    addresses = [near[p].address() if p in near else x for p, x in zip(given, names, strict=True)]
+    arguments = ", ".join([_rows(edges), "slice", "vertex0", "edge0", *addresses])
     return Part(declared, text, f"{name}({arguments});")
 
 
@@ -149,7 +149,7 @@ def _sliced(
 
 @dataclass(frozen=True)
 class Result:
-    """Where an instruction writes: first as of ``Store``; near: not in memory, but there."""
+    """The target of an instruction: first as in ``Store``; near: in shared memory instead."""
 
     width: int
     half: bool
@@ -158,11 +158,11 @@ class Result:
     near: Near | None = None
 
     def text(self, number: int) -> str:
-        """Of instruction ``number``, whose parameters say the rest."""
+        """Return the text of the target of instruction ``number``."""
         if self.near is not None:
             more = str(self.accumulate).lower()
-            place = f"near + {self.near.at}, {self.near.stride}, {self.near.first}"
-            return f"NearResult{{{place}, {more}}}"
+            region = f"near + {self.near.at}, {self.near.stride}, {self.near.first}"
+            return f"NearResult{{{region}, {more}}}"
         base = self.first or f"i{number}_base"
         flags = f"{str(self.half).lower()}, {str(self.accumulate).lower()}"
         return f"Result{{i{number}_out, i{number}_stride, {base}, {flags}}}"
@@ -181,10 +181,10 @@ def product_part(
     at: int | None,
     multiply: str,
 ) -> Part:
-    """A product of sources of ``widths`` side by side.
+    """Return a product of sources of ``widths`` side by side.
 
-    first: of each source, as of ``Load``. at: where its weights stand in shared memory, in values;
-    None: they stay where they are. multiply: what does so.
+    first: for each source, as in ``Load``. at: offset of its weights in shared memory, in values;
+    None: they are read from memory. multiply: the class that multiplies.
     """
     kept = str(at is not None).lower()
     chunks, eights, each = product_shape(widths, out.width, slices)
@@ -208,7 +208,7 @@ def product_part(
 
 
 def product_shape(widths: Sequence[int], n: int, slices: Slices) -> tuple[int, int, int]:
-    """Chunks of the depth; eights of a block's columns; how many of these at a time."""
+    """Chunks of the depth; groups of eight columns of a block; how many of these at a time."""
     chunks = sum(-(-width // CHUNK) for width in widths)
     eights = -(-(n // slices.period * slices.unit) // 8)
     times = -(-eights // EIGHTS)
@@ -232,7 +232,7 @@ def columns_part(
 
 
 def module_text(kernels: Sequence[str], real: str, half: bool) -> str:
-    """A module of kernels that `kernel_text` made."""
+    """Return a module of kernels of `kernel_text`."""
     heads = ["#define CAVS_DOUBLE"] if real == "double" else []
     heads += ['#include "persistent.cuh"', PRELUDE, *([HALF_PRELUDE] if half else [])]
     return "\n".join([*heads, *kernels])
@@ -244,13 +244,12 @@ def kernel_text(
     parts_at: int,
     near_at: int,
 ) -> str:
-    """The kernel ``name``, launched with a block of 256 threads a slice.
+    """Return the kernel ``name``, launched with a block of 256 threads per slice.
 
-    bodies: of each kind the instructions, and whether all blocks must have come so far before one.
-    parts_at, near_at: where, in bytes of shared memory, room for parts of sums begins, and where
-    what is ``Near``; weights stand before.
-    The parameters: tasks, the number of the first and of all, the step from one to the next, what
-    counts blocks at barriers, and those of the instructions.
+    bodies: the instructions of each kind, and for each whether a barrier of the grid precedes it.
+    parts_at, near_at: offsets in bytes of shared memory, after the weights, of parts of sums and of
+    ``Near`` values. The parameters are the tasks, the numbers of the first and of all, the step
+    between them, the counters of barriers, and those of the instructions.
     """
     parts = [part for body in bodies for part, _ in body]
     own = ["const int* __restrict__ tasks", "int first", "int count", "int step"]
