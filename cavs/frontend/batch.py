@@ -123,7 +123,7 @@ class SymbolicBatch(_Uncounted):
             raise FeatureError(
                 f"feature {name!r} has rows of shape {list(feature.shape)}: they are empty",
                 where=user_line(),
-                hint="give it at least one number a row, or leave it out of the model",
+                hint="give it at least one number per row, or leave it out of the model",
             )
         return apply(
             "feature",

@@ -454,7 +454,7 @@ def as_node(value: Any) -> Node:
         return as_value()  # type: ignore[no-any-return]
     if isinstance(value, (bool, np.bool_)):
         raise TraceError(
-            f"a traced value meets {value}, which no traced comparison gives",
+            f"a traced value is combined with {value}, which no traced comparison returns",
             where=user_line(),
             hint="compare by <, <=, >, >= or cavs.ops.equal(a, b); == asks if both are one object",
         )
@@ -466,7 +466,7 @@ def as_node(value: Any) -> Node:
             found = math.nan
         if math.isnan(found):  # infinities are valid: they mask
             raise NumericsError(
-                f"a traced value meets {value!r:.60}, which makes all NaN",
+                f"a traced value is combined with {value!r:.60}, so every result is NaN",
                 where=user_line(),
                 hint="look where the number is computed",
             )

@@ -96,12 +96,12 @@ def join_domains(domains: list[Domain]) -> Domain:
     top = max(domains, key=lambda d: d.rank)
     some = next((d for d in domains if d.base == "present"), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
-        raise ValueError(f"rows of {some} meet others")
+        raise ValueError(f"rows of {some} cannot be combined with others")
     if top.rank == EDGE.rank and len({d.base for d in domains if d.rank == top.rank}) > 1:
-        raise ValueError("edges of parents meet those of children")
+        raise ValueError("values of edges at parents and at children cannot be combined")
     kinds = {d.kind for d in domains if d.kind is not None}
     if len(kinds) > 1:
-        raise ValueError(f"values of vertex kinds {sorted(kinds)} meet")
+        raise ValueError(f"values of vertex kinds {sorted(kinds)} cannot be combined")
     return top.of_kind(kinds.pop()) if kinds else top
 
 

@@ -23,7 +23,7 @@ from cavs.ir import (
 from cavs.ops.reduce import place, placed_type
 
 _MATRIX = (
-    "multiply parts of one axis, x[a:b] @ W; a matrix (m, k) a row by V (n, k) is "
+    "multiply parts of one axis, x[a:b] @ W; a matrix (m, k) per row by V (n, k) is "
     "(ops.reshape(x, (m, 1, k)) * V).sum(-1)"
 )
 
@@ -33,12 +33,12 @@ def _matmul_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
     if w.domain != ONE or len(w.shape) != 2:
         cure = "of two rows write ops.dot(x, y), or with a tensor ops.bilinear(x, V, y)"
         if x.domain == ONE and len(x.shape) == 2:
-            cure = "write x @ W: rows stand on the left"
+            cure = "write x @ W: rows are the left operand"
         raise ValueError("the right side must be a parameter matrix", cure)
     if x.dtype != FLOAT or w.dtype != FLOAT:
         raise TypeError("both sides must be floats", TO_FLOATS)
     if len(x.shape) != 1:
-        raise ValueError("the left side must have one axis a row", _MATRIX)
+        raise ValueError("the left side must have one axis per row", _MATRIX)
     if x.shape[0] != w.shape[0]:
         raise ValueError(f"inner sizes differ ({x.shape[0]} != {w.shape[0]})")
     return TensorType(FLOAT, (w.shape[1],), x.domain)
@@ -82,7 +82,7 @@ def _transpose_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tens
     if w.domain != ONE or len(w.shape) != 2:
         raise ValueError(
             "only a parameter matrix can be transposed",
-            "a matrix (m, k) a row times x is (A * x).sum(-1), its transpose times y "
+            "a matrix (m, k) per row times x is (A * x).sum(-1), its transpose times y "
             "(A * ops.reshape(y, (m, 1))).sum(-2)",
         )
     return TensorType(FLOAT, (w.shape[1], w.shape[0]), ONE)
@@ -153,7 +153,7 @@ def dot(x: Any, y: Any) -> Node:
         raise ShapeError(
             f"[dot] rows of one width are needed: {a.type}, {b.type}",
             where=user_line(),
-            hint="multiply by one number a row with a * b",
+            hint="multiply by one number per row with a * b",
         )
     return (a * b).sum(-1)
 
@@ -170,7 +170,7 @@ def bilinear(x: Any, v: Any, y: Any) -> Node:
         raise ShapeError(
             f"[bilinear] y is a row with one axis, not {right.type}",
             where=user_line(),
-            hint="for one number a row write (x @ V) * y",
+            hint="for one number per row write (x @ V) * y",
         )
     b = right.shape[0]
     if t.type.width % b:

@@ -37,7 +37,7 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
         cure = TO_INTEGERS if logits.dtype == FLOAT else TO_FLOATS
         raise TypeError("logits must be floats, labels an integer feature", cure)
     if len(logits.shape) != 1:
-        raise ValueError("logits must have one axis a row, the classes")
+        raise ValueError("logits must have one axis per row, the classes")
     if label.shape:
         raise ValueError("labels must be one integer per row", ONE_COLUMN)
     if label.domain.base != logits.domain.base:
@@ -51,7 +51,7 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
 def _grad_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     logits, label, slope = types
     if slope.dtype != FLOAT or slope.shape:
-        raise ValueError(f"the slope of a loss is one float a row, not {slope}")
+        raise ValueError(f"the slope of a loss is one float per row, not {slope}")
     domain = join_domains([logits.domain, label.domain, slope.domain])
     if domain.base != logits.domain.base:
         raise ValueError(f"slopes of every {slope.domain}, logits of every {logits.domain}")
@@ -124,7 +124,7 @@ defop(
 def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
     """Cross entropy of rows of logits (classes,) against integer labels; -1 is no label.
 
-    reduction: "mean" over the labelled rows, "sum" over them, or "none" (one number a row).
+    reduction: "mean" over the labelled rows, "sum" over them, or "none" (one number per row).
     ConfigError for another one.
     """
     require(reduction in _REDUCTIONS, "reduction", reduction, " or ".join(map(repr, _REDUCTIONS)))
@@ -161,7 +161,7 @@ def mean_rows(value: Any, weight: Any = None) -> Node:
     w = as_node(weight)
     if w.shape:
         raise ShapeError(
-            f"[mean_rows] weights are one number a row, not {w.type}",
+            f"[mean_rows] weights are one number per row, not {w.type}",
             where=user_line(),
             hint="ops.reshape(weight, ()) makes a number of a row with one element",
         )

@@ -22,7 +22,8 @@ from cavs.ir import (
 )
 
 _NUMBER = (
-    "it is one number a row as it is; over the children fold without an axis: x.sum(), x.softmax()"
+    "one number per row is used as it is; over the children fold without an axis: x.sum(), "
+    "x.softmax()"
 )
 
 

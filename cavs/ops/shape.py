@@ -23,7 +23,9 @@ from cavs.ir import (
     need_floats,
 )
 
-_INTEGERS = "integers are read as they were given: make each a feature of its own, one a row"
+_INTEGERS = (
+    "integers are read as they were given: make each a separate feature, one integer per row"
+)
 
 
 def _slice_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:

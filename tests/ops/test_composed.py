@@ -153,7 +153,7 @@ def test_what_is_no_operand():
         (lambda x, y: ops.split(x, [5, -1])[1], r"every size is at least 1"),
         (lambda x, y: ops.split(x, 3)[1], r"4 elements do not divide by 3"),
         (lambda x, y: ops.softmax(x.sum(-1)), r"no axis(.|\n)*value.softmax\(\)"),
-        (lambda x, y: ops.where(x == y, x, y), r"meets False(.|\n)*ops.equal\(a, b\)"),
+        (lambda x, y: ops.where(x == y, x, y), r"combined with False(.|\n)*ops.equal\(a, b\)"),
         (lambda x, y: x**y, r"an exponent is a number(.|\n)*ops.exp"),
         (lambda x, y: x * np.ones(4), r"a ndarray cannot(.|\n)*trainable=False"),
     ):

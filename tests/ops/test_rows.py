@@ -134,7 +134,9 @@ def test_weights_that_are_no_numbers():
     def wrong(model, scores, batch):
         return ops.mean_rows(scores.sum(-1), weight=batch["target"])
 
-    with pytest.raises(ShapeError, match=r"weights are one number a row, not f32\[3\]@vertex") as e:
+    with pytest.raises(
+        ShapeError, match=r"weights are one number per row, not f32\[3\]@vertex"
+    ) as e:
         cavs.Session(Scored(wrong)).evaluate(cavs.batch(trees()))
     assert "test_rows.py" in str(e.value)
 
