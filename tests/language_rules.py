@@ -99,8 +99,8 @@ RESERVED = {
     "cavs/cuda csrc/exec csrc/bindings cavs/_engine.pyi cuda",
     "factors": "cavs/ir cavs/distributed csrc/exec csrc/bindings cavs/_engine.pyi cavs/_cuda.pyi "
     "cuda",
-    "kind": "cavs/ir cavs/ops cavs/passes cavs/compiler cavs/runtime cavs/data cavs/inspect "
-    "cavs/distributed/step cavs/distributed/sync/stale_server csrc/schedule csrc/exec "
+    "kind": "cavs/ir cavs/ops cavs/passes cavs/codegen cavs/compiler cavs/runtime cavs/data "
+    "cavs/inspect cavs/distributed/step cavs/distributed/sync/stale_server csrc/schedule csrc/exec "
     "csrc/bindings cavs/_engine.pyi cuda",
     "bound": "cavs/runtime cavs/inspect csrc/schedule csrc/bindings",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
@@ -156,7 +156,7 @@ PLAIN = set(
         label labelled launch layer layout library like line linear load loader local
         lock lookup loop loss lost lowering mailbox map match matmul max measure
         measured memory memoryless merge merged merging message metric mismatch model
-        module moved multiword network
+        module moved multiword near network
         nn no norm number numerics of on one op operand operation optimizer option order
         origin outcome output owner pair parameter parameterized parsed part partition
         partitioned peer pending persistent pickling piece plan planning plateau point

@@ -26,7 +26,7 @@ class MapOp(NamedTuple):
 
 
 def reads_of(op: MapOp) -> tuple[int, ...]:
-    """The registers that ``op`` reads."""
+    """Return the registers that ``op`` reads."""
     return (op.a, op.b, op.c)[: operands_of(op.code)]
 
 
@@ -120,32 +120,32 @@ class MapProgram:
         return self.register_of(result)
 
     def finish(self, stored: set[int]) -> tuple[list[MapOp], dict[int, int], int]:
-        """Drops unread operations, fuses multiply-adds and reuses registers.
+        """Drop unread operations, fuse multiply-adds and reuse registers.
 
-        Returns the operations, where each of the ``stored`` registers ended up, and how many
-        registers there are.
+        Return the operations, the final register of each of ``stored``, and the number of
+        registers.
         """
         ops = self._fuse_multiply_add(self._live(stored), stored)
         last: dict[int, int] = {r: len(ops) for r in stored}
         for i, op in reversed(list(enumerate(ops))):
             for r in reads_of(op):
                 last.setdefault(r, i)
-        place = {r: r for r in range(self.num_loads)}
+        renamed = {r: r for r in range(self.num_loads)}
         free: list[int] = []
         count = self.num_loads
         result: list[MapOp] = []
         for i, op in enumerate(ops):
             used = reads_of(op)
-            a, b, c = ([place[r] for r in used] + [0, 0, 0])[:3]
+            a, b, c = ([renamed[r] for r in used] + [0, 0, 0])[:3]
             if free:
-                place[op.dst] = free.pop()
+                renamed[op.dst] = free.pop()
             else:
-                place[op.dst], count = count, count + 1
-            result.append(MapOp(op.code, place[op.dst], a, b, c, op.imm))
+                renamed[op.dst], count = count, count + 1
+            result.append(MapOp(op.code, renamed[op.dst], a, b, c, op.imm))
             for r in set(used):
                 if last[r] == i and r >= self.num_loads:
-                    free.append(place[r])
-        return result, {r: place[r] for r in stored}, count
+                    free.append(renamed[r])
+        return result, {r: renamed[r] for r in stored}, count
 
     def _live(self, stored: set[int]) -> list[MapOp]:
         needed = set(stored)
