@@ -1,4 +1,4 @@
-"""Every error has the line of the user's own code, wherever in the package it is raised."""
+"""Every error names the line of the user's own code."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_an_error_of_data_and_options_has_a_line_and_a_cure(call, hint, tmp_path
     assert str(error) == f"{error.what}\n  from {error.where}\n  hint: {error.hint}"
 
 
-def test_what_no_line_of_the_user_calls_has_none(tmp_path):
-    with ThreadPoolExecutor(1) as pool:  # its own frames are those of Python's library
+def test_an_error_without_a_line_of_the_user(tmp_path):
+    with ThreadPoolExecutor(1) as pool:  # its own frames are in the standard library
         error = pool.submit(read_text, tmp_path / "none").exception()
     assert isinstance(error, DataError)
     assert error.where == "" and "\n  from" not in str(error)
@@ -139,7 +139,7 @@ def test_the_command_line_shows_no_line_of_its_own(words, tmp_path, monkeypatch,
     assert told and "\n  from" not in told and "Traceback" not in told
 
 
-def test_the_command_line_shows_the_line_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_the_command_line_shows_the_line_of_a_model_of_the_user(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "import cavs\n\n\ndef build(args, assets=None):\n    cavs.Graph([[7]])\n"
@@ -149,7 +149,7 @@ def test_the_command_line_shows_the_line_of_a_model_of_ones_own(tmp_path, monkey
     assert "\n  from mine.py:5\n" in told
 
 
-def test_constructors_of_dataclasses_are_no_code_of_the_user():
+def test_constructors_of_dataclasses_are_not_code_of_the_user():
     with pytest.raises(ConfigError) as caught:
         cavs.optim.Adam(lr=0.1, beta1=2.0)  # here
     assert caught.value.where.startswith("test_error_lines.py:")

@@ -163,7 +163,7 @@ def test_a_state_without_a_name():
     assert caught.value.where.startswith("test_first_attempts.py:")
 
 
-def test_inputs_by_place():
+def test_inputs_by_position():
     def call(model, batch):
         return ops.cross_entropy(model.cell(batch.graph, batch["dense"]), batch["label"])
 
@@ -236,7 +236,7 @@ def body(f, v):
         assert caught.value.where == f"{name}:3"
 
 
-def test_the_structure_is_unknown_while_tracing():
+def test_the_structure_is_unknown_in_a_trace():
     def call(model, batch):
         return model.cell(batch.graph, x=batch["dense"] * batch.graph.num_levels)
 
@@ -257,7 +257,7 @@ def test_keepdims():
     assert "loss" in trace(Classifier(body, passing_x)).outputs
 
 
-def test_attributes_that_are_asked_for():
+def test_hasattr_and_copies():
     """hasattr and copying work as on any object."""
 
     def body(f, v):
@@ -274,20 +274,20 @@ def test_attributes_that_are_asked_for():
             getattr(cavs.Parameter(3), name)
 
 
-def test_attributes_of_others_that_are_missing_are_no_matter_of_the_trace():
+def test_missing_attributes_of_other_objects_keep_their_error():
     with pytest.raises(AttributeError, match="'int' object has no attribute 'tanh'") as caught:
         trace(Classifier(lambda f, v: (3).tanh))
     assert type(caught.value) is AttributeError
 
 
-def test_errors_inside_properties_are_theirs():
+def test_errors_inside_of_properties_stay():
     wrong = cavs.Parameter(3, init=lambda rng, shape: rng.standard_norml(shape))
     with pytest.raises(AttributeError, match="standard_norml"):
         _ = wrong.value
 
 
 class Reader(cavs.VertexFunction):
-    """Reads what the model left in an attribute, which is made outside of it."""
+    """Reads a value that the model has computed outside of it and stored in an attribute."""
 
     def __init__(self):
         self.state = cavs.State(h=4)
@@ -299,7 +299,7 @@ class Reader(cavs.VertexFunction):
 
 
 @pytest.mark.parametrize("make", [ops.sum_graph, ops.mean_rows])
-def test_sums_that_are_made_outside_of_the_cell(make):
+def test_sums_that_are_computed_outside_of_the_cell(make):
     class Two(Classifier):
         def __init__(self):
             super().__init__(good)
@@ -341,7 +341,7 @@ def test_a_model_that_is_called_by_another_one(given):
     assert "Session" not in str(caught.value)
 
 
-def test_what_a_symbolic_batch_lacks():
+def test_attributes_that_a_symbolic_batch_lacks():
     def call(model, batch):
         assert not hasattr(batch, "num_vertices") and not hasattr(batch.graph, "roots")
         return ops.sum_rows(batch["dense"]) / batch.num_graphs

@@ -1,4 +1,4 @@
-"""Functions of NumPy and Python on values of a trace: never a wrong number, always the cure."""
+"""Functions of NumPy and Python refuse traced values and name the cure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CALLS = {
     "np.float32(1) == x": "asks whether both are one object",
     "np.int64(1) != x": r"!= .*use 1.0 - ops.equal\(a, b\)",
     "X == x": "asks whether both are one object",
-    # An array is told to be held as a parameter, on either side of every operator.
+    # An array must become a parameter, on either side of every operator.
     **dict.fromkeys(
         [f"X {sign} x" for sign in ("+", "-", "*", "/", "@", "<", ">=")]
         + [f"x {sign} X" for sign in ("+", "-", "*", "/", "@", "<", ">=")],

@@ -1,4 +1,4 @@
-"""Arguments that make no sense are an error of cavs that says so, and are never computed with."""
+"""Invalid arguments raise an error of cavs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_sizes_that_make_sense():
     def cut(x):
         for part in (x[:8], x[-8:], x[4:], x[:-4], x[np.int64(2) : -1], x[0:8:1]):
             shapes.append(part.shape)
-        ops.where(x > 0.0, x, -INF)  # an infinity masks
+        ops.where(x > 0.0, x, -INF)  # infinity is a valid mask
         ops.dot(x, x)
 
     traced(body)
@@ -127,7 +127,7 @@ def test_sizes_that_make_sense():
     assert shapes == [(8,), (8,), (4,), (4,), (5,), (8,)]
 
 
-def test_a_state_that_is_asked_for_and_thrown_away_is_unread():
+def test_a_gathered_state_without_effect_is_unread():
     def unused(f, v):
         g = v.gather()
         h = ops.tanh(v.pull("x") @ f.W + g.h.sum() @ f.U)
@@ -148,7 +148,7 @@ def test_a_state_that_is_asked_for_and_thrown_away_is_unread():
 
 
 @pytest.mark.parametrize("top_down", [False, True])
-def test_a_state_is_read_where_it_reaches_a_scatter_or_a_push(top_down):
+def test_a_state_is_read_if_it_reaches_a_scatter_or_a_push(top_down):
     def scattered(f, v):
         child = v.gather()
         h = ops.tanh(v.pull("x") @ f.W + child.h.sum() @ f.U)
@@ -229,7 +229,7 @@ def test_a_dangling_child_of_an_edge_blames_its_parent():
         assert caught.value.vertex == vertex
 
 
-def test_what_is_selected_by_numbers_of_numpy():
+def test_selection_by_numpy_integers():
     ids = cavs.batch([GRAPH, GRAPH], ids=[5, 6]).select(np.array([1, 0, 1])).ids
     assert ids == (6, 5, 6)
 
@@ -262,7 +262,7 @@ def test_inputs_are_named(read, message):
         (np.int64(2**40), re.escape(repr(np.int64(2**40)))),
     ],
 )
-def test_what_is_not_the_number_of_a_child(k, shown):
+def test_invalid_child_numbers(k, shown):
     def body(f, v):
         v.gather(k)
 

@@ -1,4 +1,4 @@
-"""A value that is looked at before its parameter has a name starts as one that is not."""
+"""Reading a parameter before it has a name does not change its initial value."""
 
 import copy
 import pickle
@@ -30,7 +30,7 @@ def named(model):
 UNSEEN = weights(named(Two()))
 
 
-def test_what_was_looked_at_starts_as_what_was_not():
+def test_reading_a_value_does_not_change_it():
     model = Two()
     seen = weights(model)
     assert (seen[0] == seen[1]).all()  # one shape, no names
@@ -64,7 +64,7 @@ def drawn_then_converted(parameter):
 @pytest.mark.parametrize(
     "write", [in_place, by_assignment, the_same_values, drawn, drawn_then_converted]
 )
-def test_what_was_written_stays(write):
+def test_a_written_value_stays(write):
     model = Two()
     weight, other = model.a.weight, model.b.weight.current()
     weight.current()
@@ -75,7 +75,7 @@ def test_what_was_written_stays(write):
     assert (found[1] == UNSEEN[1]).all() and found[1] is other
 
 
-def test_a_value_that_a_model_computes_with_keeps_other_models_names_out():
+def test_a_traced_value_does_not_follow_names_of_other_models():
     class Around(cavs.Model):
         def __init__(self, inner):
             self.inner = inner

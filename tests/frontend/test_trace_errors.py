@@ -33,7 +33,7 @@ SCHEMA = {
 
 
 class Cell(cavs.VertexFunction):
-    """A cell whose body is given, so that each test has its own mistake."""
+    """A cell with a given body, so that each test has its own mistake."""
 
     def __init__(self, body, **state):
         self.state = cavs.State(**(state or {"h": 4}))
@@ -69,7 +69,7 @@ def good(f, v):
 
 
 def passing_x(model, batch):
-    """The loss of a cell that pulls x alone."""
+    """Return the loss of a cell that pulls only x."""
     return ops.cross_entropy(model.cell(batch.graph, x=batch["dense"]), batch["label"])
 
 
@@ -78,7 +78,7 @@ def trace(model):
 
 
 def line_in(function, text):
-    """``file.py:N`` of the line of ``function`` that has ``text``."""
+    """Return ``file.py:N`` of the line of ``function`` that contains ``text``."""
     lines, first = inspect.getsourcelines(function)
     (offset,) = [i for i, line in enumerate(lines) if text in line]
     return f"{Path(inspect.getfile(function)).name}:{first + offset}"
@@ -362,7 +362,7 @@ def test_a_cell_without_a_vertex_function():
     assert "def" not in caught.value.where and "vertex(self, v)" in caught.value.hint
 
 
-def test_a_loss_of_several_numbers_that_are_of_no_row():
+def test_a_loss_of_several_numbers():
     def call(model, batch):
         return ops.mean_rows(passing_h(model, batch))
 
@@ -374,7 +374,7 @@ def test_a_loss_of_several_numbers_that_are_of_no_row():
     assert ".sum() or .mean()" in caught.value.hint
 
 
-def test_a_prediction_that_is_no_value():
+def test_a_prediction_that_is_not_traced():
     class Wrong(cavs.Model):
         def forward(self, batch):
             return {"h": 3}

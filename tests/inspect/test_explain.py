@@ -94,7 +94,7 @@ def test_one_run(explained):
     batch, run = treebank(6), explained.run
     assert (run.graphs, run.vertices, run.edges) == (6, batch.num_vertices, batch.num_edges)
     depth = max(int(t.num_levels) for t in batch.topology.graphs)
-    assert run.task_bound == run.tasks == depth - 1  # leaves have no task of their own
+    assert run.task_bound == run.tasks == depth - 1  # leaves need no task
     assert run.backward_tasks == run.backward_bound == run.tasks == len(run.widths)
     inner = [v for t in batch.graphs for v in range(t.num_vertices) if len(t.children(v))]
     assert sum(run.widths) == len(inner)

@@ -145,14 +145,14 @@ def test_only_optimisers_are_accepted():
         cavs.explain(Classifier(), treebank(2), optimizer="adam")
 
 
-def test_types_of_edge_features_are_not_remembered():
+def test_types_of_edge_features_are_not_stored():
     graph = cavs.Graph([[], [0]], {"token": [1, 2], "label": [0, 1]}, edge_features={"d": [0.5]})
     model = Classifier(nn.LSTM(8, 6))
     cavs.explain(model, cavs.batch([graph]))
     assert model._edge_types == {}
 
 
-def test_gather_and_scatter_are_of_states_alone():
+def test_gather_and_scatter_count_states_only():
     run = cavs.explain(Forward(), chains(), training=False).run
     states = 2 * WIDTH * 4  # c and h
     assert run.gather_bytes == 36 * states and run.scatter_bytes == 40 * states
@@ -253,7 +253,7 @@ def test_sums_are_named_by_their_results():
     assert "global reduce gradient tree.U" in str(explained)
 
 
-def test_memory_besides_the_arena():
+def test_memory_outside_of_the_arena():
     model = Classifier()
     run = cavs.explain(model, treebank(6), optimizer=cavs.optim.Adam(0.01)).run
     sizes = {n: p.value.nbytes for n, p in model.parameters().items()}

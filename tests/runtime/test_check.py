@@ -70,7 +70,7 @@ def test_a_feature_missing_in_a_later_batch():
         session.evaluate(cavs.batch([later]))
 
 
-def test_a_graph_that_lacks_a_feature_is_named_alone_in_its_batch_too():
+def test_a_graph_that_lacks_a_feature_is_named_also_if_it_is_alone():
     odd = cavs.Graph([[]], {"word": [1], "token": [0]}, name="odd")
     session = cavs.Session(Words())
     session.evaluate(cavs.batch([tree()]))
@@ -93,13 +93,13 @@ def test_a_feature_of_another_dtype_in_a_later_batch():
         session.evaluate(cavs.batch([tree(tokens=(0.5, 1.0, 2.0))]))
 
 
-def test_features_the_model_does_not_read_may_go():
+def test_features_that_the_model_does_not_read_may_be_missing():
     session = cavs.Session(Words())
     with_more = session.evaluate(cavs.batch([tree(weight=[1.0, 2.0, 3.0])])).loss
     assert session.evaluate(cavs.batch([tree()])).loss == with_more
 
 
-def test_an_arity_the_cell_cannot_take():
+def test_an_arity_that_the_cell_does_not_read():
     three = tree((0, 1, 2, -1), (0, 1, 1, 1), ((), (), (), (0, 1, 2)))
     batch = cavs.batch([tree(), three])
     with pytest.raises(GraphError, match=r"vertex 3 of graph 1 has 3 children") as caught:
@@ -133,7 +133,7 @@ def test_unread_gathered_children_are_not_checked():
 
 
 class FirstAndEdges(cavs.VertexFunction):
-    """Gathers the first child, and sums what all edges give."""
+    """Gathers the first child, and sums values of all edges."""
 
     def __init__(self):
         self.state, self.W = cavs.State(h=3), cavs.Parameter((4, 3))
@@ -150,7 +150,7 @@ class Related(Words):
         return self.output(self.cell(batch.graph, x=x, relation=batch["relation"]))
 
 
-def test_values_of_all_edges_are_a_look_at_every_child():
+def test_values_of_all_edges_read_every_child():
     words = tree()
     graph = cavs.Graph(((), (), (0, 1)), words.features, {"relation": np.ones((2, 3))})
     session = cavs.Session(Related(FirstAndEdges()))
@@ -165,7 +165,7 @@ def test_an_empty_batch():
 
 
 def test_a_model_in_a_file_whose_name_is_not_utf8():
-    """Its lines are named in errors and kept in programs."""
+    """Errors name its lines and programs store them."""
     source = inspect.getsource(First) + "\n\nmodel = Words(First(True))\n"
     space = {**globals()}
     exec(compile(source, "m\udcff.py", "exec"), space)

@@ -1,4 +1,4 @@
-"""Tasks of one level, which differ in kind alone, are worked on at once."""
+"""Tasks of one level, which differ only in kind, run concurrently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPTH = 20
 
 
 def caterpillar(words_inside, rng):
-    """A tree whose inner vertices have a leaf and the rest of it for children, and words or not."""
+    """A tree whose inner vertices have a leaf and another tree as children, and words or not."""
     children = [[], []]
     for _ in range(DEPTH):
         children += [[len(children) - 2, len(children) - 1], []]
@@ -34,7 +34,7 @@ def segments(trees):
     return session.report()["segments"]
 
 
-def test_another_kind_at_every_level_adds_no_waiting():
+def test_several_kinds_at_every_level_add_no_waiting():
     one_kind, two_kinds = segments([False] * 12), segments([False, True] * 6)
     assert one_kind > 2 * DEPTH  # levels are shared by both threads
     assert two_kinds - one_kind < DEPTH

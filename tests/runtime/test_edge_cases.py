@@ -1,4 +1,4 @@
-"""Cases that must stay right whatever changes: odd graphs, large graphs, threads, memory."""
+"""Edge cases of a session: unusual graphs, large graphs, threads, memory."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def arena_of(n, merging):
 
 @pytest.mark.slow
 def test_a_graph_of_a_million_vertices():
-    """Its memory is ten times that of a tenth of it, or less where copies are merged."""
+    """It takes ten times the memory of a tenth of it, or less where equal vertices are merged."""
     small, large = arena_of(100_001, False), arena_of(1_000_001, False)
     assert 9.5 < large / small < 10.5
     assert arena_of(1_000_001, True) < 0.95 * large
@@ -217,8 +217,7 @@ CELLS = {
 
 
 class Reduced(cavs.VertexFunction):
-    """A state is all that it keeps, or what it reads of its children besides; or of each, what
-    ``each`` makes of it."""
+    """A cell that keeps its state, or values of its children too, or ``each`` of every child."""
 
     def __init__(self, size, how, each=None):
         self.how, self.each = how, each
@@ -235,7 +234,7 @@ class Reduced(cavs.VertexFunction):
 
 
 def of_roots(batch):
-    """The labels of a batch as those of its graphs."""
+    """Return a batch with its labels as labels of graphs."""
     return cavs.batch(
         [
             cavs.Graph(g.topology, {"token": g.features["token"]}, graph_features={"label": i % 5})
@@ -247,8 +246,7 @@ def of_roots(batch):
 @pytest.mark.parametrize("losses", ["everywhere", "everywhere, dropout", "roots", "roots, dropout"])
 @pytest.mark.parametrize("name", [*CELLS, "tree-fc on complete trees", "sum on chains"])
 def test_peak_memory_is_near_what_backward_must_read(name, losses):
-    """25 trees or chains, a width at which the classes hardly count; equal vertices are merged,
-    and are not."""
+    """25 trees or chains, wide enough that the classes hardly count, with and without merging."""
     size, rate = 40, 0.5 if losses.endswith("dropout") else 0.0
     batch = treebank(25)
     rng = np.random.default_rng(0)
@@ -274,7 +272,7 @@ def test_peak_memory_is_near_what_backward_must_read(name, losses):
         assert run.peak_bytes <= 1.5 * run.kept_bytes
         assert run.arena_bytes <= 1.5 * run.kept_bytes + (256 << 10)  # small ones are not packed
         peaks.append(run.peak_bytes)
-    most = 1.03 if name == "relu of a product" else 1.0  # its edges are as many as before
+    most = 1.03 if name == "relu of a product" else 1.0  # the number of edges is unchanged
     assert peaks[1] <= most * peaks[0]
 
 
@@ -299,7 +297,7 @@ def test_the_serial_engine_agrees():
 
 
 def test_top_down_over_reversed_graphs():
-    """Roots first: every vertex gathers from its one parent."""
+    """Reversed graphs: every vertex gathers from its only parent."""
     rng = np.random.default_rng(0)
     children = [[], [], [0, 1], [], [2, 3]]
     model = Classifier(nn.LSTM(8, 6))
@@ -309,7 +307,7 @@ def test_top_down_over_reversed_graphs():
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_step_on_a_batch_seen_before_allocates_nothing_large(merged, monkeypatch):
-    """NumPy tells tracemalloc of its arrays; a feature of this batch alone takes 80 kB."""
+    """NumPy reports its arrays to tracemalloc; a single feature of this batch takes 80 kB."""
     model, batch = Classifier(nn.TreeFC(8), 8, 8), treebank(700)
     monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1 if merged else 1 << 30)
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.01))

@@ -59,7 +59,7 @@ def test_against_the_oracle(top_down, graphs):
         assert_close(rows, forward[key], 1e-12, key)
 
 
-def test_weights_of_the_children_of_a_vertex_add_up():
+def test_weights_of_the_children_of_a_vertex_add_up_to_one():
     batch = cavs.batch(trees())
     weight = cavs.Session(Model(False)).predict(batch)["share"]
     offsets = np.concatenate([np.diff(g.topology.offsets) for g in batch.graphs])
@@ -73,7 +73,7 @@ class OfGraphs(Attention):
         v.push(v.pull("whole"))
 
 
-def test_values_of_graphs_are_there_already():
+def test_values_of_graphs_need_no_push():
     class Wrong(Model):
         def loss(self, batch):
             cell = OfGraphs(4, False)

@@ -1,4 +1,4 @@
-"""Graphs without edges have no edge features: those of other batches say what they would be."""
+"""Types of edge features of graphs without edges, which other batches show."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ NEVER = [{}, {"relation": [], "weight": []}]
 KNOWN = cavs.batch([cavs.Graph([[]], WORD)])
 
 
-def test_a_fresh_session_that_knows_nothing_names_the_cure():
+def test_a_session_without_known_types_names_the_cure():
     for edge_features in NEVER:
         batch = cavs.batch([cavs.Graph([[]], WORD, edge_features)])
         with pytest.raises(FeatureError, match="no feature 'relation' in the data") as caught:
@@ -118,7 +118,7 @@ def test_an_empty_list_has_no_type():
         cavs.Graph([[1], []], edge_features={"relation": []})
 
 
-def test_a_fresh_session_of_a_model_that_met_edges():
+def test_a_fresh_session_of_a_model_that_has_seen_edges():
     model = Relations()
     cavs.Session(model).gradients(cavs.batch([TREE]))
     expected = cavs.Session(model).predict(cavs.batch([ALONE]))["output"]
@@ -128,7 +128,7 @@ def test_a_fresh_session_of_a_model_that_met_edges():
 
 
 @pytest.mark.parametrize("way", ["load", "best", "resume", "load_parameters"])
-def test_checkpoints_know_the_types(way, tmp_path):
+def test_checkpoints_store_the_types(way, tmp_path):
     def trainer():
         return cavs.Trainer(Relations(), cavs.optim.Adam(lr=0.1))
 
@@ -157,7 +157,7 @@ def test_a_loader_knows_the_types_of_its_data_set(collate):
     assert trainer.steps == 3
 
 
-def test_a_feature_of_vertices_by_the_name_that_one_of_edges_had():
+def test_a_vertex_feature_with_the_name_of_an_edge_feature():
     class Named(cavs.Model):
         def __init__(self):
             self.word = nn.Embedding(9, 3)

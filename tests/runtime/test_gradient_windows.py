@@ -1,4 +1,4 @@
-"""One gradient by a product into some of its rows and a sum into all of it."""
+"""A gradient that is a product over some of its rows and a sum over all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = 32
 
 
 class Twice(cavs.VertexFunction):
-    """W multiplies rows, and is multiplied with them element by element."""
+    """W is the factor of a product and of an elementwise product."""
 
     def __init__(self) -> None:
         self.state = cavs.State(h=N)

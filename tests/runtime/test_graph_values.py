@@ -1,4 +1,4 @@
-"""Values of a graph that its edges read: contexts of attention, gates of a whole sentence."""
+"""Values of a graph that its edges read: contexts of attention, gates of a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.test_top_down import dags, trees
 
 
 class Cell(cavs.VertexFunction):
-    """The context meets states, features of edges and what both make, and is pushed with them."""
+    """Combines the context with states, edge features and functions of both, and pushes them."""
 
     def __init__(self, n):
         self.state = cavs.State(h=n)

@@ -12,7 +12,7 @@ from tests.runtime.test_session_parameters import LEAVES, TREE, Classifier, chec
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Has the next compilation, or the next trace, end in an error, as Ctrl-C may."""
+    """Let the next compilation, or trace, end in an error, as Ctrl-C may."""
 
     def once(module, name):
         real = getattr(module, name)
@@ -30,7 +30,7 @@ WAYS = [(program_cache, "compile_graph"), (program_cache, "encode")]
 
 
 @pytest.mark.parametrize(("module", "name"), WAYS)
-def test_with_a_new_kind_of_vertex(broken, module, name):
+def test_compilation_for_a_new_kind(broken, module, name):
     session = cavs.Session(Classifier(), dtype=np.float64)
     session.gradients(LEAVES)
     broken(module, name)
@@ -41,7 +41,7 @@ def test_with_a_new_kind_of_vertex(broken, module, name):
 
 
 @pytest.mark.parametrize(("module", "name"), WAYS)
-def test_of_a_thawed_parameter(broken, module, name):
+def test_compilation_for_a_thawed_parameter(broken, module, name):
     model = Classifier()
     model.cell.W.trainable = False
     session = cavs.Session(model, dtype=np.float64)
@@ -54,7 +54,7 @@ def test_of_a_thawed_parameter(broken, module, name):
 
 
 @pytest.mark.parametrize(("module", "name"), [*WAYS, (tracing, "trace_model")])
-def test_of_a_feature_that_turns_out_to_be_absent(broken, module, name):
+def test_compilation_for_an_absent_feature(broken, module, name):
     absent = cavs.batch([cavs.Graph([[], [0]], {"word": [1, -1], "label": [0, 1]})])
     session = cavs.Session(Classifier(), dtype=np.float64)
     session.gradients(TREE)

@@ -1,4 +1,4 @@
-"""Features that are absent in many combinations: no kind of vertex for each of them."""
+"""Features that are absent in many combinations make no kinds of vertices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def decisions_of(session):
 
 
 @pytest.mark.parametrize("features", [3, 7, 40])
-def test_few_kinds_are_compiled_and_results_stay(features):
+def test_few_kinds_are_compiled_with_the_same_results(features):
     model = Many(features)
     model.initialize(1, np.float64)
     session = cavs.Session(model, dtype=np.float64)
@@ -59,7 +59,7 @@ def test_few_kinds_are_compiled_and_results_stay(features):
     assert bool(decisions.merged_features) == (features > 3)
 
 
-def test_kinds_that_come_one_by_one():
+def test_kinds_that_appear_one_by_one():
     session = cavs.Session(Many(5))
     cache = session._programs
     with mock.patch.object(cache, "compile", wraps=cache.compile) as compiled:
@@ -71,7 +71,7 @@ def test_kinds_that_come_one_by_one():
     assert compiled.call_count <= tracing.MAX_RECOMPILES + 2 + 5
 
 
-def test_who_resumes_runs_the_same_programs(tmp_path):
+def test_a_resumed_training_runs_the_same_programs(tmp_path):
     def trainer():
         return cavs.Trainer(Many(7), cavs.optim.Adam(lr=0.01))
 

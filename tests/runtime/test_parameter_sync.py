@@ -1,4 +1,4 @@
-"""Parameters that are written from Python: every session reads them before it next runs."""
+"""Sessions follow parameters that are written from Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cavs.train import load_parameters, safetensors
 
 
 class Scorer(cavs.Model):
-    """A packed weight and a bias, which is read where it lies."""
+    """A packed weight, and a bias, which is not packed."""
 
     def __init__(self):
         self.output = nn.Linear(3, 2)
@@ -56,7 +56,7 @@ def loaded(model, value, path):
 
 
 def kept(model, value, path):
-    array = model.output.weight._value  # as one that was asked for long ago
+    array = model.output.weight._value  # an array that was read long ago
     array[...] = value
     model.output.weight.written()
 
@@ -86,7 +86,7 @@ def test_sessions_read_what_was_written(write, batch, tmp_path):
     assert trainer.step(batch) == loss
 
 
-def test_nothing_is_packed_again_without_need(batch):
+def test_weights_are_packed_again_only_if_written(batch):
     session = cavs.Session(Scorer())
     session.set_profiling(True)
     packing = []
@@ -105,7 +105,7 @@ def test_arrays_stay_the_same_objects():
 
 
 def test_a_session_in_float64_leaves_training_as_it_is(batch, tmp_path):
-    """Made, run and trained between the steps of another: both work on what is there."""
+    """Created, run and trained between the steps of another: both use the current values."""
     models = [Scorer(), Scorer()]
     for model in models:
         model.initialize(1)

@@ -1,4 +1,4 @@
-"""precision="int16", "bfloat16x3" and "bfloat16": by instructions that some CPUs have."""
+"""Products in precision "int16", "bfloat16x3" and "bfloat16", which some CPUs support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cavs.errors import ConfigError, NumericsError
 from tests.runtime.trees import Classifier, treebank
 
 SPLIT = "bfloat16x3"
-# Relative norms of differences: factors have 16, some 13 and 8 bits.
+# Bounds on relative norms of differences: factors have 16, about 13 and 8 bits.
 BOUNDS = {SPLIT: 1e-4, "int16": 1e-3, "bfloat16": 1e-2}
 each_of_them = pytest.mark.parametrize("precision", BOUNDS)
 each_here = pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def gradients(batch, precision="float32", dtype=np.float32, model=Chain):
 
 
 def difference(found, expected, precision):
-    """Relative norm of the difference: the largest of one array, with 8 bits of all together.
+    """Return the largest relative norm of a difference, with 8 bits that of all arrays together.
 
-    A bias may sum what nearly cancels; with more bits even those are close.
+    A gradient of a bias may nearly cancel; with more bits even those are close.
     """
     distance = np.array([np.linalg.norm(found[name] - x) for name, x in expected.items()])
     size = np.array([np.linalg.norm(x) for x in expected.values()])
@@ -88,14 +88,14 @@ def difference(found, expected, precision):
         ),
     ],
 )
-def test_a_precision_that_there_is_not(options, found, need):
+def test_an_unknown_precision(options, found, need):
     with pytest.raises(ConfigError, match="precision is") as caught:
         cavs.Session(Chain(), **options)
     assert found in str(caught.value) and need in str(caught.value)
 
 
 @each_of_them
-def test_without_instructions_for_it_it_is_float32(precision):
+def test_without_instructions_products_are_float32(precision):
     batch = chains(3, 17, 40)
     with mock.patch.object(_engine, "isa", lambda *_: "avx2"):
         found = gradients(batch, precision)
@@ -142,7 +142,7 @@ def test_trees_in_training(precision, threads):
 
 
 @each_here
-def test_nothing_hides_a_nan(precision):
+def test_a_nan_is_not_hidden(precision):
     batch, model = chains(3, 20), Chain()
     model.cell.parameters()["U"].value[5, 7] = np.nan
     session = cavs.Session(model, precision=precision)
@@ -152,7 +152,7 @@ def test_nothing_hides_a_nan(precision):
 
 
 class Joined(cavs.VertexFunction):
-    """One product of the input and the state, of which some kinds of vertices need a part."""
+    """A product of input and state; some kinds of vertices need only a part of it."""
 
     def __init__(self, x, h):
         self.state = cavs.State(h=h)
@@ -165,8 +165,8 @@ class Joined(cavs.VertexFunction):
 
 
 @pytest.mark.parametrize("row", [0, 19, 20, 21, 32, 50, 59])
-def test_a_nan_spoils_what_it_is_multiplied_by_and_nothing_else(row):
-    """Rows of the weight behind those of the input lie in the same unit of rows."""
+def test_a_nan_reaches_only_products_with_it(row):
+    """Rows of the weight for the state follow those for the input in one unit of rows."""
     spoilt = {}
     for precision in ("float32", *BOUNDS):
         model = Chain()
@@ -181,7 +181,7 @@ def test_a_nan_spoils_what_it_is_multiplied_by_and_nothing_else(row):
 
 
 def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
-    """A rank multiplies the factors of all: its processor may be another one than theirs."""
+    """A rank multiplies the factors of all ranks, whose processors may differ."""
     rng = np.random.default_rng(0)
     left, right = (rng.standard_normal((70, n)).astype("f4") for n in (33, 90))
     outs = []
@@ -194,14 +194,14 @@ def test_products_that_ranks_repeat_have_the_same_bits_everywhere():
     assert all((outs[0] == out).all() for out in outs)
 
 
-def test_a_session_has_its_own():
+def test_a_session_has_its_own_precision():
     model = Chain()
     with pytest.raises(ConfigError, match="'float32' with a session, which has one of its own"):
         cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=cavs.Session(model), precision=SPLIT)
 
 
 @each_here
-def test_explain_says_so(precision):
+def test_explain_names_the_precision(precision):
     said = str(cavs.explain(Chain(), chains(3), precision=precision))
     assert f"products: {precision}, by {_engine.isa(precision)}" in said
     assert "products: " not in str(cavs.explain(Chain(), chains(3)))

@@ -25,7 +25,7 @@ UNMERGED = {
 }
 CHILDREN = {
     "tree": [[], [], [0, 1], [], [2, 3]],
-    "several roots": [[], [], [0], [1], [0, 1], []],  # the last one stands alone
+    "several roots": [[], [], [0], [1], [0, 1], []],  # the last vertex is isolated
     "shared child": [[], [0, 0], [0, 1]],
     "one vertex": [[]],
     "chain": [[], [0], [1], [2], [3]],
@@ -34,7 +34,7 @@ CHILDREN = {
 
 
 def graphs_of(seed=0, copies=1, words=WORDS):
-    """A graph of each shape, ``copies`` times; a few words, so that some vertices are equal."""
+    """Return ``copies`` graphs of each shape, with few words, so that some vertices are equal."""
     rng = np.random.default_rng(seed)
     result = []
     for name, children in list(CHILDREN.items()) * copies:
@@ -73,7 +73,7 @@ class OfGraphs(cavs.Model):
 
 
 def compare(model, batch, passes=None, tolerance=1e-12):
-    """Loss, gradients and predictions of a float64 session with the oracle."""
+    """Compare loss, gradients and predictions of a float64 session with the oracle."""
     model.initialize(3, np.float64)
     session = cavs.Session(model, dtype=np.float64, passes=passes)
     loss, gradients = session.gradients(batch, seed=1)
@@ -98,7 +98,7 @@ def test_against_the_oracle(whole, rate):
 
 @pytest.mark.parametrize("whole", WHOLE)
 def test_equal_vertices_are_computed_once(whole):
-    """Each graph finds its vertices among the distinct ones, as often as it has them."""
+    """Each graph reads its vertices among the distinct ones, as often as it has them."""
     batch = cavs.batch(graphs_of(copies=30, words=3))
     assert batch.num_vertices >= 256
     session = compare(OfGraphs(whole), batch)
@@ -110,7 +110,7 @@ def test_equal_vertices_are_computed_once(whole):
 
 @pytest.mark.parametrize("whole", UNMERGED)
 def test_a_maximum_or_weights_prevent_merging(whole):
-    """Each must know its graph's in backward."""
+    """Backward of a vertex reads values of its graph."""
     batch = cavs.batch(graphs_of(copies=30, words=3))
     session = compare(OfGraphs(whole), batch)
     assert session.schedule(batch).batch.num_vertices == batch.num_vertices
@@ -120,7 +120,7 @@ def test_a_maximum_or_weights_prevent_merging(whole):
 
 @pytest.mark.parametrize("whole", ["leaves", "roots"])
 def test_from_the_roots_down(whole):
-    """Sentences that are read from their end: at the first word all have been."""
+    """Sentences that are read from their end, up to the first word."""
     chains = [
         cavs.Graph.chain(n, features={"token": np.arange(n)}).with_features(
             graph_features={"label": n % CLASSES, "weight": 0.5}
@@ -131,7 +131,7 @@ def test_from_the_roots_down(whole):
 
 
 class AtRoots(OfGraphs):
-    """The same model, with labels that stand at the roots of the graphs."""
+    """The same model, with labels at the roots of the graphs."""
 
     def forward(self, batch):
         return self.output(self.tree(batch.graph, x=self.embedding(batch["token"])))
@@ -168,7 +168,7 @@ def test_labels_of_trees_are_labels_of_their_roots(copies):
 
 
 def test_fit_evaluate_and_resume(tmp_path):
-    """Accuracy counts graphs; a run that goes on ends with the same bits."""
+    """Accuracy counts graphs; a resumed run ends with the same bits."""
     rng = np.random.default_rng(0)
 
     def example():

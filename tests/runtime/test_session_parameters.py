@@ -1,4 +1,4 @@
-"""Programs read the parameters of their session, whoever names, freezes or replaces them."""
+"""Programs read the parameters of their session, also if they are renamed or frozen."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ class Cell(cavs.VertexFunction):
 
 
 class Classifier(cavs.Model):
-    """Its own W has the shape and the last name of its cell's."""
+    """Has a W of the shape and last name of its cell's W."""
 
     def __init__(self):
         self.W = cavs.Parameter((4, 4))
@@ -33,7 +33,7 @@ class Classifier(cavs.Model):
 
 
 class Other(cavs.Model):
-    """Holds two matrices of a `Classifier` by each other's names."""
+    """Holds two matrices of a `Classifier` with swapped names."""
 
     def __init__(self, model):
         self.embedding, self.output = model.embedding, model.output
@@ -98,7 +98,7 @@ def test_a_parameter_that_is_replaced_needs_a_new_session(tmp_path):
     check(cavs.Session(model, dtype=np.float64), TREE)
 
 
-def test_what_was_not_trained_is_not_saved(tmp_path):
+def test_parameters_that_were_not_trained_are_not_saved(tmp_path):
     model = Classifier()
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1))
     trainer.step(TREE)
@@ -110,7 +110,7 @@ def test_what_was_not_trained_is_not_saved(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["lost", "got"])
-def test_layers_come_and_go(change):
+def test_layers_that_are_added_or_removed(change):
     model = Classifier()
     session = cavs.Session(model)
     session.gradients(LEAVES)

@@ -1,4 +1,4 @@
-"""The bound on the number of batch tasks, against the best of all policies."""
+"""The lower bound on the number of batch tasks, compared with the best policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batch_of(children, present):
 
 
 def best(children, kind, working):
-    """Fewest tasks: breadth-first search over the sets of vertices that are done."""
+    """Return the fewest tasks, by breadth-first search over sets of completed vertices."""
     todo = frozenset(v for v in range(len(children)) if kind[v] in working)
     states, count = {frozenset(range(len(children))) - todo}, 0
     while not any(todo <= done for done in states):
@@ -49,7 +49,7 @@ def test_no_policy_needs_fewer(children, seed, all_kinds):
 
 
 @pytest.mark.parametrize(("pattern", "expected"), [("aaaa", 4), ("abab", 4), ("aabb", 4)])
-def test_on_a_chain_the_bound_is_met(pattern, expected):
+def test_a_chain_reaches_the_bound(pattern, expected):
     children = [[], *([i] for i in range(4))]
     present = [True, *(c == "a" for c in pattern)]
     schedule = batch_of(children, present).schedule(("x",))

@@ -1,4 +1,4 @@
-"""Cells on ``batch.graph.reversed()``: the same as on graphs that are turned round one by one."""
+"""Cells on ``batch.graph.reversed()`` equal cells on graphs that are reversed one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 5
 
 
 class Summed(cavs.VertexFunction):
-    """Reads no state of a single parent, so that any DAG will do."""
+    """Reads no state of a single parent, so that it runs on any DAG."""
 
     def __init__(self, n):
         self.state = cavs.State(c=n, h=n)
@@ -32,7 +32,7 @@ class Summed(cavs.VertexFunction):
 
 
 class Gated(cavs.VertexFunction):
-    """Edges mix states with features of their own and with what their vertex pulls."""
+    """Edges combine states with their own features and with inputs of their vertex."""
 
     def __init__(self, n):
         self.state = cavs.State(h=n)
@@ -71,7 +71,7 @@ class Model(cavs.Model):
 
 
 class BothWays(Model):
-    """Up, then down over what came up, then up again: loops of both directions take turns."""
+    """Up, down over the results, and up again: loops of both directions alternate."""
 
     def __init__(self, cell):
         super().__init__(cell, True)
@@ -135,7 +135,7 @@ def session_of(model, dtype=np.float64, seed=3):
 
 @pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("name", CELLS)
-def test_as_graphs_that_are_turned_round(name, serial):
+def test_equals_reversed_graphs(name, serial):
     make, graphs = CELLS[name]
     found, expected = (session_of(Model(make(), turned)) for turned in (True, False))
     found.set_serial(serial)
@@ -201,8 +201,8 @@ def test_a_chain_of_5000():
         assert_close(value, others[key], 1e-5, key)
 
 
-def test_a_bidirectional_tagger_learns_what_comes_later():
-    """The label is the token after the next one: from the left alone it is chance."""
+def test_a_bidirectional_tagger_learns_from_later_tokens():
+    """The label is the token after the next one, which reading from the left cannot predict."""
     rng = np.random.default_rng(0)
     graphs = []
     for n in rng.integers(4, 12, 400):
@@ -223,7 +223,7 @@ def test_a_bidirectional_tagger_learns_what_comes_later():
     assert right(False) < 0.4 and right(True) > 0.9
 
 
-def test_turned_twice_is_as_it_was():
+def test_reversed_twice_is_the_original():
     class Twice(Model):
         def graph(self, batch):
             assert batch.graph.reversed() is batch.graph.reversed()
@@ -242,7 +242,7 @@ def test_more_parents_than_are_read():
 
 
 class Second(Summed):
-    """Looks at nothing but a second parent, which trees do not have."""
+    """Reads only a second parent, which trees do not have."""
 
     def vertex(self, v):
         h = v.pull("x") + v.gather(1).h + v.gather(1).c
@@ -283,13 +283,13 @@ class Compared(Summed):
         (Compared, r"needs values of other parents(.|\n)*leave their sum out of it"),
     ],
 )
-def test_what_a_parent_cannot_compute_for_its_child(cell, says):
+def test_values_that_a_parent_cannot_compute_for_its_child(cell, says):
     with pytest.raises(TraceError, match=says) as caught:
         cavs.Session(Model(cell(WIDTH), True)).evaluate(cavs.batch(trees()))
     assert "test_top_down.py" in str(caught.value) and "Graph.reversed()" in str(caught.value)
 
 
-def test_explain_tells_the_directions():
+def test_explain_shows_the_directions():
     text = str(cavs.explain(BothWays(nn.LSTM(WIDTH, WIDTH)), cavs.batch(trees())))
     lines = [line.partition("  ")[2] for line in text.splitlines() if line.startswith("stage ")]
     loops = [line for line in lines if " forward" in line or " backward" in line]

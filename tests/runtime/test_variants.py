@@ -1,4 +1,4 @@
-"""Which program runs a batch: schedules made ahead, and programs that ranks have in common."""
+"""Variants of a session: prepared schedules, and programs that ranks share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, binary, tre
 
 
 def large(seed):
-    """A batch of which copies are merged, where nothing forbids it."""
+    """Return a batch in which equal vertices are merged, if the model allows it."""
     return treebank(30, seed)
 
 
@@ -39,8 +39,8 @@ def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
     assert len(made) == 1
 
 
-def test_batches_are_prepared_for_what_they_are_needed_for(monkeypatch):
-    """An evaluation in between makes training batches no dearer, nor the other way round."""
+def test_batches_are_prepared_for_training_or_evaluation(monkeypatch):
+    """An evaluation in between does not slow training batches, nor the other way round."""
     wanted = []
     make = cavs.data.GraphBatch.merged
 
@@ -63,7 +63,7 @@ def test_batches_are_prepared_for_what_they_are_needed_for(monkeypatch):
     assert train.prepare == trainer.session.prepare
 
 
-def test_what_is_absent_elsewhere_is_compiled_for():
+def test_features_that_are_absent_on_other_ranks():
     """Another rank has vertices without a word: this one traces again, though its batches fit."""
     chains = cavs.batch(
         [cavs.Graph.chain(4, features={"token": [1, 2, 3, 4], "label": [0, 1, 2, 3]})] * 3
@@ -144,7 +144,7 @@ def test_features_named_like_those_of_the_compiler(monkeypatch):
 
 
 class Remembering(cavs.VertexFunction):
-    """Multiplies two states of each child; the first half of one is zero at a leaf."""
+    """Multiplies two states of each child; half of one is zero at a leaf."""
 
     def __init__(self, input_size, hidden_size):
         self.state = cavs.State(c=2 * hidden_size, h=hidden_size)
@@ -160,7 +160,7 @@ class Remembering(cavs.VertexFunction):
 
 
 def test_rows_of_a_gradient_that_a_kind_leaves_zero(monkeypatch):
-    """The rows of U of the second child, and of those the ones of its h."""
+    """The rows of U for the second child, and for its h."""
     monkeypatch.setattr("cavs.runtime.program_cache.MIN_MERGED", 1)
     monkeypatch.setattr("cavs.runtime.program_cache.MIN_READERS", 0.0)
     model, batch = Classifier(Remembering(8, 6)), treebank(8)
@@ -184,9 +184,11 @@ def sums_in_loops(session):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_resumed_session_holds_no_more_or_less(told):
-    """By the shape of the graphs that it began with; without one, as it was before there were any,
-    whatever comes first: there a batch without edges."""
+def test_a_resumed_session_uses_the_same_memory_plan(told):
+    """It uses the stored shape of graphs; without one, the plain program, whatever runs first.
+
+    Here the first batch has no edges.
+    """
 
     def chains(*sizes):
         made = []

@@ -36,13 +36,13 @@ class OfRoots(Classifier):
 
 
 def graph(children, rng, absent=bool):
-    """A graph with labels everywhere, and words where ``absent`` is false."""
+    """Return a graph with labels everywhere, and words where ``absent`` is false."""
     token = [-1 if absent(kids) else int(rng.integers(WORDS)) for kids in children]
     return cavs.Graph(children, {"token": token, "label": rng.integers(0, CLASSES, len(children))})
 
 
 def binary(leaves, rng):
-    """A random binary tree."""
+    """Return a random binary tree."""
     children, free = [[] for _ in range(leaves)], list(range(leaves))
     while len(free) > 1:
         i = int(rng.integers(len(free) - 1))
@@ -52,6 +52,6 @@ def binary(leaves, rng):
 
 
 def treebank(count, seed=0, longest=30):
-    """A batch of random trees of up to ``longest`` words."""
+    """Return a batch of random trees of up to ``longest`` words."""
     rng = np.random.default_rng(seed)
     return cavs.batch([binary(int(n), rng) for n in rng.integers(1, longest + 1, count)])
