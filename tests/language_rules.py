@@ -102,7 +102,7 @@ RESERVED = {
     "kind": "cavs/ir cavs/ops cavs/passes cavs/codegen cavs/compiler cavs/runtime cavs/data "
     "cavs/inspect cavs/distributed/step cavs/distributed/sync/stale_server csrc/schedule csrc/exec "
     "csrc/bindings cavs/_engine.pyi cuda",
-    "bound": "cavs/runtime cavs/inspect csrc/schedule csrc/bindings",
+    "bound": "cavs/runtime cavs/inspect csrc/schedule csrc/exec csrc/bindings cuda",
     "segment": "cavs/ir cavs/frontend cavs/passes cavs/compiler csrc/kernels csrc/exec "
     "csrc/bindings cuda",
     "slot": "cavs/ir cavs/frontend cavs/passes cavs/compiler cavs/runtime cavs/inspect csrc/exec "
