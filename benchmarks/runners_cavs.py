@@ -24,7 +24,7 @@ from cavs.train.trainer import Trainer
 
 # Features of a device that can be switched off, in addition to compiler passes.
 SWITCHES: dict[str, dict[str, Any]] = {
-    "second-stream": {"beside": False},
+    "second-stream": {"second_stream": False},
     "cublas": {"cublas_lt": None},
     "few-row-kernels": {"few_rows": 0},
     "launch-ahead": {},

@@ -1,4 +1,4 @@
-"""Types of the CUDA engine, the extension module that cuda/bindings defines.
+"""Types of the CUDA engine, the extension module defined by cuda/bindings.
 
 tests/test_engine_types.py compares it with the module.
 """
@@ -22,7 +22,7 @@ class Device:
         ordinal: int = 0,
         allocate: Callable[[int], int] | None = None,
         release: Callable[[int], None] | None = None,
-        beside: bool = True,
+        second_stream: bool = True,
         few_rows: int = 127,
         blas_rows: int = 128,
         guards: bool = False,

@@ -1,6 +1,6 @@
-"""An NVIDIA GPU: what is found of it at run time, its kernels, its memory, and the engine's part.
+"""NVIDIA GPUs: libraries found at run time, kernels, memory, and the CUDA side of a session.
 
-Importing this needs nothing of CUDA; `open_device` says what is missing.
+Importing this package needs no CUDA; `open_device` reports what is missing.
 """
 
 from cavs.cuda.cache import CachedCompiler, CubinCache

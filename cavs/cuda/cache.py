@@ -1,9 +1,9 @@
 """Compiled kernels on disk, so that only the first process on a machine compiles them.
 
-An entry is a file of its own under a name that says what it was made from: source, headers,
-options and version of the compiler. It carries a checksum and appears whole or not at all, so
-any number of processes may fill a cache at once. What goes wrong with it costs time, never a
-result: a `CacheWarning` says so, once a cache, and the kernel is compiled.
+An entry is one file, named by a hash of everything the cubin depends on: source, headers, options
+and version of the compiler. It has a checksum and appears atomically, so any number of processes
+may fill a cache at once. A problem with it costs time but never changes a result: it is a
+`CacheWarning`, once per cache, and the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from cavs.cuda.nvrtc import Nvrtc
 from cavs.errors import CacheWarning
 
-_MAGIC = b"cavs cubin 1\n"  # then 32 bytes of SHA-256 of the rest, then the cubin
+_MAGIC = b"cavs cubin 1\n"  # followed by the SHA-256 of the cubin, then the cubin
 _HEADER = len(_MAGIC) + 32
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to a writer that died
 _PERMISSIONS = (
@@ -31,13 +31,13 @@ DEFAULT_LIMIT = 256 << 20
 
 
 def default_folder() -> Path:
-    """``CAVS_CACHE``, else the folder "cavs" in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
+    """Return ``CAVS_CACHE``, or "cavs" in ``XDG_CACHE_HOME``, which is ``~/.cache`` by default."""
     own = os.environ.get("CAVS_CACHE")
     if own:
         return Path(own).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # XDG: a relative path is to be ignored
-        home = os.path.expanduser("~")  # stays "~" for a user that the system does not know
+    if not os.path.isabs(base):  # XDG: relative paths are ignored
+        home = os.path.expanduser("~")  # stays "~" for a user unknown to the system
         base = os.path.join(home if os.path.isabs(home) else "/", ".cache")
     return Path(base) / "cavs"
 
@@ -45,7 +45,7 @@ def default_folder() -> Path:
 def cubin_key(
     source: str, headers: Mapping[str, str], options: Sequence[str], compiler: str
 ) -> str:
-    """The name of an entry: a SHA-256 of all that the cubin depends on; headers in any order."""
+    """Return the name of an entry: a SHA-256 of everything that the cubin depends on."""
     digest = hashlib.sha256()
     parts = [compiler, source, str(len(options)), *options]
     for name in sorted(headers):
@@ -57,11 +57,10 @@ def cubin_key(
 
 
 class CubinCache:
-    """Cubins in `folder`, at most `limit` bytes of them; the least recently used go first.
+    """Cubins in `folder`, up to `limit` bytes; the least recently used are evicted first.
 
-    folder: `default_folder()` if None; it is made when the first cubin is kept. No method raises:
-    a folder that cannot be read or written, a full disk and a damaged file are a `CacheWarning`,
-    once each.
+    folder: `default_folder()` if None; created with the first cubin. No method raises: a folder
+    that cannot be read or written, a full disk and a damaged file are a `CacheWarning`, once each.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class CubinCache:
         self._warned: set[str] = set()
 
     def get(self, key: str) -> bytes | None:
-        """The cubin, or None if it is not there whole."""
+        """Return the cubin, or None if it is absent or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):  # a bad folder shows when it is written
+        except (FileNotFoundError, NotADirectoryError):  # a bad folder fails when it is written
             return None
         except OSError as error:
             self._warn("read", f"{path} cannot be read: {error.strerror}", _PERMISSIONS)
@@ -89,14 +88,14 @@ class CubinCache:
                 "the kernel is compiled and written again; check the disk if this recurs",
             )
             return None
-        with contextlib.suppress(OSError):  # in a read-only folder the order of use is not kept
+        with contextlib.suppress(OSError):  # a read-only folder does not record use
             os.utime(path)
         return cubin
 
     def put(self, key: str, cubin: bytes) -> None:
-        """Keep a cubin; the least recently used make room."""
+        """Keep a cubin; evict the least recently used if needed."""
         path = self._path(key)
-        # Every writer has a file of its own; the last to rename wins, and all wrote the same.
+        # Every writer has its own file; the last rename wins, and all contents are equal.
         temporary = path.with_name(f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ class CubinCache:
     def _evict(self, newest: Path) -> None:
         now, total, entries = time.time(), 0, []
         for file in os.scandir(self.folder):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = file.stat()
                 if file.name.endswith(".tmp") and now - status.st_mtime > _ABANDONED:
                     os.unlink(file.path)
@@ -131,15 +130,15 @@ class CubinCache:
                     os.unlink(path)
                 total -= size
 
-    def _warn(self, kind: str, found: str, cure: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def _warn(self, problem: str, found: str, cure: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
             warning = CacheWarning(f"cache of compiled kernels: {found}", hint=cure)
             warnings.warn(warning, stacklevel=4)
 
 
 class CachedCompiler:
-    """A compiler that looks into a cache first."""
+    """A compiler with a cache."""
 
     def __init__(self, compiler: Nvrtc, cache: CubinCache) -> None:
         self.compiler, self.cache = compiler, cache
@@ -148,7 +147,7 @@ class CachedCompiler:
     def compile(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
     ) -> bytes:
-        """As `Nvrtc.compile`."""
+        """See `Nvrtc.compile`."""
         key = cubin_key(source, headers, options, self._version)
         cubin = self.cache.get(key)
         if cubin is None:

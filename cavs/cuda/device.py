@@ -1,4 +1,4 @@
-"""A GPU with all that the engine needs of it, or a `DeviceError` that says what is missing."""
+"""Opening a GPU with everything that the engine needs, or a `DeviceError` with what is missing."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ from cavs.cuda.libraries import (
 )
 from cavs.cuda.memory import CupyMemory, Memory
 from cavs.cuda.nvrtc import Nvrtc
-from cavs.errors import DeviceError, DeviceWarning
+from cavs.errors import ConfigError, DeviceError, DeviceWarning
 
 LOOK_UP = "look up"
 REPLAYS = ("auto", "always", "never")
 PERSISTENT = ("always", "never")
-OLDEST = 80  # compute capability times ten: asynchronous copies, bfloat16 and tf32 start there
+OLDEST = 80  # compute capability times ten: the first with asynchronous copies, bfloat16 and tf32
 
 
 class Compiler(Protocol):
-    """What makes device code of source text: NVRTC, or the twin of the tests."""
+    """A compiler of device code: NVRTC, or the twin of the tests."""
 
     def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
-        """What cuModuleLoadData loads."""
+        """Return an image for cuModuleLoadData."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A GPU, and with what it is used. `open_device` looks all this up; a test may pass its own.
+    """A GPU, its libraries, and switches of the engine; `open_device` returns one with defaults.
 
-    driver_library: for dlopen. architecture: as compilers name it, "sm_90". memory: None takes
-    that of the driver. cublas_lt, cudnn: the paths of cuBLASLt and cuDNN; None if there is none;
-    cuDNN may be looked up (LOOK_UP) when it is wanted, for most programs never do. beside: with a
-    second stream; off to see what it is worth. few_rows: products of up to so many rows are done
-    by kernels of their own (0: none). blas_rows: those of as many and more by cuBLASLt. replay:
-    which commands that come again with the same batch run as a CUDA graph, one of REPLAYS: those
-    that measure faster so, or all, or none. guards: for tests; values stand apart in memory, and a
-    run waits and is a DeviceError if something was written between them. persistent: whether one
-    kernel walks tasks that follow each other in a loop and have up to narrow_rows rows (edges too,
-    where it makes something for each), one of PERSISTENT: "always" where it can.
+    driver_library: the driver's name for dlopen. architecture: the compiler's name, such as
+    "sm_90". memory: the allocator; None is the driver's. cublas_lt, cudnn: paths of cuBLASLt and
+    cuDNN, or None; LOOK_UP searches for cuDNN on first use, since most programs never need it.
+
+    second_stream: run independent sums concurrently with a loop. few_rows: products of up to so
+    many rows use kernels for few rows (0: none do). blas_rows: products of as many rows and more
+    use cuBLASLt. replay: which repeated commands run as a CUDA graph, one of REPLAYS: those for
+    which it measures faster, all, or none. persistent: "always" runs consecutive tasks of a loop
+    with up to narrow_rows rows (and edges, if a kernel writes one row per edge) in one kernel where
+    that is possible; one of PERSISTENT. guards: for tests; surround values with guard bytes, and
+    check after each run that they did not change (DeviceError).
     """
 
     driver_library: str
@@ -66,13 +67,19 @@ class Device:
     memory: Memory | None
     cublas_lt: str | None = None
     cudnn: str | None = None
-    beside: bool = True
+    second_stream: bool = True
     few_rows: int = 127
     blas_rows: int = 128
     replay: str = "auto"
     guards: bool = False
     persistent: str = "never"
     narrow_rows: int = 128
+
+    def __new__(cls, *positional: object, **options: object) -> Device:
+        """Refuse an option under a former name."""
+        if "beside" in options:
+            raise ConfigError("beside: the option was renamed", hint="write second_stream")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         known = ", ".join(REPLAYS)
@@ -86,7 +93,7 @@ class Device:
 
     @cached_property
     def cudnn_library(self) -> str | None:
-        """The path of cuDNN."""
+        """Path of cuDNN, or None."""
         if self.cudnn != LOOK_UP:
             return self.cudnn
         library = find_cudnn(newest_cuda(self.driver_library))
@@ -94,15 +101,15 @@ class Device:
 
     @cached_property
     def native(self) -> _cuda.Device:
-        """The engine's own device, one for all who share this object."""
+        """The engine's device, one per Device object."""
         memory = self.memory
         allocate, release = (memory.allocate, memory.release) if memory else (None, None)
-        switches = self.beside, self.few_rows, self.blas_rows, self.guards, self.narrow_rows
+        switches = self.second_stream, self.few_rows, self.blas_rows, self.guards, self.narrow_rows
         line = install_line(newest_cuda(self.driver_library))
         return _cuda.Device(self.driver_library, self.ordinal, allocate, release, *switches, line)
 
     def uuid(self) -> str:
-        """What tells this GPU from all others; DeviceError if the driver does not say it."""
+        """Return the UUID of the GPU; DeviceError if the driver does not provide it."""
         return Driver(self.driver_library).uuid(self.ordinal)
 
     def compile(
@@ -113,29 +120,29 @@ class Device:
         real: str,
         half: bool = False,
     ) -> bytes:
-        """Device code of `source` for this architecture; DeviceError if it does not compile.
+        """Compile `source` for this architecture; DeviceError if it does not compile.
 
-        real: what REAL stands for, "float" or "double". half: values may be stored in bfloat16.
+        real: the type REAL, "float" or "double". half: values may be stored in bfloat16.
         """
         options = compile_options(self.architecture, real, half)
         return self.compiler.compile(name, source, dict(headers), options)
 
 
 def compile_options(architecture: str, real: str, half: bool = False) -> list[str]:
-    """The options that every kernel of the engine is compiled with."""
+    """Return the compiler options of every kernel of the engine."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", f"-DREAL={real}"]
-    if os.environ.get("CAVS_LINE_INFO") == "1":  # for tools that name lines of kernels
+    if os.environ.get("CAVS_LINE_INFO") == "1":  # for tools that report lines of kernels
         options.append("--generate-line-info")
     return [*options, "-DCAVS_HALF"] if half else options
 
 
 def open_device(name: str = "cuda", driver_library: str | None = None) -> Device:
-    """The GPU "cuda" (the first), "cuda:1", ..., ready for use.
+    """Open the GPU "cuda" (the first), "cuda:1", ....
 
-    driver_library: the driver, if it is not to be looked up. DeviceError with what was found, what
-    is needed and the cure for the first that is missing: a driver, one of an age that the CUDA of
-    an extra runs on, the GPU, compute capability 8.0, NVRTC, CuPy. A DeviceWarning, once a process,
-    where cuBLASLt is missing.
+    driver_library: the driver, instead of searching for it. DeviceError with what was found, what
+    was expected and the cure for the first requirement that is not met: a driver, one that runs the
+    CUDA of an extra, the GPU, compute capability 8.0, NVRTC, CuPy. DeviceWarning, once per process,
+    if cuBLASLt is missing.
     """
     device, driver, _ = _open(name, driver_library)
     if device.cublas_lt is None:
@@ -145,19 +152,17 @@ def open_device(name: str = "cuda", driver_library: str | None = None) -> Device
 
 @functools.cache
 def _warn_of_products(line: str) -> None:
-    found = (
-        "cuBLASLt was not found: all products are done by kernels of cavs, the large ones slower"
-    )
+    found = "cuBLASLt was not found: kernels of cavs compute all products, large ones more slowly"
     warnings.warn(DeviceWarning(found, hint=line), stacklevel=3)
 
 
 def count_devices(driver_library: str | None = None) -> int:
-    """How many GPUs this process sees: "cuda:0" and so on. DeviceError without a driver."""
+    """Return the number of GPUs that this process sees. DeviceError without a driver."""
     return _driver(driver_library).count()
 
 
 def describe(name: str = "cuda", driver_library: str | None = None) -> str:
-    """One line on a GPU: what it is, or why it cannot be used. Raises nothing."""
+    """Return one line on a GPU: what it is, or why it cannot be used. Never raises."""
     try:
         device, driver, compiler = _open(name, driver_library)
         gpu, memory = driver.name(device.ordinal), driver.memory(device.ordinal)
@@ -169,7 +174,7 @@ def describe(name: str = "cuda", driver_library: str | None = None) -> str:
     blas = f"cuBLASLt {device.cublas_lt}"
     if device.cublas_lt is None:
         line = install_line(driver.version() // 1000)
-        blas = f"no cuBLASLt: all products are done by kernels of cavs ({line})"
+        blas = f"no cuBLASLt: kernels of cavs compute all products ({line})"
     return f"{gpu}, {device.architecture}, {size}, driver of {runs}, NVRTC {made_by}, {blas}"
 
 
@@ -218,7 +223,7 @@ def _driver(path: str | None) -> Driver:
     version = driver.version()
     if version < 1000 * oldest:
         raise DeviceError(
-            f"the NVIDIA driver {path} is of {_cuda_of(version)}, but cavs needs one of CUDA "
+            f"the NVIDIA driver {path} supports {_cuda_of(version)}, but cavs needs one for CUDA "
             f"{oldest}.0 or newer",
             hint=f"update the driver, then {install_line()}; without it: device='cpu'",
         )
@@ -248,7 +253,7 @@ def _capability(name: str, ordinal: int, driver: Driver) -> int:
 
 
 def _architecture(name: str, capability: int, compiler: Nvrtc, newest: int) -> str:
-    # A cubin runs on its own and later capabilities of one major.
+    # A cubin runs on its own and on later capabilities of the same major.
     fitting = [
         a for a in compiler.architectures() if a <= capability and a // 10 == capability // 10
     ]

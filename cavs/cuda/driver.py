@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of itself and of its GPUs, by ctypes, without a context on any."""
+"""Queries to the NVIDIA driver about itself and its GPUs, by ctypes and without a context."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from cavs.errors import DeviceError
 
-_NO_DEVICE, _INVALID_DEVICE = 100, 101  # of cuda.h's CUresult
+_NO_DEVICE, _INVALID_DEVICE = 100, 101  # CUresult in cuda.h
 _CPU = "the CPU needs no driver: device='cpu'"
 _CURES = {
     2: "free memory of the GPU: nvidia-smi lists the processes that use it",
     3: "a process forked from one that used the GPU cannot use it: start processes by spawn",
-    46: "the GPU is taken by a process that shares it with none: nvidia-smi lists that",
-    800: "whoever runs this machine must let this user use its GPU",
-    802: "start NVIDIA's Fabric Manager, which this machine needs, or wait until it is up",
-    803: "restart the machine: its driver was updated while the old one is still loaded",
-    804: "take the compatibility libcuda of a CUDA toolkit off LD_LIBRARY_PATH",
+    46: "another process uses the GPU exclusively: nvidia-smi lists it",
+    800: "ask the administrator for access to the GPU",
+    802: "start NVIDIA's Fabric Manager, which this machine needs, or wait until it runs",
+    803: "restart the machine: its driver was updated, but the old one is still loaded",
+    804: "remove the compatibility libcuda of a CUDA toolkit from LD_LIBRARY_PATH",
     999: "run nvidia-modprobe -u, or restart the machine; start a container with --gpus all",
 }
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # of cuda.h's CUdevice_attribute
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute in cuda.h
 
 
 def newest_cuda(path: str | None) -> int | None:
-    """The CUDA major of the driver at `path`; None if it does not say."""
+    """Return the CUDA major version of the driver at `path`; None if it is unknown."""
     try:
         return None if path is None else Driver(path).version() // 1000
     except DeviceError:
@@ -31,7 +31,7 @@ def newest_cuda(path: str | None) -> int | None:
 
 
 class Driver:
-    """The driver at `path`, as for dlopen; DeviceError if it cannot be opened."""
+    """The driver at `path`, opened by dlopen; DeviceError if that fails."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -40,17 +40,17 @@ class Driver:
         except OSError as error:
             raise DeviceError(
                 f"the NVIDIA driver {path} cannot be opened: {error}",
-                hint=f"install the driver anew, not by pip; {_CPU}",
+                hint=f"reinstall the driver, not by pip; {_CPU}",
             ) from error
 
     def version(self) -> int:
-        """The newest CUDA that it runs, 1000 * major + 10 * minor."""
+        """Return the newest CUDA version that it supports, as 1000 * major + 10 * minor."""
         version = ctypes.c_int()
         self._check("cuDriverGetVersion", self._call("cuDriverGetVersion", ctypes.byref(version)))
         return version.value
 
     def count(self) -> int:
-        """The number of GPUs that it has and ``CUDA_VISIBLE_DEVICES`` shows; 0 if none."""
+        """Return the number of GPUs that ``CUDA_VISIBLE_DEVICES`` shows."""
         status = self._call("cuInit", 0)
         if status == _NO_DEVICE:
             return 0
@@ -63,26 +63,26 @@ class Driver:
         return number
 
     def capability(self, ordinal: int) -> int:
-        """The compute capability of a GPU, times ten: 90 for 9.0."""
+        """Return the compute capability of a GPU times ten: 90 for 9.0."""
         major, minor = (self._attribute(ordinal, a) for a in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
         return 10 * major + minor
 
     def name(self, ordinal: int) -> str:
-        """What NVIDIA calls the GPU."""
+        """Return NVIDIA's name of the GPU."""
         text = ctypes.create_string_buffer(256)
         device = self._device(ordinal)
         self._check("cuDeviceGetName", self._call("cuDeviceGetName", text, 256, device))
         return text.value.decode(errors="replace")
 
     def uuid(self, ordinal: int) -> str:
-        """What tells the GPU from all others, whatever it is numbered in a process."""
+        """Return the GPU's UUID, which does not depend on its number in a process."""
         self._check("cuInit", self._call("cuInit", 0))
         found, device = (ctypes.c_ubyte * 16)(), self._device(ordinal)
         self._check("cuDeviceGetUuid_v2", self._call("cuDeviceGetUuid_v2", found, device))
         return bytes(found).hex()
 
     def memory(self, ordinal: int) -> int:
-        """The bytes of its memory."""
+        """Return the size of its memory in bytes."""
         size, device = ctypes.c_size_t(), self._device(ordinal)
         status = self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
         self._check("cuDeviceTotalMem_v2", status)

@@ -1,4 +1,4 @@
-"""A session's part on a device: its parameters there, and the executors that run on them."""
+"""The CUDA side of a session: its parameters on a device, and the executors that use them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from cavs.frontend.parameter import Parameter
 
 Array = NDArray[Any]
 TENSOR_CORES, PLAIN_PRODUCTS = "matmul_mma.cu", "matmul.cu"
-DECIDED = 20  # runs of one batch after which it is known whether its commands are replayed
+DECIDED = 20  # runs of one batch after which replaying its commands has been decided
 PRECISIONS = ("float32", "tf32", "bfloat16")
-_Walked = tuple[int, str, int, int, Sequence[int]]  # as cavs._cuda.Executor takes it
-SHARED = ("parameters", "states", "outcomes", "workspaces")  # memory of all programs of a session
+_Persistent = tuple[int, str, int, int, Sequence[int]]  # see cavs._cuda.Executor
+SHARED = ("parameters", "states", "outcomes", "workspaces")  # shared by all programs of a session
 
 
 def headers() -> dict[str, str]:
-    """What kernels may include, by name."""
+    """Return the headers that kernels may include, by name."""
     return {name: text for name, text in _cuda.sources().items() if name.endswith(".cuh")}
 
 
 def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]:
-    """The kernels every program uses, by file."""
+    """Compile the kernels that every program uses; return images by file."""
     texts, included, half = _cuda.sources(), headers(), precision == "bfloat16"
     unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
     names = [name for name in texts if name.endswith(".cu") and name != unused]
@@ -48,9 +48,9 @@ def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]
 def persistent_plan(
     device: Device, program: Program, real: str, precision: str, half: Collection[int] = ()
 ) -> list[PersistentLoop]:
-    """The loops of ``program`` whose narrow tasks one kernel can walk on ``device``.
+    """Return the loops of ``program`` that a persistent kernel can run on ``device``.
 
-    Arguments as of ``persistent_loops``. Empty where a grid cannot run all at once.
+    Arguments: see ``persistent_loops``. Empty if the device has no cooperative launches.
     """
     native = device.native
     if not native.shared_bytes:
@@ -62,13 +62,14 @@ def persistent_plan(
 class CudaEngine:
     """Parameters of one session on ``device``, and the executors that use them.
 
-    owner: whose engine this is. precision: of products of float32 values, one of PRECISIONS; with
-    "bfloat16" packed weights and values between kernels are stored in it, see cavs.cuda.storage.
-    deterministic: libraries are asked for algorithms that add in one order alone. Everything else,
-    sums too, is float32. The host's arrays fall behind with every step: ``download`` brings them up
-    to date. DeviceError where the device fails, lacks memory, or a
-    kernel does not compile; nothing of the host is changed then. A device that has failed for good
-    is given up: the host's arrays stay what they were when they were last up to date.
+    owner: the session. precision: of products of float32 values, one of PRECISIONS; "bfloat16" also
+    stores packed weights and values between kernels in it, see cavs.cuda.storage; everything else,
+    sums included, is float32. deterministic: libraries use only algorithms with one order of sums.
+
+    Steps change the parameters on the device; ``download`` updates the host's arrays. DeviceError,
+    which changes nothing on the host, if the device fails or lacks memory, or if a kernel does not
+    compile. After a permanent failure the device is given up: the host's arrays keep the values of
+    the last download.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class CudaEngine:
         for p in self._of:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
-        self.lost = 0  # steps that a device given up has taken with it
-        self._told = 0  # of these
+        self.lost = 0  # steps lost with a failed device
+        self._reported_lost = 0
         self._real = ""
         self._parameters: _cuda.Parameters | None = None
         self._cudnn: _cuda.Cudnn | None = None
@@ -93,9 +94,9 @@ class CudaEngine:
     def executor(
         self, program: Program, encoded: _engine.Program, arrays: Sequence[Array]
     ) -> _cuda.Executor:
-        """An executor of ``program``, of which ``encoded`` is the engine's form.
+        """Return an executor of ``program``, encoded for the engine as ``encoded``.
 
-        arrays: of all parameters, of one dtype; the same for every program of the session. A
+        arrays: those of all parameters, of one dtype, the same for every program of the session. A
         program with LSTMs needs cuDNN, see ``lacks_cudnn``.
         """
         if self._parameters is None:
@@ -112,14 +113,16 @@ class CudaEngine:
             image = self.device.compile("maps.cu", maps.text, included, self._real)
         lstms = any(i.traits.cudnn for i in program.instructions)
         cudnn = self._open_cudnn() if lstms else None
-        walked = self._persistent(program, half)
+        persistent = self._persistent(program, half)
         storage, replay = sorted(half), self.device.replay
         return _cuda.Executor(
-            encoded, self._parameters, image, named, storage, replay, cudnn, *walked
+            encoded, self._parameters, image, named, storage, replay, cudnn, *persistent
         )
 
-    def _persistent(self, program: Program, half: Collection[int]) -> tuple[bytes, list[_Walked]]:
-        """The kernels that walk narrow tasks, and what the executor needs to know of them."""
+    def _persistent(
+        self, program: Program, half: Collection[int]
+    ) -> tuple[bytes, list[_Persistent]]:
+        """Compile the persistent kernels; return their image and description."""
         if self.device.persistent == "never":
             return b"", []
         loops = persistent_plan(self.device, program, self._real, self._precision, half)
@@ -131,17 +134,17 @@ class CudaEngine:
         return image, [(x.stage, x.name, x.blocks, x.shared, x.instructions) for x in loops]
 
     def forget(self) -> None:
-        """Lets go of the arrays given to ``executor``: others are in their place."""
+        """Drop the arrays given to ``executor``, which others have replaced."""
         self.settle()
         self._parameters = None
 
     def lacks_cudnn(self) -> str:
-        """Why LSTMs cannot run by cuDNN here, as far as is known before it is opened; or empty."""
+        """Return why cuDNN cannot run LSTMs here, as far as known before opening it, or ""."""
         if self._precision == "bfloat16":
             return "with precision 'bfloat16' LSTMs run on the engine's own kernels"
         if self.deterministic:
             return (
-                "deterministic=True, and NVIDIA does not say that LSTMs of cuDNN add in one order"
+                "deterministic=True, and NVIDIA does not promise one order of sums in cuDNN's LSTMs"
             )
         return "" if self.device.cudnn_library else "libcudnn.so was not found"
 
@@ -154,57 +157,57 @@ class CudaEngine:
         return self._cudnn
 
     def invalidate(self) -> None:
-        """The host's arrays were written: they go up before the next run."""
+        """Note that the host's arrays were written: the next run uploads them."""
         if self._parameters is not None:
             self._parameters.invalidate()
 
     def write(self, parameters: Sequence[int]) -> None:
-        """`invalidate` for the values of some, by number, which the device does not update."""
+        """Like `invalidate`, for some parameters by number, which the device does not update."""
         if self._parameters is not None:
             self._parameters.write(parameters)
 
     def write_rows(self, parameter: int, rows: Array, width: int) -> None:
-        """`write` for some rows of a table of that `width`; no others go up."""
+        """Like `write`, for some rows of a table of that `width` only."""
         if self._parameters is not None:
             self._parameters.write_rows(parameter, rows, width)
 
     def download(self) -> bool:
-        """Brings the host's arrays up to date: parameters, and states of the last optimiser.
+        """Update the host's arrays: parameters, and states of the last optimiser.
 
-        Whether they were behind. DeviceWarning where steps are lost with a device.
+        Return True if they were out of date. DeviceWarning if steps were lost with the device.
         """
         before = self.lost
         behind = self.settle()
         if lost := self.lost - before:
-            found = f"the GPU has failed, and with it {steps(lost)} of training since the host's"
+            found = f"the GPU has failed, and {steps(lost)} of training since the last download"
             hint = "load a checkpoint, or train on from here: device='cpu', or a new process"
-            warning = DeviceWarning(f"{found} parameters were last up to date", hint=hint)
+            warning = DeviceWarning(f"{found} of the parameters were lost", hint=hint)
             warnings.warn(warning, stacklevel=3)
         return behind
 
     def update_host(self) -> None:
-        """As `download`; DeviceError where steps are lost with a device."""
+        """Like `download`, but DeviceError if steps were lost with the device."""
         self.settle()
         if self.lost:
             raise DeviceError(
-                f"the GPU has failed, and with it {steps(self.lost)} of training",
+                f"the GPU has failed, and {steps(self.lost)} of training were lost",
                 hint="load a checkpoint, in a new process or on the CPU",
             )
 
     def lost_steps(self) -> int:
-        """As `download`; how many steps were lost with the device since the last call."""
+        """Like `download`; return the number of steps lost with the device since the last call."""
         self.settle()
-        lost, self._told = self.lost - self._told, self.lost
+        lost, self._reported_lost = self.lost - self._reported_lost, self.lost
         return lost
 
     def settle(self) -> bool:
-        """`download` without a warning: `lost` says how many steps a failed device has taken."""
+        """Like `download`, without a warning: `lost` counts the steps lost with a failed device."""
         try:
             behind = self._parameters is not None and self._parameters.download()
         except DeviceError:
             assert self._parameters is not None
             lost = self._parameters.lost()
-            if lost is None:  # it still works
+            if lost is None:  # the device still works
                 raise
             self.lost += lost
             self._parameters, behind = None, False
@@ -216,10 +219,10 @@ class CudaEngine:
         return behind
 
     def used(self) -> bool:
-        """Whether the owner is still there."""
+        """True if the owner is still alive."""
         return self._owner() is not None
 
 
 def steps(number: int) -> str:
-    """A number of steps in words."""
+    """Return a number of steps in words."""
     return f"{number} step{'s' * (number != 1)}"

@@ -1,8 +1,8 @@
-"""Where the libraries of CUDA lie: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, of any CUDA major.
+"""Search for CUDA libraries of any major: the driver, NVRTC, cuBLASLt, cuDNN and NCCL.
 
-Only paths: whoever needs a library opens it. Searched, in this order: NVIDIA's ``cuda.pathfinder``,
-the folders of NVIDIA's wheels, the loader's path, the folder of torch. Which majors exist is read
-from the extras of the package, so no code names one.
+Functions return paths; the caller opens the library. The search order is NVIDIA's
+``cuda.pathfinder``, the folders of NVIDIA's wheels, the loader's path, the folder of torch. The
+extras of the package say which majors exist, so that no code names one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DRIVER = "libcuda.so.1"  # the ABI of the driver, the same for every CUDA
 
 @dataclass(frozen=True)
 class Library:
-    """A library that was found: its path, and what found it.
+    """A library that was found: its path, and the search that found it.
 
-    major: the first number of its file name, for NVRTC and cuBLASLt that of CUDA; None if it has
-    none.
+    major: the first number of its file name, which is the CUDA major for NVRTC and cuBLASLt; None
+    if it has none.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Library:
 
 
 def find_driver() -> str | None:
-    """What to give to dlopen for the driver, or None if no driver is installed."""
+    """Return the driver's name for dlopen, or None if no driver is installed."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -48,10 +48,10 @@ def find_driver() -> str | None:
 
 
 def find(name: str, newest: int | None = None) -> Library | None:
-    """The first library of this name: "nvrtc", "cublas", "cublasLt", "cudnn" or "nccl".
+    """Return the first library named "nvrtc", "cublas", "cublasLt", "cudnn" or "nccl", or None.
 
-    newest: libraries of a higher major are passed over, because the driver does not run them.
-    None if there is none. Pathfinder leaves what it finds loaded.
+    newest: libraries of a higher major are skipped, because the driver does not run them.
+    Pathfinder loads what it finds.
     """
     for library in _candidates(name):
         if newest is None or library.major is None or library.major <= newest:
@@ -60,22 +60,22 @@ def find(name: str, newest: int | None = None) -> Library | None:
 
 
 def find_cudnn(newest: int | None = None) -> Library | None:
-    """cuDNN, with cuBLAS loaded, which it finds only if the loader knows it already.
+    """Return cuDNN or None, after loading cuBLAS, which it finds only if it is already loaded.
 
-    newest: the CUDA major of the driver; that of cuDNN is its own, and it tells itself whether it
-    can use the driver. None if there is none.
+    newest: the CUDA major of the driver, for cuBLAS; cuDNN has majors of its own and checks the
+    driver itself.
     """
     library = find("cudnn")
     for name in ("cublasLt", "cublas") if library is not None else ():
         needed = find(name, newest)
         if needed is not None:
-            with contextlib.suppress(OSError):  # cuDNN says it when it is opened
+            with contextlib.suppress(OSError):  # cuDNN reports it when it is opened
                 ctypes.CDLL(needed.path)
     return library
 
 
 def require(name: str, what_for: str, newest: int | None = None) -> Library:
-    """`find`; where there is none, DeviceError with the places searched and the line to install.
+    """`find`, or DeviceError with the search path and the install command if there is none.
 
     newest: the CUDA major of the driver, if known.
     """
@@ -93,9 +93,9 @@ def require(name: str, what_for: str, newest: int | None = None) -> Library:
 
 
 def fitting_major(newest: int | None = None) -> int | None:
-    """The CUDA major of the extra that fits this environment; None where no extra is known.
+    """Return the CUDA major of the extra that fits this environment; None if no extra is known.
 
-    newest: as of `install_line`.
+    newest: see `install_line`.
     """
     majors = sorted(extras())
     fitting = [major for major in majors if newest is None or major <= newest] or majors[:1]
@@ -103,19 +103,19 @@ def fitting_major(newest: int | None = None) -> int | None:
     keep = [major for major in installed if major in fitting]
     if not majors:
         return None
-    # The oldest runs on the most drivers; where the driver is known, the newest it runs is best.
+    # The oldest runs on most drivers; for a known driver, the newest that it runs is best.
     return keep[-1] if keep else fitting[0] if newest is None else fitting[-1]
 
 
 def install_line(newest: int | None = None) -> str:
-    """The line that installs what a GPU needs besides its driver.
+    """Return the command that installs the CUDA libraries, everything but the driver.
 
-    newest: the CUDA major of the driver, if one is known. A CuPy that is installed decides
-    before it, because two of them in one environment break each other.
+    newest: the CUDA major of the driver, if known. An installed CuPy takes precedence, because two
+    of them in one environment break each other.
     """
     choice = fitting_major(newest)
     if choice is None:
-        return "install cavs by pip, so that its extras are known"
+        return "install cavs by pip to make its extras known"
     wrong = [f"cupy-cuda{major}x" for major in _installed(extras()) if major != choice]
     remove = f"pip uninstall {' '.join(wrong)}; " if wrong else ""
     return f'{remove}pip install "cavs[{extras()[choice]}]"'
@@ -123,8 +123,8 @@ def install_line(newest: int | None = None) -> str:
 
 @functools.cache
 def extras() -> dict[int, str]:
-    """The extras of the package that bring CUDA, by its major."""
-    from importlib import metadata  # slow to import, and rarely needed
+    """Return the extras of the package that bring CUDA, by CUDA major."""
+    from importlib import metadata  # slow to import and rarely needed
 
     try:
         names = metadata.metadata("cavs").get_all("Provides-Extra") or []
@@ -135,7 +135,7 @@ def extras() -> dict[int, str]:
 
 
 def _installed(majors: Iterable[int]) -> list[int]:
-    """Of which CUDA there is a CuPy."""
+    """Return the CUDA majors for which CuPy is installed."""
     return [major for major in sorted(majors) if _is_installed(f"cupy-cuda{major}x")]
 
 
@@ -169,14 +169,14 @@ def _of_pathfinder(name: str) -> Iterator[Library]:
         return
     try:
         path = pathfinder.load_nvidia_dynamic_lib(name).abs_path
-    except (RuntimeError, OSError):  # it says "not found" by a RuntimeError of its own
+    except (RuntimeError, OSError):  # its "not found" is a RuntimeError
         return
     if path:
         yield Library(path, "cuda.pathfinder", _major(path))
 
 
 def _in_folder(folder: str, name: str, found_by: str) -> Iterator[Library]:
-    # torch puts a hash behind the name; libnvrtc-builtins and libnvrtc.alt are other libraries.
+    # torch appends a hash to the name; libnvrtc-builtins and libnvrtc.alt are other libraries.
     pattern = re.compile(rf"lib{re.escape(name)}(-[0-9a-f]{{8}})?\.so(\.\d+)*")
     try:
         files = [file for file in os.listdir(folder) if pattern.fullmatch(file)]
@@ -192,16 +192,16 @@ def _major(path: str) -> int | None:
 
 
 def _package_folders(package: str) -> list[str]:
-    """The folders of a package that need not be installed, without importing it."""
+    """Return the folders of a package that may be missing, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # ValueError: a module that something put in place of it
+    except (ImportError, ValueError):  # ValueError: a stand-in for the module
         return []
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
 def _wheel_folders() -> list[str]:
-    """nvidia/<library>/lib or nvidia/cu<major>/lib, the newest major first."""
+    """Return nvidia/<library>/lib and nvidia/cu<major>/lib, the newest major first."""
     found = []
     for root in _package_folders("nvidia"):
         found += glob.glob(os.path.join(glob.escape(root), "*", "lib"))
@@ -218,4 +218,4 @@ def _loader_folders() -> list[str]:
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         root = os.environ.get(variable)
         folders += [os.path.join(root, "lib64"), os.path.join(root, "lib")] if root else []
-    return [*folders, os.path.join(sys.prefix, "lib")]  # the last: conda's
+    return [*folders, os.path.join(sys.prefix, "lib")]  # the last one is conda's

@@ -1,7 +1,7 @@
-"""Memory and streams of one GPU, through CuPy, which is imported when the first is wanted.
+"""Memory and streams of one GPU through CuPy, which is imported on first use.
 
-The blocks come from CuPy's current allocator, by default its memory pool, so that arrays of the
-user and the engine share what is free.
+Blocks come from CuPy's current allocator, by default its memory pool, so that arrays of the user
+and of the engine share the free memory.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from cavs.errors import DeviceError
 
 
 class Memory(Protocol):
-    """What the engine needs of an allocator."""
+    """The allocator interface of the engine."""
 
     def allocate(self, nbytes: int) -> int:
-        """The address of a new block on the device; DeviceError if there is no room."""
+        """Return the address of a new block on the device; DeviceError if there is no room."""
         ...
 
     def release(self, pointer: int) -> None:
-        """Give a block back; all work that uses it is done."""
+        """Release a block; all work that uses it has finished."""
         ...
 
     def used(self) -> int:
-        """The bytes of the blocks that are not given back."""
+        """Return the number of bytes in blocks that were not released."""
         ...
 
     def stream(self) -> int:
-        """The handle of a new stream, which lives as long as this object."""
+        """Return the handle of a new stream, which lives as long as this object."""
         ...
 
 
 def current_gpu(cupy: Any, ordinal: int) -> Any:
-    """CuPy's device, to be entered.
+    """Return CuPy's device as a context manager.
 
-    CuPy comes back to the GPU that was current. Where none is that would be the first one, which
-    would be set up for nothing: a thread without a GPU stays on this one.
+    At its end CuPy restores the previous GPU. Without one it would set up the first GPU, so a
+    thread without a GPU stays on this one.
     """
     if not _has_gpu(cupy):
         cupy.cuda.runtime.setDevice(ordinal)
@@ -46,15 +46,15 @@ def current_gpu(cupy: Any, ordinal: int) -> Any:
 def _has_gpu(cupy: Any) -> bool:
     try:
         return bool(cupy.cuda.driver.ctxGetCurrent())
-    except RuntimeError:  # nobody has initialised the driver yet
+    except RuntimeError:  # the driver is not initialised yet
         return False
 
 
 class CupyMemory:
     """`Memory` of the GPU with this ordinal.
 
-    DeviceError, with the line to install, if CuPy is missing or does not run on the driver.
-    newest: the CUDA major of the driver, if known; it chooses the line.
+    DeviceError, with the install command, if CuPy is missing or does not run on the driver. newest:
+    the CUDA major of the driver, if known, for that command.
     """
 
     def __init__(self, ordinal: int, newest: int | None = None) -> None:
@@ -76,73 +76,74 @@ class CupyMemory:
             raise DeviceError(found, hint=hint) from error
         if ordinal >= count:
             raise DeviceError(
-                f"CuPy {cupy.__version__} sees {count} GPUs, but cuda:{ordinal} is wanted",
+                f"CuPy {cupy.__version__} sees {count} GPUs, but the device is cuda:{ordinal}",
                 hint=hint,
             )
 
     def allocate(self, nbytes: int) -> int:
-        """The address of a new block of at least `nbytes` bytes, aligned to 512.
+        """Return the address of a new block of at least `nbytes` bytes, aligned to 512.
 
-        DeviceError with the bytes asked for, free and in all if there is no room.
+        DeviceError with the requested, free and total bytes if there is no room.
         """
         try:
             with current_gpu(self._cupy, self.ordinal):
-                block = self._cupy.cuda.alloc(max(nbytes, 1))  # blocks of no bytes share address 0
-                # The pool orders a block's uses by CuPy's stream; ours do not wait for that one.
+                block = self._cupy.cuda.alloc(max(nbytes, 1))  # empty blocks would share address 0
+                # The pool orders uses of a block by CuPy's stream; our streams do not wait for that
+                # one.
                 self._cupy.cuda.get_current_stream().synchronize()
         except MemoryError as error:
             free, total = self.free_and_total()
             raise DeviceError(
-                f"out of memory on cuda:{self.ordinal}: {nbytes:,} bytes wanted, {free:,} free of "
-                f"{total:,}; cavs holds {self.used():,} ({error})",
-                hint="a smaller batch_size, or other programs off this GPU",
+                f"out of memory on cuda:{self.ordinal}: {nbytes:,} bytes requested, {free:,} free "
+                f"of {total:,}; cavs holds {self.used():,} ({error})",
+                hint="use a smaller batch_size, or stop other programs on this GPU",
             ) from error
         except RuntimeError as error:
             raise DeviceError(
-                f"cuda:{self.ordinal} cannot give {nbytes:,} bytes: {error}",
-                hint="a GPU that has failed needs a new process",
+                f"cuda:{self.ordinal} cannot allocate {nbytes:,} bytes: {error}",
+                hint="after a failure of the GPU, start a new process",
             ) from error
         self._blocks[block.ptr] = block
         return int(block.ptr)
 
     def release(self, pointer: int) -> None:
-        """Give the block at `pointer` back to the pool; DeviceError if it is none of ours.
+        """Return the block at `pointer` to the pool; DeviceError if it was not allocated here.
 
-        The pool may hand it out at once: what uses it must be done.
+        The pool may reuse it at once, so all work on it must have finished.
         """
         if pointer not in self._blocks:
             raise DeviceError(f"cuda:{self.ordinal} has no block at {pointer:#x} to release")
         del self._blocks[pointer]
 
     def used(self) -> int:
-        """The bytes of all blocks that are not given back, as CuPy rounded them up."""
+        """Return the number of bytes in blocks that were not released, as CuPy rounded them."""
         return sum(int(block.mem.size) for block in self._blocks.values())
 
     def stream(self) -> int:
-        """The handle of a new stream that does not wait for the default stream."""
+        """Return the handle of a new stream that does not wait for the default stream."""
         try:
             with current_gpu(self._cupy, self.ordinal):
                 made = self._cupy.cuda.Stream(non_blocking=True)
         except RuntimeError as error:
             raise DeviceError(
-                f"cuda:{self.ordinal} makes no stream: {error}",
-                hint="a GPU that has failed needs a new process",
+                f"cuda:{self.ordinal} cannot create a stream: {error}",
+                hint="after a failure of the GPU, start a new process",
             ) from error
         self._streams.append(made)
         return int(made.ptr)
 
     def free_and_total(self) -> tuple[int, int]:
-        """Bytes that the GPU has free, and in all; blocks that CuPy's pool keeps are not free."""
+        """Return the free and total bytes of the GPU; blocks that CuPy caches are not free."""
         try:
             free, total = current_gpu(self._cupy, self.ordinal).mem_info
         except RuntimeError as error:
             raise DeviceError(
                 f"cuda:{self.ordinal} does not answer: {error}",
-                hint="a GPU that has failed needs a new process",
+                hint="after a failure of the GPU, start a new process",
             ) from error
         return int(free), int(total)
 
     def kept(self) -> int:
-        """The bytes that CuPy's pool keeps for who asks next: nobody uses them."""
+        """Return the number of bytes that CuPy's pool caches for later allocations."""
         with current_gpu(self._cupy, self.ordinal):
             return int(self._cupy.get_default_memory_pool().free_bytes())

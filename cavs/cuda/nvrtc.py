@@ -1,4 +1,4 @@
-"""NVRTC, NVIDIA's compiler as a library, by ctypes: source text to a cubin. It needs no GPU."""
+"""NVRTC, NVIDIA's compiler library, by ctypes: from source text to a cubin. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from cavs.cuda.driver import newest_cuda
 from cavs.cuda.libraries import find_driver, install_line
 from cavs.errors import DeviceError
 
-_COMPILATION = 6  # of nvrtc.h's nvrtcResult
-_SHOWN_ERRORS = 5  # places of an error that are shown with their source
-_AROUND = 2  # lines shown before and behind each
+_COMPILATION = 6  # NVRTC_ERROR_COMPILATION in nvrtc.h
+_SHOWN_ERRORS = 5  # errors that are shown with their source lines
+_AROUND = 2  # lines shown before and after each
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas says of a kernel, or of a function that stayed one; all but registers in bytes.
+    """Resources of a kernel, or of a function that was not inlined, reported by ptxas.
 
-    registers: 0 for a function, whose registers its callers count.
+    registers: 0 for a function, whose registers are counted in its callers. Other fields are in
+    bytes.
     """
 
     name: str
@@ -34,28 +35,29 @@ class Resources:
 
 
 class Nvrtc:
-    """The compiler in the library at `path`; DeviceError if that cannot be opened."""
+    """The compiler in the library at `path`; DeviceError if it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            # NVRTC opens its builtins by name while it compiles; an open library has its name.
+            # NVRTC opens its builtins by name while compiling; a library that is already open is
+            # found.
             pattern = os.path.join(glob.escape(os.path.dirname(path)), "libnvrtc-builtins.so.*")
             for builtins in sorted(glob.glob(pattern)) if os.path.dirname(path) else ():
                 ctypes.CDLL(builtins)
             self._library = ctypes.CDLL(path)
             self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
-            raise DeviceError(f"{path} is no usable NVRTC: {error}", hint=_anew()) from error
+            raise DeviceError(f"{path} is no usable NVRTC: {error}", hint=_reinstall()) from error
 
     def version(self) -> tuple[int, int]:
-        """Major and minor, those of its CUDA."""
+        """Return the major and minor version, those of its CUDA."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
 
     def architectures(self) -> list[int]:
-        """The compute capabilities it compiles for, times ten: 80, 86, ..."""
+        """Return the compute capabilities that it compiles for, times ten: 80, 86, ..."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
@@ -65,18 +67,18 @@ class Nvrtc:
     def compile(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
     ) -> bytes:
-        """The cubin of `source`, which errors call `name`, for the architecture in `options`.
+        """Compile `source` to a cubin for the architecture in `options`.
 
-        headers: the text of every file that it may include. options: NVRTC's, among them
-        ``--gpu-architecture=sm_90`` or the like. DeviceError with the compiler's messages and the
-        lines they are about if it does not compile.
+        name: of the source in errors. headers: the text of each file that it may include. options:
+        those of NVRTC, with ``--gpu-architecture=sm_90`` or the like. DeviceError with the
+        compiler's messages and their source lines if it does not compile.
         """
         return self.compile_with_log(name, source, headers, options)[0]
 
     def compile_with_log(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
     ) -> tuple[bytes, str]:
-        """`compile`, and what the compiler said; see `resources`."""
+        """Return the result of `compile`, and the compiler's log; see `resources`."""
         program = ctypes.c_void_p()
         self._call(
             "nvrtcCreateProgram",
@@ -93,17 +95,17 @@ class Nvrtc:
             if status:
                 found = f"NVRTC cannot compile {name} ({' '.join(options)}): {self._name(status)}"
                 shown = excerpts(log, {**headers, name: source})
-                ours = "a kernel of cavs that does not compile is a fault of cavs; report it"
+                ours = "a kernel of cavs that does not compile is a bug of cavs; please report it"
                 raise DeviceError(
                     "\n".join([found, log.strip(), *shown]).rstrip(),
-                    hint=ours if status == _COMPILATION else _anew(),
+                    hint=ours if status == _COMPILATION else _reinstall(),
                 )
             cubin = self._read("nvrtcGetCUBIN", program)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
         if not cubin:
             raise DeviceError(
-                f"NVRTC made no cubin of {name} ({' '.join(options)})",
+                f"NVRTC returned no cubin for {name} ({' '.join(options)})",
                 hint="name a real architecture: --gpu-architecture=sm_90, not compute_90",
             )
         return cubin, log
@@ -116,11 +118,11 @@ class Nvrtc:
             status = getattr(self._library, function)(*arguments)
         except AttributeError as error:
             raise DeviceError(
-                f"{self.path} has no {function}, but cavs needs it", hint=_anew()
+                f"{self.path} has no {function}, but cavs needs it", hint=_reinstall()
             ) from error
         if status:
             found = f"{function} of {self.path} failed: {self._name(status)}"
-            raise DeviceError(found, hint=_anew())
+            raise DeviceError(found, hint=_reinstall())
 
     def _read(self, function: str, program: ctypes.c_void_p) -> bytes:
         size = ctypes.c_size_t()
@@ -130,7 +132,7 @@ class Nvrtc:
         return buffer.raw
 
 
-def _anew() -> str:
+def _reinstall() -> str:
     return f"{install_line(newest_cuda(find_driver()))} --force-reinstall"
 
 
@@ -140,10 +142,10 @@ def _texts(values: Any) -> Any:
 
 
 def excerpts(log: str, files: Mapping[str, str]) -> list[str]:
-    """The lines of `files` that errors in `log` are about, numbered, a block each."""
+    """Return the numbered source lines of each error in `log`, one block per error."""
     blocks: list[str] = []
-    places = dict.fromkeys(re.findall(r"^(.+?)\((\d+)\): (?:\w+ )?error", log, re.MULTILINE))
-    for file, number in list(places)[:_SHOWN_ERRORS]:
+    positions = dict.fromkeys(re.findall(r"^(.+?)\((\d+)\): (?:\w+ )?error", log, re.MULTILINE))
+    for file, number in list(positions)[:_SHOWN_ERRORS]:
         lines, at = files.get(file, "").splitlines(), int(number)
         if not 1 <= at <= len(lines):
             continue
@@ -154,7 +156,7 @@ def excerpts(log: str, files: Mapping[str, str]) -> list[str]:
 
 
 def resources(log: str) -> list[Resources]:
-    """What ptxas reports of each function, in a log made with ``--ptxas-options=-v``."""
+    """Return what ptxas reports of each function, in a log made with ``--ptxas-options=-v``."""
     used = re.compile(
         r"Function properties for (\S+)\n[^\d\n]*"
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"

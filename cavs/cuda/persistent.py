@@ -1,9 +1,9 @@
-"""Loops whose narrow tasks one kernel walks: which can be, and where its blocks wait for another.
+"""Persistent kernels: which loops can have one, and where its blocks wait for each other.
 
-A block has the same slice of the columns of all that is cut alike (see cavs.codegen.persistent), so
-an instruction that reads, of the columns it makes, what others wrote waits for none but its own
-block. All blocks wait at a barrier of the grid before one that reads what another may have written,
-or writes what another may still read.
+A block has the same slice of the columns of all results that are cut alike (see
+cavs.codegen.persistent), so an instruction that reads the columns that it writes needs only its own
+block. All blocks wait at a barrier of the grid before an instruction that reads values of another
+block, or overwrites values that another block may still read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cavs.codegen.persistent import (
 from cavs.compiler.program import Instruction, Operand, Program, Stage, written
 from cavs.compiler.text import cuda_operands
 
-MOST_PARAMETERS = 4000  # bytes that every driver passes to a kernel
+MOST_PARAMETERS = 4000  # bytes of kernel parameters that every driver supports
 MOST_SOURCES = 8
-_BYTES = {"Sources": 392, "Rows": 48}  # of arguments that are no words
+_BYTES = {"Sources": 392, "Rows": 48}  # sizes of arguments that are not words
 
-# Rows that an operand reads, seen from a task: its own, or those of vertices below or above.
+# Rows that an operand reads, relative to a task: its own, or those of vertices below or above.
 OWN, BELOW, ABOVE = "own", "below", "above"
 _RELATION = {
     "none": OWN, "parent": OWN, "parent_if_nth": OWN, "nth_edge": OWN, "edges": OWN,
@@ -48,7 +48,7 @@ _RELATION = {
 class Access:
     """Columns [begin, end) of a buffer that an instruction reads or writes.
 
-    rows: OWN, BELOW or ABOVE. slices: how its columns are cut over blocks; None: a block may touch
+    rows: OWN, BELOW or ABOVE. slices: how blocks divide the columns; None if a block may access
     any.
     """
 
@@ -60,7 +60,7 @@ class Access:
     slices: Slices | None
 
     def same_block(self, other: Access) -> bool:
-        """Whether what both touch, they touch by the same block."""
+        """True if both access common values in the same block."""
         if self.slices is None or self.slices != other.slices:
             return False
         return (self.begin - other.begin) % self.slices.period == 0
@@ -68,12 +68,12 @@ class Access:
 
 @dataclass(frozen=True)
 class PersistentLoop:
-    """A loop that one kernel can walk.
+    """The persistent kernel of a loop.
 
-    stage: its number. name, text: of the kernel. blocks: of its grid, one a slice. shared: bytes of
-    dynamic shared memory. instructions: in the order of its parameters. barriers: of the grid, in
-    a task of every kind of vertices. resident: of ``products`` those whose weights stay in shared
-    memory.
+    stage: number of the loop. name, text: those of the kernel. blocks: size of its grid, one per
+    slice. shared: bytes of dynamic shared memory. instructions: in the order of its parameters.
+    barriers: number of barriers of the grid in a task of each kind of vertices. products, resident:
+    all products, and those whose weights stay in shared memory.
     """
 
     stage: int
@@ -89,10 +89,7 @@ class PersistentLoop:
 
 @dataclass(frozen=True)
 class Chip:
-    """What a kernel may use: multiprocessors, and bytes of shared memory of a block.
-
-    rows: that a task may have.
-    """
+    """Limits of a kernel: multiprocessors, bytes of shared memory per block, and rows of a task."""
 
     multiprocessors: int
     shared: int
@@ -102,11 +99,11 @@ class Chip:
 def persistent_loops(
     program: Program, chip: Chip, real: str, precision: str, half: Collection[int] = ()
 ) -> list[PersistentLoop]:
-    """The loops of ``program`` that a kernel can walk on ``chip``.
+    """Return the persistent kernels of the loops of ``program`` on ``chip``.
 
     real: "float" or "double". precision: of float32 products, a key of ``PRODUCTS``. half: buffers
-    that are stored in bfloat16. A loop is left out that has an instruction which the kernel does
-    not know, or more parameters than a driver passes; nothing is an error.
+    that are stored in bfloat16. Loops with an unsupported instruction, or with more parameters than
+    a driver supports, have none.
     """
     found = []
     for number, stage in enumerate(program.stages):
@@ -117,7 +114,7 @@ def persistent_loops(
 
 
 def persistent_text(loops: Sequence[PersistentLoop], real: str, half: bool) -> str:
-    """A module of their kernels; it includes persistent.cuh."""
+    """Return a module of the kernels; it includes persistent.cuh."""
     return module_text([loop.text for loop in loops], real, half)
 
 
@@ -141,7 +138,7 @@ class _Loop:
         self.written = {b for i in self.of.values() for b in written(i)}
 
     def make(self) -> PersistentLoop | None:
-        if not self.of or not all(self._walked(i) for i in self.of.values()):
+        if not self.of or not all(self._is_supported(i) for i in self.of.values()):
             return None
         inner = [i.inner for i in self.of.values() if i.traits.fused and i.outer == 1]
         made = [i.out.width for i in self.of.values() if i.out is not None]
@@ -151,8 +148,8 @@ class _Loop:
         cut = {n: self._slices(i) for n, i in self.of.items()}
         touched = self._bodies(cut)
         room = self._room(cut)
-        self.near, near = self._place_near(touched, self.chip.shared - room)
-        at, used = self._place_weights(cut, self.chip.shared - room - near)
+        self.near, near = self._lay_out_near(touched, self.chip.shared - room)
+        at, used = self._lay_out_weights(cut, self.chip.shared - room - near)
         parts = {n: self._part(n, cut[n], at.get(n)) for n in self.of}
         if sum(map(_bytes_of, (p for part in parts.values() for p in part.parameters))) > (
             MOST_PARAMETERS
@@ -176,8 +173,8 @@ class _Loop:
             tuple(sorted(at)),
         )
 
-    def _walked(self, i: Instruction) -> bool:
-        """Whether the kernel knows the instruction, and where all that it touches lies."""
+    def _is_supported(self, i: Instruction) -> bool:
+        """True if a kernel can run the instruction and knows the rows of its operands."""
         if not i.traits.walked or i.outward or len(i.inputs) > MOST_SOURCES:
             return False
         buffers = self.program.buffers
@@ -186,7 +183,7 @@ class _Loop:
         return known and all(buffers[b].role in ("arena", "scratch") for b in written(i))
 
     def _slices(self, i: Instruction) -> Slices | None:
-        """How its columns are cut; None for a kernel whose rows all threads share."""
+        """Return how its columns are cut; None for a kernel whose rows all threads share."""
         if i.traits.fused:
             reduces = any(store.mode != "write" for store in i.stores)
             if i.outer != 1 or reduces or 4 * i.inner < self.period:
@@ -207,14 +204,14 @@ class _Loop:
         return {n: s for n, s in cut.items() if s and self.of[n].traits.product}
 
     def _room(self, cut: dict[int, Slices | None]) -> int:
-        """Bytes of the sums of all warps."""
+        """Return the size in bytes of the sums of all warps."""
         each = [self._product(n, slices)[2] for n, slices in self._products(cut).items()]
         return max((WARPS * TILE_ROWS * (8 * n + 2) * self.value for n in each), default=0)
 
-    def _place_weights(
+    def _lay_out_weights(
         self, cut: dict[int, Slices | None], room: int
     ) -> tuple[dict[int, int], int]:
-        """Where weights stand in shared memory, in values, as far as there is room; their bytes."""
+        """Return positions of the weights that fit into shared memory, in values; their bytes."""
         at: dict[int, int] = {}
         used = 0
         for n, slices in self._products(cut).items():
@@ -225,10 +222,10 @@ class _Loop:
                 used += size
         return at, used * self.packed
 
-    def _place_near(
+    def _lay_out_near(
         self, touched: Sequence[Sequence[Sequence[Access]]], room: int
     ) -> tuple[dict[int, Near], int]:
-        """What each block keeps in shared memory: scratch of which it reads what it has written.
+        """Return the scratch in shared memory, of which a block reads only its own writes.
 
         And its bytes, at most a quarter of all.
         """
@@ -248,7 +245,7 @@ class _Loop:
                 used += size
         return found, used * self.value
 
-    def _placed(self, x: Moved, buffer: int) -> Moved:
+    def _located(self, x: Moved, buffer: int) -> Moved:
         near = self.near.get(buffer)
         return near.load_or_store(x) if near else replace(x, first=self._first(buffer))
 
@@ -262,11 +259,11 @@ class _Loop:
         if i.traits.fused:
             loads, stores = cuda_operands(self.program, i, self.half)
             read, made = [x.operand.buffer for x in i.loads], [store.buffer for store in i.stores]
-            loads = [self._placed(x, b) for x, b in zip(loads, read, strict=True)]
-            stores = [self._placed(x, b) for x, b in zip(stores, made, strict=True)]
-            places = {f"x{n}": b for n, b in enumerate(read)}
-            places |= {f"y{n}": b for n, b in enumerate(made)}
-            kept = {name: self.near[b] for name, b in places.items() if b in self.near}
+            loads = [self._located(x, b) for x, b in zip(loads, read, strict=True)]
+            stores = [self._located(x, b) for x, b in zip(stores, made, strict=True)]
+            buffers = {f"x{n}": b for n, b in enumerate(read)}
+            buffers |= {f"y{n}": b for n, b in enumerate(made)}
+            kept = {name: self.near[b] for name, b in buffers.items() if b in self.near}
             how = i.outer, i.inner, slices, kept, self.real
             return map_part(number, edges, loads, i.ops, stores, *how)
         assert i.out is not None and slices is not None
@@ -287,7 +284,7 @@ class _Loop:
         return [[self._accesses(n, cut[n]) for n in body] for body in self.stage.bodies]
 
     def _accesses(self, number: int, slices: Slices | None) -> list[Access]:
-        """What an instruction does to buffers that the loop writes."""
+        """Return the accesses of an instruction to buffers that the loop writes."""
         i = self.of[number]
         found = []
 
@@ -310,8 +307,8 @@ class _Loop:
 
 
 def _bytes_of(parameter: str) -> int:
-    kind = parameter.rpartition(" ")[0].rpartition(" ")[2]
-    return _BYTES.get(kind, 8)
+    type_ = parameter.rpartition(" ")[0].rpartition(" ")[2]
+    return _BYTES.get(type_, 8)
 
 
 def barriers(
@@ -319,12 +316,12 @@ def barriers(
     scratch: Collection[int],
     reverse: bool,
 ) -> list[list[bool]]:
-    """Of every instruction of every body: whether all blocks must have come so far before it.
+    """Return for each instruction of each body True if a barrier of the grid must precede it.
 
-    bodies: what each instruction touches, one list a kind. Tasks follow each other in any order of
-    kinds, so what one task leaves behind is what any of them may leave.
+    bodies: the accesses of each instruction, one body per kind. Tasks of all kinds follow each
+    other in any order, so the accesses after one kind are assumed before each.
     """
-    before: set[Access] = set()  # of earlier tasks, since the last barrier
+    before: set[Access] = set()  # accesses of earlier tasks since the last barrier
     while True:
         waits, left = [], set(before)
         for body in bodies:
@@ -348,9 +345,9 @@ def barriers(
 
 
 def _clash(a: Access, b: Access, same_task: bool, scratch: Collection[int], reverse: bool) -> bool:
-    """Whether ``a`` and then ``b``, of the same task or of a later one, may touch the same value.
+    """True if ``a``, then ``b`` in the same task or a later one, may access the same value.
 
-    Reversed loops go from the vertices above to those below.
+    Reversed loops run from the vertices above to those below.
     """
     if a.buffer != b.buffer or not (a.write or b.write):
         return False
@@ -358,14 +355,14 @@ def _clash(a: Access, b: Access, same_task: bool, scratch: Collection[int], reve
         return False
     if a.buffer in scratch:
         return True
-    if same_task:  # its own rows are neither below nor above it
+    if same_task:  # its own rows are neither below nor above
         return a.rows == b.rows
     done, coming = (ABOVE, BELOW) if reverse else (BELOW, ABOVE)
     return (a.rows == OWN and b.rows == done) or (a.rows == coming and b.rows == OWN)
 
 
 def describe(loops: Iterable[PersistentLoop]) -> list[str]:
-    """A line for each: what it takes of the chip."""
+    """Return a line for each with its use of the chip."""
     return [
         f"stage {loop.stage}: {loop.blocks} blocks, "
         f"{loop.shared} bytes of shared memory, barriers a task: "

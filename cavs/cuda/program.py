@@ -1,4 +1,4 @@
-"""The generated kernels of a compiled program: one module text, and how much work each has."""
+"""The generated kernels of a compiled program: one module text, and the work of each kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cavs.compiler.text import cuda_operands
 class MapKernels:
     """The fused elementwise kernels of a program.
 
-    text: of a module, to be compiled as it is. kernels: for every instruction the name of its
-    kernel and the threads that one row keeps busy; ("", 0) for what is no map. A launch over
-    ``rows`` rows wants ceil(rows * threads / BLOCK) blocks of ``BLOCK`` threads (see
-    ``cavs.codegen.cuda``); any other number of blocks gives the same bits.
+    text: of a module. kernels: for every instruction the name of its kernel and the number of
+    threads that a row occupies; ("", 0) if it is no map. A launch over ``rows`` rows should have
+    ceil(rows * threads / BLOCK) blocks of ``BLOCK`` threads (see ``cavs.codegen.cuda``); any other
+    number of blocks gives the same bits.
     """
 
     text: str
@@ -26,7 +26,7 @@ class MapKernels:
 
 
 def map_kernels(program: Program, real: str = "float", half: Collection[int] = ()) -> MapKernels:
-    """Generates a kernel ``map_<i>`` for every instruction i that is fused.
+    """Generate a kernel ``map_<i>`` for every fused instruction i.
 
     Instructions of the same text share the kernel of the first. real: "float" or "double". half:
     buffers that are stored in bfloat16; the text then includes bfloat16.cuh.
@@ -48,5 +48,5 @@ def map_kernels(program: Program, real: str = "float", half: Collection[int] = (
 
 
 def program_text(program: Program, real: str = "float") -> str:
-    """The module text of ``map_kernels``."""
+    """Return the module text of ``map_kernels``."""
     return map_kernels(program, real).text

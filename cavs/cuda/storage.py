@@ -1,4 +1,4 @@
-"""Which values between kernels are stored in bfloat16, with ``precision="bfloat16"``."""
+"""Choice of the values between kernels that ``precision="bfloat16"`` stores in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from cavs.codegen.map import reads_of
 from cavs.compiler.program import GRAPH_SPACE, Instruction, Program
 
-NARROWEST = 8  # values of a row: fewer are 16 bytes at most, of which little is saved
+NARROWEST = 8  # values per row; narrower rows would save too little
 
 
 def half_buffers(program: Program) -> frozenset[int]:
-    """The buffers of ``program`` that are stored in bfloat16: rows of vertices and of edges.
+    """Return the buffers of ``program`` to store in bfloat16: rows of vertices and of edges.
 
-    All others stay float32: parameters, gradients and features, what a run gives back, values of
-    graphs and of the batch (the loss among them), logits of a cross entropy, sums and maxima of
-    fused kernels, and what maxima are made of.
+    All others stay float32: parameters, gradients, features, outputs, values of graphs and of the
+    batch (such as the loss), logits of a cross entropy, sums and maxima of fused kernels, and the
+    operands of maxima.
     """
     stored = {
         n
@@ -32,12 +32,15 @@ def half_buffers(program: Program) -> frozenset[int]:
 
 
 def _compared(program: Program) -> set[int]:
-    """What decides which value a maximum is: backward, that is told by equality.
+    """Return the buffers that decide which value is a maximum: the gradient finds it by equality.
 
-    There a value may be computed anew. It is equal only if all that fused kernels hand on to it is
-    what they had in registers before; a product is read from memory by all, and made once.
+    The gradient may recompute a value. It is equal only if all values that fused kernels pass on to
+    it are those that were in registers before; the result of a product is stored once and read by
+    all.
     """
-    makers: dict[int, list[tuple[Instruction, int]]] = defaultdict(list)  # and the register
+    makers: dict[int, list[tuple[Instruction, int]]] = defaultdict(
+        list
+    )  # with the register of the value
     found: list[int] = []
     for i in program.instructions:
         for s in i.stores:
@@ -54,14 +57,14 @@ def _compared(program: Program) -> set[int]:
         if buffer in compared or buffer not in makers:
             continue
         compared.add(buffer)
-        if program.buffers[buffer].role == "scratch":  # the others are kept, not made anew
+        if program.buffers[buffer].role == "scratch":  # others are stored, not recomputed
             for i, register in makers[buffer]:
                 found += _reach(i, [register])
     return compared
 
 
 def _reach(i: Instruction, registers: Iterable[int], code: str = "") -> list[int]:
-    """The buffers of which a fused kernel makes ``registers``, and what its ``code`` reads."""
+    """Return the buffers from which a fused kernel computes ``registers``, and reads ``code``."""
     wanted = set(registers)
     for op in reversed(i.ops):
         if op.code == code or op.dst in wanted:

@@ -1,4 +1,4 @@
-// What the parts of the module cavs._cuda share.
+// Types and functions shared by the files of the module cavs._cuda.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,14 @@
 
 namespace cavs::cuda {
 
-// Parameters of either precision, with the kernels that work on it and the arrays of the host.
+// Parameters of either precision, with the kernels for it and the arrays of the host.
 struct PyParameters {
   std::shared_ptr<Device> device;
   std::vector<py::array> arrays;
   bool deterministic = false;
-  std::variant<std::pair<std::shared_ptr<Library<float>>, std::shared_ptr<Parameters<float>>>,
-               std::pair<std::shared_ptr<Library<double>>, std::shared_ptr<Parameters<double>>>>
+  std::variant<
+      std::pair<std::shared_ptr<KernelLibrary<float>>, std::shared_ptr<Parameters<float>>>,
+      std::pair<std::shared_ptr<KernelLibrary<double>>, std::shared_ptr<Parameters<double>>>>
       of;
 };
 
@@ -33,19 +34,19 @@ struct PyExecutor {
   }
 };
 
-// Python's list, alive until the last copy of the pointer goes, on whatever thread that is.
-inline std::shared_ptr<const void> kept(const py::list& list) {
+// Keep a Python list alive until the last copy of the pointer is gone, on whatever thread that is.
+inline std::shared_ptr<const void> keep_alive(const py::list& list) {
   return {new py::list(list), [](const py::list* held) {
             const py::gil_scoped_acquire hold;
             delete held;
           }};
 }
 
-// A step in parts.
-void bind_parts(py::class_<PyExecutor>& type);
+// The split step: gradients between a run and its update.
+void bind_split_step(py::class_<PyExecutor>& type);
 
-// Replays: what a report says of them, and a warning where there are none for a reason.
-py::dict to_dict(const Replays::Report& r);
-void tell(const std::string& trouble);
+// The report of the replay cache, and a warning if it has stopped replaying.
+py::dict to_dict(const ReplayCache::Report& r);
+void warn_of_replay(const std::string& trouble);
 
 }  // namespace cavs::cuda

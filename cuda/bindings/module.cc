@@ -1,5 +1,5 @@
-// The CUDA engine as cavs._cuda: like cavs._engine's executor, on a device. Programs and schedules
-// are those of cavs._engine.
+// The module cavs._cuda: devices, parameters and executors. Its executor has the interface of that
+// of cavs._engine, whose programs and schedules it takes.
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -7,6 +7,7 @@
 #include "bindings/gradients.h"
 #include "bindings/report.h"
 #include "cuda/bindings/bindings.h"
+#include "cuda/driver/context.h"
 
 namespace cavs::cuda {
 namespace {
@@ -56,10 +57,10 @@ std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
     const py::gil_scoped_release release;
-    const Turn turn(*device);
-    out->of =
-        std::pair{std::make_shared<Library<T>>(device, kernels, rounding, blas, deterministic),
-                  std::make_shared<Parameters<T>>(device, host)};
+    const DeviceLock lock(*device);
+    out->of = std::pair{
+        std::make_shared<KernelLibrary<T>>(device, kernels, rounding, blas, deterministic),
+        std::make_shared<Parameters<T>>(device, host)};
   };
   if (!arrays.empty() && py::isinstance<py::array_t<double>>(arrays[0])) {
     make(double{});
@@ -69,7 +70,7 @@ std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
   return out;
 }
 
-// A training step on its way, which keeps what it writes to.
+// A launched training step, which keeps alive what it writes to.
 struct PyStep {
   PyStep(std::shared_ptr<PyParameters> of, std::shared_ptr<Step> launched)
       : parameters(std::move(of)), step(std::move(launched)) {}
@@ -97,10 +98,10 @@ std::unique_ptr<PyExecutor> make_executor(
   const auto when = parse<Replay>(replay, {"never", "auto", "always"}, "replay");
   const py::gil_scoped_release release;
   std::visit(
-      [&]<class L, class P>(const std::pair<std::shared_ptr<Library<L>>, P>& of) {
+      [&]<class L, class P>(const std::pair<std::shared_ptr<KernelLibrary<L>>, P>& of) {
         out->of = std::make_unique<Executor<L>>(
-            b.program, Compiled<L>{parameters->device, of.first, of.second, code, names, half, when,
-                                   cudnn, persistent_code, loops});
+            b.program, CompiledProgram<L>{parameters->device, of.first, of.second, code, names,
+                                          half, when, cudnn, persistent_code, loops});
       },
       parameters->of);
   return out;
@@ -110,36 +111,36 @@ void bind_device(py::module_& m) {
   py::class_<Device, std::shared_ptr<Device>>(m, "Device", "A GPU, through its driver.")
       .def(py::init([](const std::string& driver, int ordinal,
                        const std::optional<std::function<Address(size_t)>>& allocate,
-                       const std::optional<std::function<void(Address)>>& release, bool beside,
-                       int few_rows, int blas_rows, bool guards, int narrow_rows,
-                       const std::string& install) {
+                       const std::optional<std::function<void(Address)>>& release,
+                       bool second_stream, int few_rows, int blas_rows, bool guards,
+                       int narrow_rows, const std::string& install) {
              Allocator allocator;
              if (allocate) allocator.allocate = *allocate;
-             if (release) {  // called by destructors, from which no error of Python may escape
+             if (release) {  // called by destructors, which must not throw
                allocator.release = [release = *release](Address address) {
                  const py::gil_scoped_acquire gil;
                  try {
                    release(address);
                  } catch (py::error_already_set& error) {
-                   error.discard_as_unraisable("device memory that goes back");
+                   error.discard_as_unraisable("release of device memory");
                  }
                };
              }
-             const Switches switches{beside, few_rows, blas_rows, narrow_rows, guards};
-             return std::make_shared<Device>(driver, ordinal, std::move(allocator), switches,
+             const DeviceOptions options{second_stream, few_rows, blas_rows, narrow_rows, guards};
+             return std::make_shared<Device>(driver, ordinal, std::move(allocator), options,
                                              install);
            }),
            py::arg("driver"), py::arg("ordinal") = 0, py::arg("allocate") = py::none(),
-           py::arg("release") = py::none(), py::arg("beside") = true,
-           py::arg("few_rows") = Switches{}.few_rows, py::arg("blas_rows") = Switches{}.blas_rows,
-           py::arg("guards") = false, py::arg("narrow_rows") = Switches{}.narrow_rows,
-           py::arg("install") = "",
-           "driver: path of libcuda. allocate and release: where memory comes from, by address; "
-           "the driver itself without them. beside: with a second stream. few_rows: products of up "
-           "to so many rows are done by kernels of their own. blas_rows: those of as many and more "
-           "by cuBLASLt. guards: values stand apart, and what is written between them is an error. "
-           "install: the line of pip that errors name. narrow_rows: tasks of up to so many rows "
-           "may be walked by one kernel.")
+           py::arg("release") = py::none(), py::arg("second_stream") = true,
+           py::arg("few_rows") = DeviceOptions{}.few_rows,
+           py::arg("blas_rows") = DeviceOptions{}.blas_rows, py::arg("guards") = false,
+           py::arg("narrow_rows") = DeviceOptions{}.narrow_rows, py::arg("install") = "",
+           "driver: path of libcuda. allocate, release: the source of device memory, by address; "
+           "by default the driver. second_stream: run sums concurrently with loops. few_rows: "
+           "products of up to so many rows use kernels for few rows. blas_rows: products of as "
+           "many rows and more use cuBLASLt. guards: surround values with guard bytes and check "
+           "them after each run. narrow_rows: tasks of up to so many rows may run in a persistent "
+           "kernel. install: the pip command that errors name.")
       .def_property_readonly("shared_bytes", &Device::shared_bytes)
       .def_property_readonly("multiprocessors", &Device::multiprocessors);
 }
@@ -149,24 +150,24 @@ void bind_parameters(py::module_& m) {
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
            py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
-           "images: the compiled kernels by file. arrays: of the host, all float32 or all float64; "
-           "written by download(). precision: float32, tf32 or bfloat16, of float32 products. "
-           "blas: the path of cuBLASLt; products are our own without it. deterministic: what a "
-           "library computes has one order of sums too.")
+           "images: the compiled kernels by file. arrays: those of the host, all float32 or all "
+           "float64; download() writes them. precision of float32 products: float32, tf32 or "
+           "bfloat16. blas: the path of cuBLASLt, or empty. deterministic: libraries use only "
+           "algorithms with one order of sums.")
       .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
           [](PyParameters& p) {
             const py::gil_scoped_release release;
-            const Turn turn(*p.device);
+            const DeviceLock lock(*p.device);
             std::visit([](auto& of) { of.second->invalidate(); }, p.of);
           },
-          "The host's arrays were written: they go up before the next run.")
+          "Call after the host's arrays were written: the next run uploads them.")
       .def(
           "write",
           [](PyParameters& p, const std::vector<int32_t>& parameters) {
             without_gil([&] {
-              const Turn turn(*p.device);
+              const DeviceLock lock(*p.device);
               std::visit([&](auto& of) { of.second->write(parameters); }, p.of);
             });
           },
@@ -178,7 +179,7 @@ void bind_parameters(py::module_& m) {
             const int32_t* first = data_of<int32_t>(rows, "rows", false);
             const std::vector<int32_t> copy(first, first + rows.size());
             without_gil([&] {
-              const Turn turn(*p.device);
+              const DeviceLock lock(*p.device);
               std::visit([&](auto& of) { of.second->write_rows(parameter, copy, width); }, p.of);
             });
           },
@@ -188,20 +189,21 @@ void bind_parameters(py::module_& m) {
           "download",
           [](PyParameters& p) {
             const py::gil_scoped_release release;
-            const Turn turn(*p.device);
+            const DeviceLock lock(*p.device);
             return std::visit([](auto& of) { return of.second->download(); }, p.of);
           },
-          "Brings the host's arrays up to date: parameters, and states of the last optimiser. "
-          "Whether they were behind. DeviceError, changing nothing, if the device fails.")
+          "Update the host's arrays: parameters, and states of the last optimiser. True if they "
+          "were out of date. DeviceError, changing nothing, if the device fails.")
       .def(
           "lost",
           [](PyParameters& p) {
             return without_gil([&] {
-              const auto order = p.device->in_order();
+              const auto order = p.device->lock();
               return std::visit([](auto& of) { return of.second->lost(); }, p.of);
             });
           },
-          "Steps that the host's arrays lack, if the device has failed for good; else None.");
+          "Number of steps that the host's arrays lack if the device has failed for good, or "
+          "None.");
 }
 
 void bind_cudnn(py::module_& m) {
@@ -210,17 +212,17 @@ void bind_cudnn(py::module_& m) {
                        const std::string& precision, bool wide) {
              const auto rounding = parse<Precision>(precision, {"float32", "tf32"}, "precision");
              const py::gil_scoped_release release;
-             const Turn turn(*device);
+             const DeviceLock lock(*device);
              return std::make_shared<Cudnn>(device, library, rounding, wide);
            }),
            py::arg("device"), py::arg("library"), py::arg("precision") = "float32",
            py::arg("wide") = false,
-           "library: its path. precision: float32 or tf32, of float32 products; wide: float64. "
-           "DeviceError where it cannot be used.");
+           "library: its path. precision of float32 products: float32 or tf32. wide: float64. "
+           "DeviceError if it cannot be used.");
 }
 
 void bind_step(py::module_& m) {
-  py::class_<PyStep, std::shared_ptr<PyStep>>(m, "Step", "A training step on its way.")
+  py::class_<PyStep, std::shared_ptr<PyStep>>(m, "Step", "A launched training step.")
       .def(
           "wait",
           [](PyStep& x) {
@@ -230,24 +232,24 @@ void bind_step(py::module_& m) {
             });
             return std::tuple{found.loss, found.norm, found.ok != 0};
           },
-          "Its loss, the norm of its gradient, and whether it updated the parameters. Waits for "
-          "it, not for what was launched after it.");
+          "Return its loss, the norm of its gradient, and True if it updated the parameters. Waits "
+          "for this step, not for later ones.");
 }
 
 void bind_executor(py::module_& m) {
   py::class_<PyExecutor> type(m, "Executor",
                               "Runs a program over the schedules of batches on a device.");
-  bind_parts(type);
+  bind_split_step(type);
   type.def(py::init(&make_executor), py::arg("program"), py::arg("parameters"), py::arg("image"),
            py::arg("maps"), py::arg("half") = std::vector<int32_t>{}, py::arg("replay") = "auto",
            py::arg("cudnn") = std::shared_ptr<Cudnn>(), py::arg("persistent_image") = py::bytes(),
            py::arg("persistent") = std::vector<
                std::tuple<int32_t, std::string, int32_t, int32_t, std::vector<int32_t>>>{},
            "image: the compiled generated kernels. maps: (instruction, name of its kernel, threads "
-           "a row keeps busy). half: buffers stored in bfloat16. replay: which commands that come "
-           "again run as a graph: never, auto (where that measures faster) or always. cudnn: for "
-           "programs with LSTMs. persistent_image, persistent: kernels that walk the narrow tasks "
-           "of loops: (stage, name, blocks, bytes of shared memory, instructions).")
+           "that a row occupies). half: buffers stored in bfloat16. replay: which repeated "
+           "commands run as a graph: never, auto (where that measures faster) or always. cudnn: "
+           "for programs with LSTMs. persistent_image, persistent: kernels that run the narrow "
+           "tasks of loops: (stage, name, blocks, bytes of shared memory, instructions).")
       .def(
           "run",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -257,15 +259,15 @@ void bind_executor(py::module_& m) {
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const double loss = without_gil([&] { return e.run(inputs); });
-              tell(e.take_trouble());
+              warn_of_replay(e.take_trouble());
               return loss;
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
           py::arg("seed") = 0, py::arg("step") = 0, py::arg("scale") = 1.0,
           py::arg("totals") = std::vector<double>{},
-          "One pass over a batch; returns the loss. scale and totals: of a replica's part of a "
-          "global batch, see Count in program.h.")
+          "Run one pass over a batch and return the loss. scale, totals: for a replica's shard of "
+          "a global batch, see Count in program.h.")
       .def(
           "launch",
           [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
@@ -277,19 +279,19 @@ void bind_executor(py::module_& m) {
             return x.visit([&]<class T>(Executor<T>& e) {
               const Inputs<T> inputs = to_inputs<T>(run);
               const Update<T> update = to_update<T>(options, x.parameters->arrays);
-              const std::shared_ptr<const void> owner = kept(states);
+              const std::shared_ptr<const void> owner = keep_alive(states);
               const std::shared_ptr<Step> before = after == nullptr ? nullptr : after->step;
               const std::shared_ptr<Step> launched =
                   without_gil([&] { return e.launch(inputs, update, owner, before); });
-              tell(e.take_trouble());
+              warn_of_replay(e.take_trouble());
               return std::make_shared<PyStep>(x.parameters, launched);
             });
           },
           py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
           py::arg("step"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
           py::arg("max_norm") = py::none(), py::arg("after") = py::none(),
-          "run and one update, which go on when the call returns. Updates nothing if loss or norm "
-          "is not finite, or if the step `after` updated nothing.")
+          "Launch run() and one update, which go on when the call returns. Nothing is updated if "
+          "loss or norm is not finite, or if the step `after` updated nothing.")
       .def(
           "gradient",
           [](PyExecutor& x, int32_t i) {
@@ -345,7 +347,7 @@ void bind_executor(py::module_& m) {
           [](PyExecutor& x, bool on) {
             without_gil([&] { x.visit([&](auto& e) { e.set_tracing(on); }); });
           },
-          py::arg("on"), "Starts trace() from nothing, or stops it.")
+          py::arg("on"), "Start an empty trace(), or stop it.")
       .def(
           "trace",
           [](PyExecutor& x) {
@@ -363,16 +365,16 @@ void bind_executor(py::module_& m) {
           [](PyExecutor& x, bool on) {
             without_gil([&] { x.visit([&](auto& e) { e.set_profiling(on); }); });
           },
-          py::arg("on"), "Starts (from zero) or stops the clocks of report().")
+          py::arg("on"), "Start (from zero) or stop the clocks of report().")
       .def(
           "clock", [](PyExecutor& x) { without_gil([&] { x.visit([](auto& e) { e.clock(); }); }); },
-          "Clocks the next run, an update left out.")
+          "Time the next run, without an update.")
       .def(
           "clocked",
           [](PyExecutor& x) {
             return without_gil([&] { return x.visit([](auto& e) { return e.clocked(); }); });
           },
-          "Seconds that it took on the device, which this waits for; None if there was none.")
+          "Wait for the timed run and return its seconds on the device; None if there was none.")
       .def(
           "invalidate_parameters",
           [](PyExecutor& x) {

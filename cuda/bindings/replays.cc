@@ -1,9 +1,9 @@
-// What Python is told of replays.
+// The replay cache in reports and warnings.
 #include "cuda/bindings/bindings.h"
 
 namespace cavs::cuda {
 
-py::dict to_dict(const Replays::Report& r) {
+py::dict to_dict(const ReplayCache::Report& r) {
   py::list graphs;
   for (const auto& g : r.graphs) {
     py::dict line;
@@ -22,8 +22,8 @@ py::dict to_dict(const Replays::Report& r) {
   return out;
 }
 
-// A warning, which no filter can make an error: the step has been launched.
-void tell(const std::string& trouble) {
+// Warn without raising, even if filters turn warnings into errors: the step has been launched.
+void warn_of_replay(const std::string& trouble) {
   if (trouble.empty()) return;
   const std::string text = "cavs launches its kernels one by one, without CUDA graphs: " + trouble;
   const py::object category = py::module_::import("cavs.errors").attr("DeviceWarning");

@@ -1,12 +1,12 @@
-// The executor of cavs._cuda between a run and its update, as cavs._engine's: gradients go to
-// others and come back.
+// The split step of cavs._cuda's executor, as of cavs._engine's: gradients are read after a run and
+// given to a later update.
 #include "bindings/gradients.h"
 #include "cuda/bindings/bindings.h"
 
 namespace cavs::cuda {
 namespace {
 
-// Their values on the host, or as many as a number says of those that were kept on the device.
+// Values on the host, or, given as a count, values of a gradient that was kept on the device.
 template <class T>
 std::vector<GradientPiece<T>> pieces_of(Executor<T>& e, const py::tuple& pieces) {
   return to_pieces<T>(pieces, [&](int32_t param) { return e.kept_gradient(param); });
@@ -15,11 +15,11 @@ std::vector<GradientPiece<T>> pieces_of(Executor<T>& e, const py::tuple& pieces)
 void bind_waiting(py::class_<PyExecutor>& type) {
   type.def(
           "arm_gradients", [](PyExecutor& x) { x.visit([](auto& e) { e.arm_gradients(); }); },
-          "Before a run that other threads follow with wait_gradient.")
+          "Announce a run whose gradients other threads wait for with wait_gradient.")
       .def(
           "give_up_gradients",
           [](PyExecutor& x) { x.visit([](auto& e) { e.give_up_gradients(); }); },
-          "Ends every wait_gradient: the run that was armed for will not come.")
+          "End every wait_gradient: the announced run will not happen.")
       .def(
           "wait_gradient",
           [](PyExecutor& x, int32_t i, int64_t begin, std::optional<int64_t> end) {
@@ -29,20 +29,20 @@ void bind_waiting(py::class_<PyExecutor>& type) {
             });
           },
           py::arg("parameter"), py::arg("begin") = 0, py::arg("end") = py::none(),
-          "Waits, without the GIL, until elements [begin, end) of the gradient are on the host; "
+          "Wait, without the GIL, until elements [begin, end) of the gradient are on the host. "
           "False if the run failed.")
       .def(
           "gradient_slab",
           [](PyExecutor& x, int32_t i) {
             return x.visit([&](auto& e) { return e.gradient_slab(i); });
           },
-          py::arg("parameter"), "Elements of the gradient that come to the host together.")
+          py::arg("parameter"), "Elements of the gradient that are copied to the host together.")
       .def(
           "gradient_order",
           [](PyExecutor& x) {
             return x.visit([](auto& e) { return std::vector<int32_t>(e.gradient_order()); });
           },
-          "Parameters with a gradient, in the order in which their gradients are done.");
+          "Parameters with a gradient, in the order in which their gradients are finished.");
 }
 
 void bind_views(py::class_<PyExecutor>& type) {
@@ -72,16 +72,16 @@ void bind_views(py::class_<PyExecutor>& type) {
             return x.visit([&](auto& e) { return without_gil([&] { return e.set_factored(i); }); });
           },
           py::arg("parameter"),
-          "From now on runs leave the operands of the gradient's products instead of the gradient; "
-          "False, changing nothing, where it is no sum of products.")
+          "From now on runs return the sufficient factors of the gradient instead of the gradient. "
+          "False, changing nothing, if it is not a sum of products.")
       .def(
           "factors",
           [](const py::object& self, int32_t i) {
             return self.cast<PyExecutor&>().visit([&]<class T>(Executor<T>& e) -> py::tuple {
               const DeviceFactors& f = e.factors(i);
               return py::make_tuple(
-                  array_of(f.left_here.template at<T>(), {f.of.rows, f.of.k}, self),
-                  array_of(f.right_here.template at<T>(), {f.of.rows, f.of.n}, self));
+                  array_of(f.host_left.template at<T>(), {f.of.rows, f.of.k}, self),
+                  array_of(f.host_right.template at<T>(), {f.of.rows, f.of.n}, self));
             });
           },
           py::arg("parameter"),
@@ -89,7 +89,7 @@ void bind_views(py::class_<PyExecutor>& type) {
           "run.");
 }
 
-// Gradients that others sum on the device.
+// Gradients that collectives sum on the device.
 void bind_collectives(py::class_<PyExecutor>& type) {
   type.def(
           "keep_gradient",
@@ -98,14 +98,14 @@ void bind_collectives(py::class_<PyExecutor>& type) {
                 [&](auto& e) { return reinterpret_cast<uintptr_t>(e.keep_gradient(i)); });
           },
           py::arg("parameter"),
-          "From now on a dense gradient is not copied to the host; its address on the device.")
+          "Do not copy a dense gradient to the host from now on; return its address on the device.")
       .def_property_readonly(
           "collective_stream",
           [](PyExecutor& x) {
             return x.visit(
                 [](auto& e) { return reinterpret_cast<uintptr_t>(e.collective_stream()); });
           },
-          "The stream that collectives are to be launched on.")
+          "The stream on which to launch collectives.")
       .def(
           "follow_gradient",
           [](PyExecutor& x, int32_t i) {
@@ -113,16 +113,16 @@ void bind_collectives(py::class_<PyExecutor>& type) {
                 [&](auto& e) { return without_gil([&] { return e.follow_gradient(i); }); });
           },
           py::arg("parameter"),
-          "Waits, without the GIL, until all that makes the gradient has been launched; what comes "
-          "on the stream of collectives from here on runs after it. False if the run failed.")
+          "Wait, without the GIL, until the gradient's computation has been launched; later work "
+          "on the stream of collectives runs after it. False if the run failed.")
       .def(
           "open_collective",
           [](PyExecutor& x) { x.visit([](auto& e) { e.collectives().open(); }); },
-          "One will be launched next.")
+          "Call before launching a collective.")
       .def(
           "close_collective",
           [](PyExecutor& x) { x.visit([](auto& e) { e.collectives().close(); }); },
-          "It has been; updates and later runs wait for it.")
+          "Call after launching it: updates and later runs wait for it.")
       .def(
           "wait_collectives",
           [](PyExecutor& x, double seconds) {
@@ -130,11 +130,11 @@ void bind_collectives(py::class_<PyExecutor>& type) {
               return without_gil([&] { return e.collectives().wait(seconds); });
             });
           },
-          py::arg("seconds"), "Whether those of this step ended within so many seconds.")
+          py::arg("seconds"), "True if the collectives of this step ended within so many seconds.")
       .def(
           "collective_seconds",
           [](PyExecutor& x) { return x.visit([](auto& e) { return e.collectives().seconds(); }); },
-          "That they took on the device; after wait_collectives.")
+          "Seconds that they took on the device; call after wait_collectives.")
       .def(
           "squared_norm",
           [](PyExecutor& x, const py::list& given) {
@@ -149,7 +149,7 @@ void bind_collectives(py::class_<PyExecutor>& type) {
 
 }  // namespace
 
-void bind_parts(py::class_<PyExecutor>& type) {
+void bind_split_step(py::class_<PyExecutor>& type) {
   bind_waiting(type);
   bind_views(type);
   bind_collectives(type);
@@ -162,15 +162,15 @@ void bind_parts(py::class_<PyExecutor>& type) {
         x.visit([&]<class T>(Executor<T>& e) {
           const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);
           const Update<T> update = to_update<T>(options, x.parameters->arrays);
-          const std::shared_ptr<const void> owner = kept(states);
+          const std::shared_ptr<const void> owner = keep_alive(states);
           without_gil([&] { e.apply(update, work, scale, owner); });
         });
       },
       py::arg("pieces"), py::arg("optimizer"), py::arg("states"), py::arg("trainable"),
       py::arg("scale") = 1.0,
-      "One update with gradients of the host times scale, which goes on when the call returns; "
-      "pieces as in cavs._engine, a number of values for those of keep_gradient. What pieces hold "
-      "may be changed at once, but for gradient_block.");
+      "Launch one update with gradients of the host times scale. pieces: see cavs._engine, with a "
+      "number of values for gradients of keep_gradient. Arrays of pieces may be changed when the "
+      "call returns, except gradient_block.");
 }
 
 }  // namespace cavs::cuda

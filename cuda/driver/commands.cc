@@ -23,11 +23,11 @@ void Commands::clear() {
   size_ = 0;
 }
 
-uint64_t* Commands::add(Kind kind, int lane, size_t words) {
+uint64_t* Commands::add(Type type, int lane, size_t words) {
   ++size_;
   const size_t at = words_.size();
   words_.resize(at + 1 + words);
-  words_[at] = static_cast<uint64_t>(kind) | static_cast<uint64_t>(lane) << kLaneShift |
+  words_[at] = static_cast<uint64_t>(type) | static_cast<uint64_t>(lane) << kLaneShift |
                uint64_t{words} << kWordsShift;
   return words_.data() + at + 1;
 }
@@ -36,7 +36,7 @@ void Commands::launch(int lane, Handle function, Grid grid, std::span<const Argu
                       unsigned threads) {
   size_t words = 4;
   for (const Argument& a : arguments) words += 1 + words_of(a.bytes);
-  uint64_t* to = add(Kind::kLaunch, lane, words);
+  uint64_t* to = add(Type::kLaunch, lane, words);
   *to++ = reinterpret_cast<uint64_t>(function);
   *to++ = both(grid.x, grid.y);
   *to++ = both(grid.z, threads);
@@ -49,17 +49,17 @@ void Commands::launch(int lane, Handle function, Grid grid, std::span<const Argu
 }
 
 void Commands::zero(int lane, Address at, size_t bytes) {
-  uint64_t* to = add(Kind::kZero, lane, 2);
+  uint64_t* to = add(Type::kZero, lane, 2);
   to[0] = at;
   to[1] = bytes;
 }
 
-void Commands::fork() { add(Kind::kFork, 0, 0); }
+void Commands::fork() { add(Type::kFork, 0, 0); }
 
-void Commands::join() { add(Kind::kJoin, 0, 0); }
+void Commands::join() { add(Type::kJoin, 0, 0); }
 
 void Commands::call(int lane, Call call, const void* data, size_t bytes) {
-  uint64_t* to = add(Kind::kCall, lane, 2 + words_of(bytes));
+  uint64_t* to = add(Type::kCall, lane, 2 + words_of(bytes));
   to[0] = reinterpret_cast<uint64_t>(call);
   to[1] = bytes;
   std::memcpy(to + 2, data, bytes);
@@ -81,20 +81,20 @@ void Commands::issue(Device& device) const {
     const uint64_t head = *at++;
     const uint64_t* next = at + (head >> kWordsShift);
     device.use_lane(static_cast<int>(head >> kLaneShift & 0xff));
-    switch (static_cast<Kind>(head & 0xff)) {
-      case Kind::kLaunch:
+    switch (static_cast<Type>(head & 0xff)) {
+      case Type::kLaunch:
         issue_launch(device, at, next);
         break;
-      case Kind::kZero:
+      case Type::kZero:
         device.zero(at[0], at[1]);
         break;
-      case Kind::kFork:
+      case Type::kFork:
         device.fork();
         break;
-      case Kind::kJoin:
+      case Type::kJoin:
         device.join();
         break;
-      case Kind::kCall:
+      case Type::kCall:
         device.call(reinterpret_cast<Call>(at[0]), at + 2, at[1]);
     }
     at = next;

@@ -1,5 +1,5 @@
-// What a batch has a device do, kept instead of done at once: to be compared with what an earlier
-// batch did, then given to the driver command by command, or all together as a graph.
+// Device work of a batch, recorded for comparison with that of an earlier batch, then issued
+// command by command or captured as a graph.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace cavs::cuda {
 
 class Device;
 
-// Blocks, and for each so many bytes of dynamic shared memory. Cooperative: all run at once.
+// Grid size in blocks and dynamic shared memory in bytes. Cooperative: all blocks are resident.
 struct Grid {
   unsigned x = 1, y = 1, z = 1, shared = 0;
   bool cooperative = false;
@@ -25,20 +25,20 @@ struct Argument {
   size_t bytes;
 };
 
-// Whether equal values of a type have equal bytes. (Of numbers not all do: 0 and -0 differ, which
-// does no harm.)
+// True if equal values of a type have equal bytes. Floating-point numbers count, although 0 and -0
+// differ: the only harm is a missed match.
 template <class A>
 constexpr bool kPlainBytes =
     std::has_unique_object_representations_v<A> || std::is_floating_point_v<A>;
 
-// Work that a library gives to `stream`, that of `lane`; `data`: what the caller has kept for it.
+// Work that a library gives to `stream`, the stream of `lane`, with a copy of the recorded `data`.
 using Call = void (*)(const void* data, int lane, Handle stream);
 
 class Commands {
  public:
   void clear();
-  size_t size() const { return size_; }  // how many
-  // The methods of a device that may be kept.
+  size_t size() const { return size_; }
+  // The recordable operations of a Device.
   void launch(int lane, Handle function, Grid grid, std::span<const Argument> arguments,
               unsigned threads);
   void zero(int lane, Address at, size_t bytes);
@@ -46,21 +46,21 @@ class Commands {
   void join();
   void call(int lane, Call call, const void* data, size_t bytes);
 
-  // Has the device do them in their order, on their lanes.
+  // Run the commands on the device, in order, each on its lane.
   void issue(Device& device) const;
-  // Byte by byte: equal ones do the same.
+  // Equality byte by byte: equal commands do the same work.
   bool operator==(const Commands& other) const { return words_ == other.words_; }
 
  private:
-  enum class Kind : uint8_t { kLaunch, kZero, kFork, kJoin, kCall };
-  uint64_t* add(Kind kind, int lane, size_t words);
+  enum class Type : uint8_t { kLaunch, kZero, kFork, kJoin, kCall };
+  uint64_t* add(Type type, int lane, size_t words);
   void issue_launch(Device& device, const uint64_t* at, const uint64_t* end) const;
 
-  // A command is its head (kind, lane, number of words behind it), then what it takes. What does
-  // not fill its last word is followed by zeros.
+  // Each command is a head (type, lane, number of words that follow) and its operands, padded with
+  // zeros to whole words.
   std::vector<uint64_t> words_;
   size_t size_ = 0;
-  mutable std::vector<Argument> arguments_;  // of the launch that is issued
+  mutable std::vector<Argument> arguments_;  // scratch for issue_launch
 };
 
 }  // namespace cavs::cuda

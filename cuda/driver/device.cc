@@ -1,39 +1,34 @@
 #include "cuda/driver/device.h"
 
-#include <algorithm>
+#include <utility>
+
+#include "cuda/driver/context.h"
 
 namespace cavs::cuda {
 namespace {
 
 constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
-constexpr int kRelaxed = 2;                                 // captures forbid no other calls
-constexpr int kNotReady = 600;                              // of CUresult
-constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // that of z is no less
+constexpr int kRelaxed = 2;                                 // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // the limit in z is no less
 constexpr int kCooperativeLaunch = 95, kMaxSharedOptin = 97;
-constexpr int kMaxDynamicShared = 8;  // of a function
-
-// Batches differ in size: a quarter more spares most of the next growths.
-size_t grown(size_t bytes, size_t old) {
-  bytes = old == 0 ? bytes : std::max(bytes, old + old / 4);
-  return lines(bytes);
-}
+constexpr int kMaxDynamicShared = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 }  // namespace
 
-Device::Device(const std::string& library, int ordinal, Allocator allocator, Switches switches,
+Device::Device(const std::string& library, int ordinal, Allocator allocator, DeviceOptions options,
                std::string install)
-    : driver_(library, std::move(install)), allocator_(std::move(allocator)), switches_(switches) {
+    : driver_(library, std::move(install)), allocator_(std::move(allocator)), options_(options) {
   const Driver& d = driver_;
   d.check(d.init(0), "cuInit");
   d.check(d.device_get(&device_, ordinal), "cuDeviceGet");
   for (const auto& [value, attribute] : {std::pair{&multiprocessors_, kMultiprocessorCount},
-                                         {&most_high_, kMaxGridDimY},
+                                         {&max_grid_height_, kMaxGridDimY},
                                          {&cooperative_, kCooperativeLaunch},
                                          {&shared_bytes_, kMaxSharedOptin}}) {
     d.check(d.device_attribute(value, attribute, device_), "cuDeviceGetAttribute");
   }
   d.check(d.primary_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
-  const Current here(*this);
+  const CurrentContext here(*this);
   d.check(d.stream_priorities(&least_, &greatest_), "cuCtxGetStreamPriorityRange");
   for (int lane = 0; lane <= kMirror; ++lane) streams_[lane] = new_stream(lane);
   collectives_ = new_stream(kMirror);
@@ -43,8 +38,8 @@ Device::Device(const std::string& library, int ordinal, Allocator allocator, Swi
 }
 
 Device::~Device() {
-  // The process may be ending and the driver with it: what fails here is gone anyway.
-  const Current here(*this, std::nothrow);
+  // At process exit the driver may be gone before this object: errors are ignored.
+  const CurrentContext here(*this, std::nothrow);
   if (!here) return;
   for (Handle stream : streams_) {
     if (stream != nullptr) driver_.stream_destroy(stream);
@@ -69,7 +64,7 @@ Address Device::allocate(size_t bytes) {
   Address address = 0;
   if (allocator_.allocate) {
     address = allocator_.allocate(bytes);
-    // A pool of many GPUs may leave another one current.
+    // A memory pool over several GPUs may leave another one current.
     driver_.check(driver_.context_set(context_), "cuCtxSetCurrent");
     return address;
   }
@@ -84,9 +79,9 @@ Address Device::allocate(size_t bytes) {
 }
 
 void Device::release(Address address) noexcept {
-  const Current here(*this, std::nothrow);
+  const CurrentContext here(*this, std::nothrow);
   if (allocator_.release) {
-    drain();  // a pool hands the block out at once
+    drain();  // a pool may hand out the block again at once
     allocator_.release(address);
   } else if (here) {
     driver_.release(address);
@@ -117,20 +112,20 @@ void Device::zero(Address at, size_t bytes) {
   driver_.check(driver_.fill(at, 0, bytes, lane_stream(lane_)), "cuMemsetD8Async");
 }
 
-// Lane `second` goes on after what `first` has been given.
+// Order lane `second` after the work given to lane `first` so far.
 void Device::order(Handle event, int first, int second) {
   driver_.check(driver_.event_record(event, lane_stream(first)), "cuEventRecord");
   driver_.check(driver_.stream_wait(lane_stream(second), event, 0), "cuStreamWaitEvent");
 }
 
 void Device::fork() {
-  if (!switches_.beside) return;
+  if (!options_.second_stream) return;
   if (recording_ != nullptr) return recording_->fork();
   order(forked_, 0, 1);
 }
 
 void Device::join() {
-  if (!switches_.beside) return;
+  if (!options_.second_stream) return;
   if (recording_ != nullptr) return recording_->join();
   order(joined_, 1, 0);
 }
@@ -142,7 +137,7 @@ void Device::synchronize() {
   }
 }
 
-void Device::finish() {
+void Device::synchronize_lane() {
   issue_recorded();
   driver_.check(driver_.stream_synchronize(streams_[0]), "cuStreamSynchronize");
 }
@@ -152,7 +147,7 @@ void Device::issue_recorded() {
 }
 
 void Device::drain() const noexcept {
-  const Current here(*this, std::nothrow);
+  const CurrentContext here(*this, std::nothrow);
   if (!here) return;
   for (Handle stream : streams_) driver_.stream_synchronize(stream);
 }
@@ -162,15 +157,15 @@ void Device::check_kernels(const char* call) const {
   for (Handle stream : streams_) driver_.check(driver_.stream_synchronize(stream), what.c_str());
 }
 
-bool Device::answers() const noexcept {
-  const Current here(*this, std::nothrow);
+bool Device::works() const noexcept {
+  const CurrentContext here(*this, std::nothrow);
   return here && driver_.stream_synchronize(streams_[0]) == 0;
 }
 
-void Device::settle() noexcept {
+void Device::recover() noexcept {
   lane_ = 0;
   recording_ = nullptr;
-  drain();  // its errors are that of the failure, or come again
+  drain();  // errors here repeat the failure, or recur later
 }
 
 void Device::call(Call call, const void* data, size_t bytes) {
@@ -197,7 +192,7 @@ void Device::launch_kernel(Handle function, Grid grid, std::span<const Argument>
   driver_.check(result, (call + " of " + names_[function] + ", " + blocks).c_str());
 }
 
-bool Device::runs_at_once(Handle function, unsigned blocks, unsigned threads, size_t shared) const {
+bool Device::fits_at_once(Handle function, unsigned blocks, unsigned threads, size_t shared) const {
   if (shared > static_cast<size_t>(shared_bytes())) return false;
   driver_.check(driver_.function_attribute(function, kMaxDynamicShared, static_cast<int>(shared)),
                 "cuFuncSetAttribute");
@@ -222,125 +217,11 @@ Handle Device::capture(const Commands& commands) {
   }
   capturing_ = false;
   Handle graph = nullptr;
-  const int result = driver_.capture_end(captured_[0], &graph);  // also of one that failed
+  const int result = driver_.capture_end(captured_[0], &graph);  // a failed capture must end, too
   if ((failure || result != 0) && graph != nullptr) driver_.graph_destroy(graph);
   if (failure) std::rethrow_exception(failure);
   driver_.check(result, "cuStreamEndCapture");
   return graph;
-}
-
-Current::Current(const Device& device) : device_(device) {
-  const Driver& d = device.driver_;
-  d.check(d.context_get(&before_), "cuCtxGetCurrent");
-  d.check(d.context_set(device.context_), "cuCtxSetCurrent");
-  entered_ = true;
-}
-
-Current::Current(const Device& device, std::nothrow_t) noexcept : device_(device) {
-  const Driver& d = device.driver_;
-  entered_ = d.context_get(&before_) == 0 && d.context_set(device.context_) == 0;
-}
-
-Current::~Current() {
-  if (entered_) device_.driver_.context_set(before_);
-}
-
-DeviceMemory::~DeviceMemory() {
-  if (address_ != 0) device_->release(address_);
-}
-
-void DeviceMemory::reserve(size_t bytes) {
-  if (bytes <= bytes_) return;
-  bytes = grown(bytes, bytes_);
-  if (address_ != 0) {
-    device_->synchronize();  // kernels under way may still read it
-    device_->release(address_);
-  }
-  address_ = 0;
-  bytes_ = 0;
-  address_ = device_->allocate(bytes);
-  bytes_ = bytes;
-}
-
-PinnedMemory::~PinnedMemory() {
-  if (data_ == nullptr) return;
-  const Current here(*device_, std::nothrow);
-  if (!here) return;
-  device_->drain();
-  device_->driver().pinned_release(data_);
-}
-
-void PinnedMemory::reserve(size_t bytes) {
-  if (bytes <= bytes_) return;
-  bytes = grown(bytes, bytes_);
-  const Driver& d = device_->driver();
-  if (data_ != nullptr) {
-    device_->synchronize();
-    d.check(d.pinned_release(data_), "cuMemFreeHost");
-  }
-  data_ = nullptr;
-  bytes_ = 0;
-  d.check(d.pinned_allocate(&data_, bytes, 0), "cuMemHostAlloc");
-  bytes_ = bytes;
-}
-
-Module::Module(std::shared_ptr<Device> device, const std::string& image)
-    : device_(std::move(device)) {
-  const Driver& d = device_->driver();
-  d.check(d.module_load(&module_, image.data()), "cuModuleLoadData");
-}
-
-Module::~Module() {
-  if (module_ == nullptr) return;
-  const Current here(*device_, std::nothrow);
-  if (!here) return;
-  device_->drain();
-  device_->driver().module_unload(module_);
-}
-
-Event::Event(std::shared_ptr<Device> device, bool timing) : device_(std::move(device)) {
-  const Current here(*device_);
-  const Driver& d = device_->driver();
-  d.check(d.event_create(&event_, timing ? 0 : kNoTiming), "cuEventCreate");
-}
-
-Event::~Event() {
-  if (event_ == nullptr) return;
-  const Current here(*device_, std::nothrow);
-  if (here) device_->driver().event_destroy(event_);
-}
-
-void Event::record() { record(device_->stream()); }
-
-void Event::record(Handle stream) {
-  const Driver& d = device_->driver();
-  d.check(d.event_record(event_, stream), "cuEventRecord");
-}
-
-void Event::wait() const { wait(device_->stream()); }
-
-void Event::wait(Handle stream) const {
-  const Driver& d = device_->driver();
-  d.check(d.stream_wait(stream, event_, 0), "cuStreamWaitEvent");
-}
-
-bool Event::reached() const {
-  const Driver& d = device_->driver();
-  const int result = d.event_query(event_);
-  if (result != kNotReady) d.check(result, "cuEventQuery");
-  return result != kNotReady;
-}
-
-void Event::synchronize() const {
-  const Driver& d = device_->driver();
-  d.check(d.event_synchronize(event_), "cuEventSynchronize");
-}
-
-double Event::seconds_since(const Event& start) const {
-  float milliseconds = 0;
-  const Driver& d = device_->driver();
-  d.check(d.event_elapsed(&milliseconds, start.event_, event_), "cuEventElapsedTime");
-  return milliseconds * 1e-3;
 }
 
 }  // namespace cavs::cuda

@@ -5,10 +5,10 @@
 namespace cavs::cuda {
 namespace {
 
-// Of CUresult.
+// CUresult values.
 constexpr int kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kNoBinary = 209;
-constexpr int kTooManyBlocks = 720;                 // to run at once
-constexpr int kFirstFault = 700, kLastFault = 719;  // of a kernel; every later call returns it too
+constexpr int kTooManyBlocks = 720;                 // for a cooperative launch
+constexpr int kFirstFault = 700, kLastFault = 719;  // kernel faults, which every later call repeats
 
 std::string cure_of(int result, const std::string& install) {
   if (result >= kFirstFault && result <= kLastFault) {

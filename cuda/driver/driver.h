@@ -1,4 +1,4 @@
-// The CUDA driver, resolved at run time: nothing of CUDA is needed to build or import the module.
+// The CUDA driver API, resolved at run time: CUDA is needed neither to build nor to import cavs.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,21 @@
 
 namespace cavs::cuda {
 
-using Address = uint64_t;  // of device memory
-using Handle = void*;      // of a context, module, function, stream or event
+using Address = uint64_t;  // device memory
+using Handle = void*;      // a context, module, function, stream or event
 
-// What the driver or a library refused; becomes cavs.errors.DeviceError.
+// A failure of the driver or of a library; becomes cavs.errors.DeviceError.
 struct DeviceFault : std::runtime_error {
   DeviceFault(const std::string& what, std::string cure)
       : std::runtime_error(what), hint(std::move(cure)) {}
   std::string hint;
 };
 
-// Entry points with the driver's own signatures; results are CUresult, 0 is success.
+// Entry points with the signatures of the driver; results are CUresult, 0 is success.
 struct Driver {
-  // install: the line of pip that installs what a GPU needs besides its driver, for messages.
+  // install: the pip command that installs the CUDA libraries, for error messages.
   Driver(const std::string& library, std::string install);
-  // Throws DeviceFault naming the call, the driver's words for `result` and a cure.
+  // Throws DeviceFault with the call, the driver's description of `result` and a cure.
   void check(int result, const char* call) const;
 
   const std::string install;
@@ -65,7 +65,7 @@ struct Driver {
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);
 
-  // Of graphs; null in a driver that lacks one of them.
+  // Graph functions; graph_launch is null if the driver lacks any of them.
   bool has_graphs() const { return graph_launch != nullptr; }
   int (*capture_begin)(Handle, int) = nullptr;
   int (*capture_end)(Handle, Handle*) = nullptr;

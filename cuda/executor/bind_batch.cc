@@ -1,4 +1,4 @@
-// Places what a batch needs: arena, scratch, features, index arrays, slots.
+// Binding of a batch: arena, scratch, features, index arrays and slots get their addresses.
 #include <algorithm>
 
 #include "cuda/executor/executor.h"
@@ -7,8 +7,8 @@
 
 namespace cavs::cuda {
 
-// What depends on the shape of the batch and where features are present: kept while the same
-// schedule comes again.
+// Bind what depends on the shape of the batch and on where features are present; kept while the
+// same schedule repeats.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
   const std::vector<RowRange>& present = index_features_.present();
@@ -33,11 +33,11 @@ void Executor<T>::lay_out() {
       lives[i].bytes = value_bytes(static_cast<int32_t>(i)) * b.width * spaces_.rows_of(b).size();
   }
   arena_needed_ = pack_lifetimes(lives);
-  if (device_->switches().guards) {
+  if (device_->options().guards) {
     arena_guards_.clear();
     for (size_t i = 0; i < lives.size(); ++i) {
       if (program_->buffers[i].role != Role::kArena) continue;
-      lives[i].offset = arena_guards_.place(static_cast<int32_t>(i), lives[i].bytes);
+      lives[i].offset = arena_guards_.add(static_cast<int32_t>(i), lives[i].bytes);
     }
     arena_needed_ = arena_guards_.bytes();
   }
@@ -49,7 +49,7 @@ void Executor<T>::lay_out() {
   bind_lstms();
 }
 
-// Room for the largest task of each body; bodies share it.
+// Lay out scratch for the largest task of each body; bodies share the memory.
 template <class T>
 size_t Executor<T>::lay_out_scratch() {
   const auto bodies = analysis_.bodies.size();
@@ -82,12 +82,11 @@ size_t Executor<T>::lay_out_scratch() {
     most = std::max(most, pack_lifetimes(lives));
     for (size_t j = 0; j < lives.size(); ++j) {
       const int32_t buffer = body.scratch[j].buffer;
-      scratch_offsets_[buffer] = device_->switches().guards
-                                     ? scratch_guards_.place(buffer, lives[j].bytes)
-                                     : lives[j].offset;
+      scratch_offsets_[buffer] =
+          device_->options().guards ? scratch_guards_.add(buffer, lives[j].bytes) : lives[j].offset;
     }
   }
-  return device_->switches().guards ? scratch_guards_.bytes() : most;
+  return device_->options().guards ? scratch_guards_.bytes() : most;
 }
 
 template <class T>
@@ -97,7 +96,7 @@ void Executor<T>::fill_guards() const {
   narrow_guards_.fill(narrow_scratch_);
 }
 
-// Names what is computed into the buffer.
+// The message names the instructions that write the buffer.
 template <class T>
 void Executor<T>::check_guards() const {
   int32_t buffer = arena_guards_.broken(arena_);
@@ -111,7 +110,7 @@ void Executor<T>::check_guards() const {
     if (writes) labels += " [" + in.label + "]";
   }
   throw DeviceFault(
-      "something was written beside buffer " + std::to_string(buffer) + " of" + labels,
+      "guard bytes changed next to buffer " + std::to_string(buffer) + ", the result of" + labels,
       "this is a bug of cavs; device='cpu' goes on working");
 }
 
@@ -134,11 +133,10 @@ Addresses<T> Executor<T>::addresses(const std::vector<FloatFeature<T>>& features
   return at;
 }
 
-// What the commands of a batch depend on, but for memory that grows: those of equal shapes may be
-// equal.
+// A hash of what determines the commands of a batch, except memory that grows.
 template <class T>
 uint64_t Executor<T>::shape() const {
-  uint64_t hash = staging_.present();
+  uint64_t hash = staging_.parity();
   const auto mix = [&](uint64_t value) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15;
     hash ^= hash >> 32;
@@ -154,8 +152,8 @@ uint64_t Executor<T>::shape() const {
   return hash;
 }
 
-// Addresses are those of the device; index arrays are the host's until `arrays_` replaces them, so
-// that slots of tables can be sorted here.
+// Addresses are bound twice: first with index arrays of the host, which sort the slots of tables,
+// then with those of the device.
 template <class T>
 void Executor<T>::bind(const Inputs<T>& inputs) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
@@ -183,15 +181,15 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   arrays_.stage(*schedule_, index_features_, staging_);
   stage_tasks();
   stage_chains();
-  stage_tables();
+  stage_lookups();
   for (const auto& f : factors_) f->template bind<T>(bound_, spaces_);
-  stage_written();
-  plan_stretches();
-  stretches_at_ = staging_.add(std::span<const Stretch<T>>(stretches_));
+  stage_written_rows();
+  plan_update_chunks();
+  chunks_at_ = staging_.add(std::span<const UpdateChunk<T>>(chunks_));
   staging_.reserve();
-  resolve_stretches();
+  resolve_update_chunks();
 
-  place_chains();
+  resolve_chains();
   arrays_.resolve(staging_);
   for (size_t i = 0; i < features_.size(); ++i) features_[i].data = staging_.at<T>(at_feature[i]);
   Addresses<T> at = addresses(features_);
@@ -200,57 +198,7 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
 }
 
 template <class T>
-void Executor<T>::stage_tables() {
-  size_t bytes = 0;
-  table_slots_.clear();
-  for (Table& table : tables_) {
-    bind_table(table, bound_, spaces_);
-    table_slots_.push_back(staging_.add(std::span<const int32_t>(table.slots)));
-    if (!table.dense) bytes += lines(table.slots.size() * table.width * sizeof(T));
-    for (const Lookup& lookup : table.lookups) {
-      std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
-      of.clear();
-      if (lookup.looped) {
-        stage_task_lookups(table, lookup);
-        continue;
-      }
-      SlotRows all;
-      all.task = -1;
-      all.at_offsets = staging_.add(std::span<const int32_t>(lookup.offsets));
-      all.at_rows = staging_.add(std::span<const int32_t>(lookup.rows));
-      of.push_back(std::move(all));
-    }
-  }
-  table_values_.reserve(bytes);
-  table_at_.clear();
-  size_t at = 0;
-  for (const Table& table : tables_) {
-    table_at_.push_back(reinterpret_cast<T*>(table_values_.at(at)));
-    if (!table.dense) at += lines(table.slots.size() * table.width * sizeof(T));
-  }
-}
-
-template <class T>
-void Executor<T>::stage_task_lookups(const Table& table, const Lookup& lookup) {
-  const Bound<T>& b = bound_.instructions[lookup.instruction];
-  std::vector<SlotRows>& of = slot_rows_[lookup.instruction];
-  for (size_t t = 0; t < schedule_->tasks.size(); ++t) {
-    const RowRange within = spaces_.rows(b.space);
-    RowRange rows = rows_of(lookup.instruction, kVertexSpace, schedule_->tasks[t].rows);
-    rows = {std::max(rows.begin, within.begin), std::min(rows.end, within.end)};
-    if (rows.begin >= rows.end) continue;
-    of.push_back(
-        slots_of_task(table, lookup, bound_.sources[b.first], static_cast<int32_t>(t), rows));
-  }
-  for (SlotRows& s : of) {
-    s.at_offsets = staging_.add(std::span<const int32_t>(s.offsets));
-    s.at_rows = staging_.add(std::span<const int32_t>(s.rows));
-    s.at_slots = staging_.add(std::span<const int32_t>(s.slots));
-  }
-}
-
-template <class T>
-void Executor<T>::stage_written() {
+void Executor<T>::stage_written_rows() {
   written_.clear();
   parameters_->gather_rows();
   const auto& all = parameters_->rows_written();
@@ -264,9 +212,9 @@ void Executor<T>::stage_written() {
   }
 }
 
-// A sum of one row each, written to the row's place.
+// Write rows of parameters as sums of one row each.
 template <class T>
-void Executor<T>::place_written() {
+void Executor<T>::scatter_written_rows() {
   const auto& all = parameters_->rows_written();
   for (size_t i = 0; i < all.size(); ++i) {
     const auto& r = all[i];
@@ -285,10 +233,9 @@ void Executor<T>::place_written() {
   template void Executor<T>::bind(const Inputs<T>&);                                 \
   template uint64_t Executor<T>::shape() const;                                      \
   template void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>&); \
-  template void Executor<T>::stage_tables();                                         \
   template void Executor<T>::fill_guards() const;                                    \
   template void Executor<T>::check_guards() const;                                   \
-  template void Executor<T>::place_written();
+  template void Executor<T>::scatter_written_rows();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

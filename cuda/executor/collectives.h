@@ -1,11 +1,12 @@
-// Sums over many devices, which others launch on a stream of this one: behind the gradients that
-// they read, before the update.
+// Collectives over several devices, launched by the caller on a stream of this device: after the
+// gradients that they read, before the update.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/driver/event.h"
 
 namespace cavs::cuda {
 
@@ -13,17 +14,19 @@ class Collectives {
  public:
   explicit Collectives(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
-  // A step begins: none are under way.
+  // Start a step without collectives.
   void begin() { count_ = 0; }
-  // On any thread, one at a time: the next one is to be launched after `made`, then it was.
-  void follow(const Event& made) const;
+  // On any thread, one at a time: order the next collective after `computed`; mark its start and
+  // end.
+  void follow(const Event& computed) const;
   void open();
   void close();
-  // Whether all have ended within `seconds`. Not in a Turn, so that others may go on.
+  // True if all have ended within `seconds`. Does not hold the DeviceLock, so that others may go
+  // on.
   bool wait(double seconds) const;
-  // The present lane goes on after them.
+  // Make the current lane wait for them.
   void join() const;
-  // That the device spent in them, waiting for other devices included; after wait().
+  // Seconds that they took on the device, including waits for other devices; valid after wait().
   double seconds() const;
 
  private:
@@ -34,7 +37,7 @@ class Collectives {
   };
   std::shared_ptr<Device> device_;
   std::vector<std::unique_ptr<Marks>> marks_;
-  size_t count_ = 0;  // of those in this step
+  size_t count_ = 0;  // collectives of this step
 };
 
 }  // namespace cavs::cuda

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cuda/driver/context.h"
 #include "exec/spaces.h"
 #include "exec/validate.h"
 
@@ -26,7 +27,7 @@ size_t count_loads(const Program& p, bool loads) {
 }  // namespace
 
 template <class T>
-Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compiled)
+Executor<T>::Executor(std::shared_ptr<const Program> program, CompiledProgram<T> compiled)
     : program_(validated(std::move(program), compiled.parameters->sizes())),
       device_(compiled.device),
       library_(compiled.library),
@@ -50,54 +51,54 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
       narrow_guards_(device_),
       narrow_scratch_(device_),
       arrived_(device_),
-      read_(device_),
+      readback_(device_),
       staging_(device_),
       timeline_(device_),
       replays_(device_, compiled.replay) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   const Program& p = *program_;
   for (const Instruction& in : p.instructions) {
     if (!in.outward) continue;
     throw std::invalid_argument("[" + in.label + "] sums over parents in a kernel of the CPU's");
   }
   bind_shapes(p, analysis_, bound_, patches_);
-  source_place_.resize(bound_.sources.size());
-  load_place_.resize(bound_.loads.size());
-  store_place_.resize(bound_.stores.size());
-  out_place_.resize(p.instructions.size());
+  source_scratch_.resize(bound_.sources.size());
+  load_scratch_.resize(bound_.loads.size());
+  store_scratch_.resize(bound_.stores.size());
+  out_scratch_.resize(p.instructions.size());
   for (const Body& body : analysis_.bodies) {
-    // In a stage over edges an edge row is a row of the stage itself.
+    // In a stage over edges, edge rows are the rows of the stage itself.
     const bool vertices = is_vertex(body.space);
     for (int32_t id : body.instructions) {
       Bound<T>& b = bound_.instructions[id];
       for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
         const Patch& patch = patches_[i];
-        const Place place{patch.buffer, patch.column, patch.edges && vertices};
+        const ScratchOperand operand{patch.buffer, patch.column, patch.edges && vertices};
         switch (patch.target) {
           case Patch::Target::kSource:
-            source_place_[patch.at] = place;
+            source_scratch_[patch.at] = operand;
             break;
           case Patch::Target::kLoad:
-            load_place_[patch.at] = place;
+            load_scratch_[patch.at] = operand;
             break;
           case Patch::Target::kStore:
-            store_place_[patch.at] = place;
+            store_scratch_[patch.at] = operand;
             break;
           case Patch::Target::kOut:
-            out_place_[patch.at] = place;
+            out_scratch_[patch.at] = operand;
             break;
         }
       }
     }
   }
   load_maps(compiled);
-  place_halves(compiled.half);
+  mark_half(compiled.half);
   load_persistent(compiled);
   lay_out_gradients();
   plan_weights();
   plan_lstms(compiled);
   plan_sums();
-  plan_leaving();
+  plan_copies();
   int32_t widest = 1;
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kOnes) widest = std::max(widest, b.width);
@@ -114,20 +115,7 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, Compiled<T> compil
 }
 
 template <class T>
-void Executor<T>::load_maps(const Compiled<T>& compiled) {
-  maps_.resize(program_->instructions.size());
-  if (compiled.maps.empty()) return;
-  module_ = std::make_unique<Module>(device_, compiled.image);
-  for (const MapName& m : compiled.maps) {
-    const Instruction& in = program_->instructions.at(m.instruction);
-    const bool random = std::any_of(in.ops.begin(), in.ops.end(),
-                                    [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
-    maps_[m.instruction] = {module_->function(m.name), m.items, random};
-  }
-}
-
-template <class T>
-void Executor<T>::place_halves(const std::vector<int32_t>& buffers) {
+void Executor<T>::mark_half(const std::vector<int32_t>& buffers) {
   const Program& p = *program_;
   half_.assign(p.buffers.size(), false);
   for (int32_t b : buffers) {
@@ -161,19 +149,19 @@ void Executor<T>::lay_out_gradients() {
   device_->zero(gradients_.at(), gradients_.bytes());
 }
 
-// Weights are assembled row-major from pieces of parameters, all in one launch.
+// Weights are assembled row-major from pieces of parameters, in one launch.
 template <class T>
 void Executor<T>::plan_weights() {
   size_t bytes = 0;
   std::vector<size_t> at;
-  std::vector<bool> multiplied(program_->weights.size(), false);  // those of LSTMs are not
+  std::vector<bool> multiplied(program_->weights.size(), false);  // false for weights of LSTMs
   for (const Instruction& in : program_->instructions) {
     if (traits_of(in).packed_weight) multiplied[in.weight] = true;
   }
   for (size_t i = 0; i < multiplied.size(); ++i) {
     const Weight& w = program_->weights[i];
     at.push_back(bytes);
-    if (multiplied[i]) bytes += lines(w.k * w.n * library_->packed_bytes());
+    if (multiplied[i]) bytes += aligned(w.k * w.n * library_->packed_bytes());
   }
   weights_.reserve(bytes);
   device_->zero(weights_.at(), weights_.bytes());
@@ -196,8 +184,8 @@ void Executor<T>::plan_weights() {
 }
 
 template <class T>
-void Executor<T>::begin() {
-  place_written();
+void Executor<T>::prepare_parameters() {
+  scatter_written_rows();
   parameters_->upload();
   if (stale_) {
     library_->pack(pieces_.as<Piece<T>>(), weight_pieces_);
@@ -221,18 +209,18 @@ void Executor<T>::clear_gradients() {
   }
 }
 
-// The walk, done as it goes or by a graph.
+// Run the commands of a batch, directly or through the replay cache.
 template <class T>
-void Executor<T>::command() {
+void Executor<T>::run_commands() {
   const auto all = [this] {
     clear_gradients();
-    walk();
+    run_stages();
   };
   if (mirror_.armed()) {
     mirror_.begin(tables_);
     all();
     mirror_.finish();
-  } else if (profiling_ || timeline_.on()) {  // events between launches
+  } else if (profiling_ || timeline_.on()) {  // which record events between launches
     all();
   } else {
     replays_.run(shape(), all);
@@ -245,41 +233,41 @@ void Executor<T>::forward_and_backward(const Inputs<T>& inputs) {
   timeline_.on_host("bind", [&] { bind(inputs); });
   timeline_.on_host(
       "stage", [&] { timeline_.on_lane(Device::kCopies, "upload", [&] { staging_.upload(); }); });
-  if (device_->switches().guards) fill_guards();
+  if (device_->options().guards) fill_guards();
   if (clocked_) begun_->record();
-  timeline_.on_lane(0, "assemble", [&] { begin(); });
-  timeline_.on_host("launch", [&] { command(); });
+  timeline_.on_lane(0, "assemble", [&] { prepare_parameters(); });
+  timeline_.on_host("launch", [&] { run_commands(); });
   if (std::exchange(clocked_, false)) ended_->record();
-  if (device_->switches().guards) check_guards();
+  if (device_->options().guards) check_guards();
   ran_ = true;
 }
 
 template <class T>
 double Executor<T>::read_loss() {
-  read_.reserve(sizeof(T));
-  *read_.at<T>() = 0;
+  readback_.reserve(sizeof(T));
+  *readback_.at<T>() = 0;
   if (program_->loss >= 0) {
-    device_->download(read_.at<T>(), address_of(program_->loss), sizeof(T));
+    device_->download(readback_.at<T>(), address_of(program_->loss), sizeof(T));
   }
-  // Gradients may be leaving on other streams; whoever reads a prediction waits for it then.
+  // Gradients may still be copied on other streams; predictions are copied on lane 0 alone.
   if (!analysis_.gradient_order.empty()) {
     device_->synchronize();
   } else if (program_->loss >= 0) {
-    device_->finish();
+    device_->synchronize_lane();
   }
-  return *read_.at<T>();
+  return *readback_.at<T>();
 }
 
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   try {
-    const Turn turn(*device_);
+    const DeviceLock lock(*device_);
     forward_and_backward(inputs);
-    staging_.read();
+    staging_.mark_read();
     const double loss = read_loss();
     if (profiling_) {
       device_->synchronize();
-      timed(-1);
+      read_stage_times();
     }
     return loss;
   } catch (...) {
@@ -290,7 +278,7 @@ double Executor<T>::run(const Inputs<T>& inputs) {
 
 template <class T>
 void Executor<T>::clock() {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   for (std::unique_ptr<Event>* event : {&begun_, &ended_}) {
     if (*event == nullptr) *event = std::make_unique<Event>(device_, true);
   }
@@ -299,7 +287,7 @@ void Executor<T>::clock() {
 
 template <class T>
 std::optional<double> Executor<T>::clocked() {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   if (ended_ == nullptr || std::exchange(clocked_, false)) return std::nullopt;
   ended_->synchronize();
   return ended_->seconds_since(*begun_);
@@ -307,7 +295,7 @@ std::optional<double> Executor<T>::clocked() {
 
 template <class T>
 void Executor<T>::invalidate_parameters() {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   stale_ = true;
 }
 

@@ -1,26 +1,27 @@
-// Where an instruction of the present batch finds its operands and leaves its result.
+// Addresses of the operands and results of instructions in the current batch.
 #include <algorithm>
 
 #include "cuda/executor/executor.h"
+#include "cuda/memory/allocation.h"
 
 namespace cavs::cuda {
 namespace {
 
-constexpr int32_t kFewestEven = 16;   // rows at even steps
-constexpr int32_t kFewestRun = 1024;  // of such rows, for a product of their own
+constexpr int32_t kFewestEven = 16;   // least rows that are read as a strided matrix
+constexpr int32_t kFewestRun = 1024;  // least rows of a run that is a product of its own
 constexpr size_t kMostRuns = 4;
 
-// The address `column` values of bfloat16 behind a row's start, given that of as many of T.
+// Address `column` bfloat16 values after the start of a row, given the address `column` values of T
+// after.
 template <class T>
 const void* of_halves(const T* at, int32_t column) {
   return reinterpret_cast<const char*>(at - column) + column * kHalfBytes;
 }
 
-// Children alone: other numbers are data, on which no launch may depend.
+// Only children count: launches must not depend on other index arrays, which are data.
 bool of_children(Array array) { return array == Array::kChild || array == Array::kNthChild; }
 
-// By how much each of n numbers is greater than the one before; 0 where that is not always the
-// same.
+// The constant difference of n consecutive numbers, or 0.
 int64_t even_step(const int32_t* numbers, int64_t n) {
   if (numbers[0] < 0) return 0;
   const int64_t step = n > 1 ? int64_t{numbers[1]} - numbers[0] : 1;
@@ -30,8 +31,8 @@ int64_t even_step(const int32_t* numbers, int64_t n) {
   return std::max<int64_t>(step, 0);
 }
 
-// Adds where in `rows` numbers begin to be greater by another step than before; false, if that is
-// too often, or a number is none.
+// Append the rows at which the step of the numbers changes. False if it changes too often, or a
+// number is negative.
 bool find_runs(const int32_t* numbers, RowRange rows, std::vector<int32_t>& begins) {
   int32_t begin = rows.begin;
   for (int32_t r = rows.begin; r < rows.end; ++r) {
@@ -45,7 +46,7 @@ bool find_runs(const int32_t* numbers, RowRange rows, std::vector<int32_t>& begi
   return rows.end - begin >= kFewestRun;
 }
 
-// What lies side by side in the same rows, as one operand.
+// Merge operands that are adjacent columns of the same rows.
 template <class T>
 void join_neighbours(std::vector<Rows<T>>& side) {
   size_t last = 0;
@@ -68,16 +69,16 @@ void join_neighbours(std::vector<Rows<T>>& side) {
 }  // namespace
 
 template <class T>
-T* Executor<T>::scratch(const Place& place) const {
+T* Executor<T>::scratch(const ScratchOperand& operand) const {
   const DeviceMemory& memory = narrow_ ? narrow_scratch_ : scratch_;
   const std::vector<size_t>& offsets = narrow_ ? narrow_offsets_ : scratch_offsets_;
-  return reinterpret_cast<T*>(memory.at(offsets[place.buffer])) + place.column;
+  return reinterpret_cast<T*>(memory.at(offsets[operand.buffer])) + operand.column;
 }
 
 template <class T>
-int64_t Executor<T>::scratch_base(const Place& place, int64_t first_row) const {
+int64_t Executor<T>::scratch_base(const ScratchOperand& operand, int64_t first_row) const {
   if (narrow_) return 0;
-  return place.edges ? schedule_->edge_offsets[first_row] : first_row;
+  return operand.edges ? schedule_->edge_offsets[first_row] : first_row;
 }
 
 template <class T>
@@ -85,17 +86,17 @@ Rows<T> Executor<T>::source(size_t i, int64_t first_row) const {
   const Source<T>& s = bound_.sources[i];
   const auto [index, offsets] = arrays_.of_source(i);
   Rows<T> rows{s.data, s.stride, s.base, index, offsets, s.map, half_source_[i] >= 0, 0, s.width};
-  if (const Place& place = source_place_[i]; place.buffer >= 0) {
-    rows.data = scratch(place);
-    rows.base = scratch_base(place, first_row);
+  if (const ScratchOperand& operand = source_scratch_[i]; operand.buffer >= 0) {
+    rows.data = scratch(operand);
+    rows.base = scratch_base(operand, first_row);
   }
   if (rows.half) rows.data = of_halves(static_cast<const T*>(rows.data), half_source_[i]);
   return rows;
 }
 
-// Operands [from, to) of a product over `rows`. Children at even steps are rows of a matrix, which
-// nothing has to gather. Those of a few rows may be so by chance: then batches that differ in
-// nothing else would be no CUDA graph.
+// Operands [from, to) of a product over `rows`. Children at even steps are read as a strided
+// matrix, without a gather. Few rows may have even steps by chance, which would make the commands
+// of otherwise equal batches differ.
 template <class T>
 std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to, RowRange rows,
                                            int64_t first_row) const {
@@ -119,9 +120,9 @@ std::vector<Rows<T>> Executor<T>::operands(int32_t id, int32_t from, int32_t to,
   return found;
 }
 
-// The rows of a product in runs in each of which children are at even steps, so that none is
-// copied; all at once where there is no such run of many rows. In complete trees children of the
-// lowest level are one, those of all others the other.
+// Split the rows of a product into runs whose children are at even steps, so that none is copied;
+// one run if there are not enough rows. In complete trees the children of the lowest level are one
+// run and all others another.
 template <class T>
 std::vector<RowRange> Executor<T>::even_runs(int32_t id, RowRange rows) const {
   const Bound<T>& b = bound_.instructions[id];
@@ -148,17 +149,17 @@ template <class T>
 Target Executor<T>::target(int32_t id, int64_t first_row) const {
   const Bound<T>& b = bound_.instructions[id];
   Target to{b.out, b.stride, b.base, half_out_[id] >= 0};
-  if (const Place& place = out_place_[id]; place.buffer >= 0) {
-    to.data = scratch(place);
-    to.base = scratch_base(place, first_row);
+  if (const ScratchOperand& operand = out_scratch_[id]; operand.buffer >= 0) {
+    to.data = scratch(operand);
+    to.base = scratch_base(operand, first_row);
   }
   if (to.half) to.data = const_cast<void*>(of_halves(static_cast<T*>(to.data), half_out_[id]));
   return to;
 }
 
 #define CAVS_INSTANTIATE(T)                                                                \
-  template T* Executor<T>::scratch(const Place&) const;                                    \
-  template int64_t Executor<T>::scratch_base(const Place&, int64_t) const;                 \
+  template T* Executor<T>::scratch(const ScratchOperand&) const;                           \
+  template int64_t Executor<T>::scratch_base(const ScratchOperand&, int64_t) const;        \
   template Rows<T> Executor<T>::source(size_t, int64_t) const;                             \
   template std::vector<Rows<T>> Executor<T>::operands(int32_t, int32_t, int32_t, RowRange, \
                                                       int64_t) const;                      \

@@ -1,49 +1,50 @@
-// Loops whose narrow tasks one kernel walks: it is launched once for tasks that follow each other.
+// Persistent kernels: one launch runs consecutive narrow tasks of a loop.
 #include <algorithm>
 
+#include "cuda/driver/module.h"
 #include "cuda/executor/executor.h"
 #include "exec/spaces.h"
 
 namespace cavs::cuda {
 namespace {
 
-constexpr size_t kTask = 5;  // numbers of a task: kind, its rows, its edge rows
+constexpr size_t kTask = 5;  // numbers of a task: kind, rows, edge rows
 
 }  // namespace
 
 template <class T>
-void Executor<T>::load_persistent(const Compiled<T>& compiled) {
+void Executor<T>::load_persistent(const CompiledProgram<T>& compiled) {
   const Program& p = *program_;
   persistent_.resize(p.stages.size());
   narrow_offsets_.assign(p.buffers.size(), 0);
   if (compiled.persistent.empty()) return;
   persistent_module_ = std::make_unique<Module>(device_, compiled.persistent_image);
-  arrived_.reserve(compiled.persistent.size() * kLine);
+  arrived_.reserve(compiled.persistent.size() * kAlignment);
   device_->zero(arrived_.at(), arrived_.bytes());
   for (size_t i = 0; i < compiled.persistent.size(); ++i) {
     const PersistentName& name = compiled.persistent[i];
     const Handle function = persistent_module_->function(name.name);
-    const Persistent of{function, static_cast<unsigned>(name.blocks),
-                        static_cast<unsigned>(name.shared), name.instructions,
-                        arrived_.at(i * kLine)};
-    if (device_->runs_at_once(function, of.blocks, kBlock, of.shared)) {
+    const PersistentLoop of{function, static_cast<unsigned>(name.blocks),
+                            static_cast<unsigned>(name.shared), name.instructions,
+                            arrived_.at(i * kAlignment)};
+    if (device_->fits_at_once(function, of.blocks, kBlock, of.shared)) {
       persistent_.at(name.stage) = of;
     }
   }
   device_->synchronize();
 }
 
-// Whether a kernel that walks a loop may take a task; one without a body it passes over.
+// True if a persistent kernel may run the task; it skips tasks without a body.
 template <class T>
 bool Executor<T>::narrow(int32_t stage, const BatchTask& task) const {
   const int32_t id = analysis_.bodies_of_stage[stage][spaces_.kinds[task.kind]];
   if (id < 0) return true;
   const int32_t edges = analysis_.bodies[id].edges ? task.edges.size() : 0;
-  return std::max(task.rows.size(), edges) <= device_->switches().narrow_rows;
+  return std::max(task.rows.size(), edges) <= device_->options().narrow_rows;
 }
 
-// Room for the largest narrow task of each body, no value over another: blocks need not wait for
-// the last reader of what stood there before.
+// Lay out scratch for the largest narrow task of each body. No buffers overlap, so that blocks need
+// not wait for readers of an earlier value.
 template <class T>
 void Executor<T>::lay_out_narrow_scratch() {
   narrow_guards_.clear();
@@ -53,7 +54,7 @@ void Executor<T>::lay_out_narrow_scratch() {
     for (size_t kind = 0; kind < spaces_.kinds.size(); ++kind) {
       const int32_t id = analysis_.bodies_of_stage[s][spaces_.kinds[kind]];
       if (id < 0) continue;
-      RowRange most, edges;  // as many
+      RowRange most, edges;  // [0, number)
       for (const BatchTask& task : schedule_->tasks) {
         if (static_cast<size_t>(task.kind) != kind || !narrow(stage, task)) continue;
         most.end = std::max(most.end, task.rows.size());
@@ -63,7 +64,7 @@ void Executor<T>::lay_out_narrow_scratch() {
         const Buffer& b = program_->buffers[use.buffer];
         const size_t rows = (is_edge(b.space) ? edges : most).size();
         const size_t bytes = value_bytes(use.buffer) * b.width * rows;
-        narrow_offsets_[use.buffer] = narrow_guards_.place(use.buffer, bytes);
+        narrow_offsets_[use.buffer] = narrow_guards_.add(use.buffer, bytes);
       }
     }
   }
@@ -83,8 +84,8 @@ void Executor<T>::stage_tasks() {
   tasks_at_ = staging_.add(std::span<const int32_t>(task_numbers_));
 }
 
-// How many tasks, from the one that a loop comes to as number `from`, one kernel may walk; none
-// where that would spare no launch.
+// Number of consecutive tasks, from the `from`-th of a loop, that one kernel may run; 0 if that
+// would save no launch.
 template <class T>
 int32_t Executor<T>::narrow_tasks(int32_t stage, int32_t from) const {
   if (persistent_[stage].function == nullptr) return 0;
@@ -98,65 +99,55 @@ int32_t Executor<T>::narrow_tasks(int32_t stage, int32_t from) const {
   return bodies > 1 ? i - from : 0;
 }
 
-// Its parameters are those that cavs.codegen.persistent lists.
+// The parameters are those that cavs.codegen.persistent declares.
 template <class T>
 void Executor<T>::run_persistent(int32_t stage, int32_t from, int32_t count) {
-  const Persistent& of = persistent_[stage];
+  const PersistentLoop& loop = persistent_[stage];
   ++launches_;
-  words_.clear();
-  arguments_.clear();
-  sources_.assign(of.instructions.size(), {});
-  given_.clear();
-  const auto words_from = [&](size_t first) {
-    for (size_t i = first; i < words_.size(); ++i) given_.push_back({true, i, sizeof(uint64_t)});
-  };
+  PersistentArguments& arguments = persistent_arguments_;
+  arguments.clear();
+  arguments.add(staging_.at<int32_t>(tasks_at_));
+  arguments.add(task_number(stage, from));
+  arguments.add(count);
+  arguments.add(program_->stages[stage].reversed ? -1 : 1);
+  arguments.add(loop.arrived);
   narrow_ = true;
-  const std::unique_ptr<bool, void (*)(bool*)> wide_again(&narrow_, [](bool* at) { *at = false; });
-  for (size_t n = 0; n < of.instructions.size(); ++n) {
-    const int32_t id = of.instructions[n];
-    const Bound<T>& b = bound_.instructions[id];
+  const std::unique_ptr<bool, void (*)(bool*)> restored(&narrow_, [](bool* at) { *at = false; });
+  for (int32_t id : loop.instructions) {
     if (profiling_) ++calls_[id];
-    const size_t first = words_.size();
+    const Bound<T>& b = bound_.instructions[id];
     const InstructionTraits& traits = traits_of(b.kind);
     if (traits.fused) {
-      add_map_words(id, 0);
-      words_from(first);
+      words_.clear();
+      add_map_arguments(id, 0, words_);
+      for (const uint64_t word : words_) arguments.add(word);
       continue;
     }
-    const bool product = traits.packed_weight;
-    for (int32_t i = 0; i < b.count; ++i) sources_[n].of[i] = source(b.first + i, 0);
-    sources_[n].count = b.count;
-    given_.push_back({false, n, product ? sizeof(Sources<T>) : sizeof(Rows<T>)});
-    if (product) words_.push_back(reinterpret_cast<uint64_t>(b.packed));
+    if (traits.packed_weight) {
+      Sources<T> sources;
+      for (int32_t i = 0; i < b.count; ++i) sources.of[i] = source(b.first + i, 0);
+      sources.count = b.count;
+      arguments.add(sources);
+      arguments.add(reinterpret_cast<uint64_t>(b.packed));
+    } else {
+      arguments.add(source(b.first, 0));
+    }
     const Target out = target(id, 0);
-    words_.push_back(reinterpret_cast<uint64_t>(out.data));
-    words_.push_back(static_cast<uint64_t>(out.stride));
-    words_.push_back(static_cast<uint64_t>(out.base));
-    words_from(first);
+    arguments.add(reinterpret_cast<uint64_t>(out.data));
+    arguments.add(out.stride);
+    arguments.add(out.base);
   }
-  const int32_t* tasks = staging_.at<int32_t>(tasks_at_);
-  const int32_t start = task_number(stage, from);
-  const int32_t step = program_->stages[stage].reversed ? -1 : 1;
-  arguments_ = {{&tasks, sizeof(tasks)},
-                {&start, sizeof(start)},
-                {&count, sizeof(count)},
-                {&step, sizeof(step)},
-                {&of.arrived, sizeof(of.arrived)}};
-  for (const Given& g : given_) {
-    const void* at = g.word ? static_cast<const void*>(&words_[g.at]) : &sources_[g.at];
-    arguments_.push_back({at, g.bytes});
-  }
-  Grid grid{of.blocks};
-  grid.shared = of.shared;
+  Grid grid{loop.blocks};
+  grid.shared = loop.shared;
   grid.cooperative = true;
-  device_->launch_kernel(of.function, grid, arguments_, kBlock);
+  device_->launch_kernel(loop.function, grid, arguments.list(), kBlock);
 }
 
-#define CAVS_INSTANTIATE(T)                                           \
-  template void Executor<T>::load_persistent(const Compiled<T>&);     \
-  template void Executor<T>::lay_out_narrow_scratch();                \
-  template void Executor<T>::stage_tasks();                           \
-  template int32_t Executor<T>::narrow_tasks(int32_t, int32_t) const; \
+#define CAVS_INSTANTIATE(T)                                              \
+  template void Executor<T>::load_persistent(const CompiledProgram<T>&); \
+  template void Executor<T>::lay_out_narrow_scratch();                   \
+  template void Executor<T>::stage_tasks();                              \
+  template int32_t Executor<T>::narrow_tasks(int32_t, int32_t) const;    \
   template void Executor<T>::run_persistent(int32_t, int32_t, int32_t);
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

@@ -1,7 +1,9 @@
-// What a caller may ask an executor after a run.
+// Results, gradients and reports that a caller may ask for after a run.
 #include <algorithm>
 #include <stdexcept>
 
+#include "cuda/driver/context.h"
+#include "cuda/driver/event.h"
 #include "cuda/executor/executor.h"
 #include "exec/host_io.h"
 #include "exec/names.h"
@@ -10,7 +12,8 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr size_t kMostPageLocked = 1 << 20;  // of what is read: more is not worth its memory
+constexpr size_t kMostPageLocked = 1
+                                   << 20;  // bytes of readback memory; larger outputs are pageable
 
 }  // namespace
 
@@ -35,7 +38,7 @@ Address Executor<T>::address_of(int32_t buffer) const {
 template <class T>
 std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::gradient_rows(
     int32_t param) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   check_param(param);
   check_ran();
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -59,7 +62,7 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
 template <class T>
 void Executor<T>::gradient(int32_t param, T* out) {
   const auto rows = gradient_rows(param);
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   const int64_t size = parameters_->sizes()[param];
   if (analysis_.dense_gradient[param]) {
     device_->download(out, reinterpret_cast<Address>(grads_[param]), size * sizeof(T));
@@ -100,7 +103,7 @@ GradientView<T> Executor<T>::gradient_view(int32_t param) {
 template <class T>
 std::pair<T*, int64_t> Executor<T>::gradient_block() {
   if (!mirror_.reserved()) {
-    const Turn turn(*device_);
+    const DeviceLock lock(*device_);
     mirror_.reserve();
   }
   return {mirror_.block(), mirror_.layout().elements};
@@ -118,14 +121,14 @@ T* Executor<T>::keep_gradient(int32_t param) {
   if (!analysis_.dense_gradient[param]) {
     throw std::invalid_argument("parameter " + std::to_string(param) + " has no dense gradient");
   }
-  mirror_.keep(param);
+  mirror_.keep_on_device(param);
   return grads_[param];
 }
 
 template <class T>
 T* Executor<T>::kept_gradient(int32_t param) const {
   check_param(param);
-  if (!mirror_.keeps(param)) {
+  if (!mirror_.stays_on_device(param)) {
     throw std::invalid_argument("gradient of parameter " + std::to_string(param) +
                                 " is not kept on the device");
   }
@@ -136,13 +139,13 @@ template <class T>
 bool Executor<T>::follow_gradient(int32_t param) {
   check_param(param);
   if (!mirror_.wait_launched(param)) return false;
-  collectives_.follow(mirror_.made(param));
+  collectives_.follow(mirror_.computed(param));
   return true;
 }
 
 template <class T>
 bool Executor<T>::set_factored(int32_t param) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   check_param(param);
   auto f = std::make_unique<DeviceFactors>(device_);
   if (!make_factors(*program_, analysis_, param, parameters_->sizes()[param], f->of)) return false;
@@ -163,21 +166,21 @@ const DeviceFactors& Executor<T>::factors(int32_t param) const {
 
 template <class T>
 Output<T> Executor<T>::output(int32_t buffer) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   check_ran();
   const auto [rows, width] = output_shape(*program_, spaces_, buffer);
   const size_t bytes = spaces_.rows(program_->buffers[buffer].space).size() * width * sizeof(T);
   std::vector<T> many;
   T* values = nullptr;
   if (bytes <= kMostPageLocked) {
-    read_.reserve(bytes);
-    values = read_.at<T>();
+    readback_.reserve(bytes);
+    values = readback_.at<T>();
   } else {
     many.resize(bytes / sizeof(T));
     values = many.data();
   }
   device_->download(values, address_of(buffer), bytes);
-  device_->finish();
+  device_->synchronize_lane();
   Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
   to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
   return out;
@@ -185,34 +188,35 @@ Output<T> Executor<T>::output(int32_t buffer) {
 
 template <class T>
 void Executor<T>::set_profiling(bool on) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   profiling_ = on;
   runs_ = 0;
   calls_.assign(calls_.size(), 0);
   std::fill(stage_seconds_.begin(), stage_seconds_.end(), 0);
 }
 
-// While profiling: an event before the first stage and one after each; stage -1 reads them, once
-// the device is done.
+// While profiling: record an event before the first stage and after each.
 template <class T>
-void Executor<T>::timed(int32_t stage) {
+void Executor<T>::mark_stage(int32_t stage) {
   if (!profiling_) return;
-  if (stage < 0) {
-    for (size_t s = 0; s < stage_seconds_.size(); ++s) {
-      stage_seconds_[s] += events_[s + 1]->seconds_since(*events_[s]);
-    }
-    ++runs_;
-    return;
-  }
   while (events_.size() <= static_cast<size_t>(stage)) {
     events_.push_back(std::make_unique<Event>(device_, true));
   }
   events_[stage]->record();
 }
 
+// While profiling: add the times of the last run, after a synchronize().
+template <class T>
+void Executor<T>::read_stage_times() {
+  for (size_t s = 0; s < stage_seconds_.size(); ++s) {
+    stage_seconds_[s] += events_[s + 1]->seconds_since(*events_[s]);
+  }
+  ++runs_;
+}
+
 template <class T>
 Report Executor<T>::report() const {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   Report report;
   report.arena_bytes = arena_needed_;
   report.peak_bytes = peak_;
@@ -237,14 +241,14 @@ Report Executor<T>::report() const {
 }
 
 template <class T>
-Replays::Report Executor<T>::replays() const {
-  const Turn turn(*device_);
+ReplayCache::Report Executor<T>::replays() const {
+  const DeviceLock lock(*device_);
   return replays_.report();
 }
 
 template <class T>
 std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   size_t factors = 0, lstms = 0;
   for (const auto& f : factors_) factors += f->left.bytes() + f->right.bytes();
   for (const auto& lstm : lstms_) lstms += lstm->bytes();
@@ -263,19 +267,19 @@ std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const {
 
 template <class T>
 size_t Executor<T>::page_locked_bytes() const {
-  const Turn turn(*device_);
-  return staging_.host_bytes() + mirror_.host_bytes() + read_.bytes();
+  const DeviceLock lock(*device_);
+  return staging_.host_bytes() + mirror_.host_bytes() + readback_.bytes();
 }
 
 template <class T>
 void Executor<T>::set_tracing(bool on) {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   timeline_.set(on);
 }
 
 template <class T>
 std::vector<Span> Executor<T>::trace() const {
-  const Turn turn(*device_);
+  const DeviceLock lock(*device_);
   return timeline_.spans();
 }
 
@@ -297,13 +301,14 @@ std::vector<Span> Executor<T>::trace() const {
   Executor<T>::gradient_rows(int32_t);                                              \
   template Output<T> Executor<T>::output(int32_t);                                  \
   template void Executor<T>::set_profiling(bool);                                   \
-  template void Executor<T>::timed(int32_t);                                        \
+  template void Executor<T>::mark_stage(int32_t);                                   \
+  template void Executor<T>::read_stage_times();                                    \
   template Report Executor<T>::report() const;                                      \
   template std::vector<std::pair<std::string, size_t>> Executor<T>::memory() const; \
   template size_t Executor<T>::page_locked_bytes() const;                           \
   template void Executor<T>::set_tracing(bool);                                     \
   template std::vector<Span> Executor<T>::trace() const;                            \
-  template Replays::Report Executor<T>::replays() const;
+  template ReplayCache::Report Executor<T>::replays() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -1,4 +1,4 @@
-// What the lanes of a device and the host did when: steps are recorded as they run, nothing waits.
+// Timeline: when each stage ran on the lanes of a device and on the host, recorded without waiting.
 #pragma once
 
 #include <chrono>
@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/driver/event.h"
 
 namespace cavs::cuda {
 
-// What stood on a lane of the device, or kept the host busy, from when to when: seconds of the
-// host's steady clock, whose zero is anywhere.
+// A period in which work occupied a lane or the host, in seconds of the host's steady clock.
 struct Span {
   std::string name;
-  int lane;  // kHost: the host
+  int lane;  // or kHost
   double begin, end;
 };
 
@@ -24,10 +24,10 @@ class Timeline {
 
   explicit Timeline(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
-  // Starts from nothing, once the device is idle, or stops.
+  // Start an empty timeline once the device is idle, or stop.
   void set(bool on);
   bool on() const { return zero_ != nullptr; }
-  // What `work` gives a lane, or takes the host.
+  // Run `work` and record when its launches ran on a lane, or when it ran on the host.
   template <class F>
   void on_lane(int lane, const std::string& name, F work) {
     if (zero_ == nullptr) return work();
@@ -45,7 +45,7 @@ class Timeline {
     work();
     host_.push_back({name, kHost, begin, now()});
   }
-  // All since set(true); waits for the device.
+  // All spans since set(true); waits for the device.
   std::vector<Span> spans() const;
 
  private:
@@ -60,7 +60,7 @@ class Timeline {
   }
 
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Event> zero_;  // null: off
+  std::unique_ptr<Event> zero_;  // null while off
   double zero_at_ = 0;
   std::vector<Mark> marks_;
   std::vector<Span> host_;

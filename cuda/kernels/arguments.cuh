@@ -1,15 +1,15 @@
-// What the kernels take, shared by device code and the engine. The includer defines REAL (float or
-// double) and, where both are needed, CAVS_NAMESPACE; the file may be included once for each.
+// Parameters of kernels, for device code and host code. The includer defines REAL (float or double)
+// and, to include the file once for each, CAVS_NAMESPACE.
 #ifdef CAVS_NAMESPACE
 namespace CAVS_NAMESPACE {
 #endif
 
 typedef REAL real;
 
-// Where row r of an iteration finds its values, as cavs::Source<real> of csrc/kernels/kernels.h.
-// map: 0 self, 1 one row for all, 2 index (negative: zeros), 3 sum over j in [offsets[r],
-// offsets[r + 1]) of row index[j], or j where index is null. data: of real, or of bfloat16 where
-// `half`; strides count values.
+// The operand of row r of an iteration, as cavs::Source<real> of csrc/kernels/kernels.h. map: 0 row
+// r, 1 one row for all, 2 row index[r] (negative: zeros), 3 the sum of rows index[j] (or j if index
+// is null) over j in [offsets[r], offsets[r + 1]). data: of real, or of bfloat16 if `half`; strides
+// count values.
 struct Rows {
   const void* data;
   long long stride, base;
@@ -20,14 +20,14 @@ struct Rows {
 };
 static_assert(sizeof(Rows) == 48, "Rows has the layout of cavs::cuda::Rows");
 
-// Operands side by side: column c of source s is column (widths of those before) + c.
+// Concatenated operands: column c of source s is column (widths of earlier sources) + c.
 struct Sources {
   Rows of[8];
   int count;
 };
 
-// Where sums over the rows of sources go, each as wide as its source. A __grid_constant__: kernels
-// would copy so small a structure to index it.
+// Results of sums over rows, each as wide as its source. Pass it as a __grid_constant__: kernels
+// would copy such a small structure in order to index it.
 struct Sum {
   real* out;
   int width, accumulate;
@@ -36,17 +36,18 @@ struct Sums {
   Sum of[8];
 };
 
-// to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols; of unpack,
-// += instead. to: of real, or of pack with CAVS_HALF of bfloat16.
+// pack: to[i * to_stride + j] = from[i * row_stride + j * col_stride] for i < rows, j < cols;
+// unpack:
+// += instead. to: of real, or of bfloat16 for pack with CAVS_HALF.
 struct Piece {
   const real* from;
   void* to;
   long long row_stride, col_stride, rows, cols, to_stride;
 };
 
-// Rows of a gradient, `width` wide and contiguous, and where they belong: row i of grad is that of
-// param + offset + (rows ? rows[i] : i) * stride; the states lie as the parameter does.
-struct Stretch {
+// Contiguous rows of a gradient, `width` wide, and their parameter: row i of grad updates
+// param + offset + (rows ? rows[i] : i) * stride. States have the layout of the parameter.
+struct UpdateChunk {
   real* param;
   const real* grad;
   real* state1;
@@ -55,17 +56,16 @@ struct Stretch {
   long long count, width, stride, offset;
 };
 
-// Of one training step: the loss, the norm of its gradient, what clipping multiplies it by, and
-// whether it counts (else nothing is updated): loss and norm are finite, as those of the step
-// before.
+// The outcome of a training step: its loss, the norm of its gradient and the factor of clipping.
+// ok: the step is applied, since loss and norm are finite and the step before was ok.
 struct Outcome {
   double loss, norm, scale;
   int ok;
 };
 
-// cavs::OptimizerStep. kind: 0 SGD, 1 momentum, 2 Adagrad, 3 Adam, 4 AdamW.
+// cavs::OptimizerStep. type: 0 SGD, 1 momentum, 2 Adagrad, 3 Adam, 4 AdamW.
 struct Optimizer {
-  int kind, nesterov;
+  int type, nesterov;
   double lr, momentum, beta1, beta2, eps, weight_decay;
   double grad_scale, bias1, bias2;
 };

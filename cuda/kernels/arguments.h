@@ -1,4 +1,4 @@
-// The structures that kernels take by value; kernels/arguments.cuh has the same for the device.
+// The structures that kernels take by value; arguments.cuh declares them for the device.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace cavs::cuda {
 
-// How values between kernels, and packed weights, may be stored instead of as float.
-constexpr size_t kHalfBytes = 2;  // of a bfloat16
+// bfloat16: how packed weights and values between kernels may be stored instead of as float.
+constexpr size_t kHalfBytes = 2;  // size of a bfloat16
 
-// A cavs::Source; data is of bfloat16 where `half`, and strides count values. What the device
-// leaves between members has a name here: commands are compared byte by byte.
+// A cavs::Source with data in bfloat16 if `half`; strides count values. Padding is a named member,
+// because commands are compared byte by byte.
 template <class T>
 struct Rows {
   const void* data = nullptr;
@@ -50,7 +50,7 @@ struct Piece {
 };
 
 template <class T>
-struct Stretch {
+struct UpdateChunk {
   T* param;
   const T* grad;
   T *state1, *state2;
@@ -64,7 +64,7 @@ struct Outcome {
 };
 
 struct Optimizer {
-  int kind, nesterov;
+  int type, nesterov;
   double lr, momentum, beta1, beta2, eps, weight_decay, grad_scale, bias1, bias2;
 };
 

@@ -1,4 +1,4 @@
-// bfloat16, the upper half of a float: values are stored in it, arithmetic is in float.
+// bfloat16, the upper half of a float: a storage type, converted to float for arithmetic.
 #pragma once
 
 struct bfloat16 {
@@ -9,7 +9,7 @@ __device__ inline float widened(bfloat16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
 }
 
-// To the nearest; ties go to even.
+// Round to the nearest value; ties go to even.
 __device__ inline bfloat16 narrowed(float x) {
   bfloat16 y;
 #ifdef CAVS_TWIN

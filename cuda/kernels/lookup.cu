@@ -1,14 +1,14 @@
-// Gradients of looked-up tables: up to a warp a slot, a block where many rows meet in one. Rows are
-// added in an order that depends on the slot alone.
+// Gradients of looked-up tables: up to a warp per slot, or a block for a slot with many rows. The
+// order of additions depends on the slot alone.
 #include "rows.cuh"
 
 namespace {
 
-constexpr int kManyRows = 64;  // from which the warps of a block share a slot
+constexpr int kManyRows = 64;  // rows from which the warps of a block share a slot
 constexpr int kWarps = kThreads / 32;
 
-// Adds every `step`-th row from j on. Rows are numbered by rows[j], of map 1 all are the one; a
-// negative number adds nothing.
+// Add every `step`-th row, starting with j. rows[j] is the number of a row; with map 1 all are the
+// same row. A negative number adds nothing.
 template <int N>
 __device__ void add_slot(const Rows& values, const int* rows, int j, int end, int step, int column,
                          Lanes<N>& sum) {

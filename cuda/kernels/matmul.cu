@@ -1,12 +1,12 @@
-// Products. matmul: a block a tile of 64 x 64, sources gathered as they are read; matmul_16: a
-// block 16 rows x 64 columns and one part of the depth, its warps share that and read the weights
-// straight from memory; matmul_tn: a block a tile of 64 x 64 and one part of the rows. Blocks
-// stride over tiles.
+// Matrix products. matmul: a block per tile of 64 x 64, which gathers its sources. matmul_16: a
+// block per 16 rows x 64 columns and part of the depth; its warps share the depth and read weights
+// from memory. matmul_tn: a block per tile of 64 x 64 and part of the rows. Blocks stride over
+// tiles.
 #include "tile.cuh"
 
 namespace {
 
-// On a multiprocessor: this bounds the registers.
+// Blocks per multiprocessor, which bounds the registers.
 constexpr int kBlocks = sizeof(real) == 4 ? 2 : 1;
 
 __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target& to,
@@ -20,7 +20,8 @@ __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target
   for_each_slab(
       walk.start(a), [&] { return walk.next(a, kDepth); },
       [&] {
-        y = read_weights(a, walk, w, kb, n, to.n0 + nb, wide);  // waits for no index
+        y = read_weights(a, walk, w, kb, n, to.n0 + nb,
+                         wide);  // before the rows, which wait for indices
         x = row.read(a, walk, ka);
       },
       [&](int buffer) {
@@ -33,12 +34,12 @@ __device__ void matmul_tile(const Sources& a, const real* w, int n, const Target
   finish(sum, shared, to);
 }
 
-constexpr int kFewDepth = 512 / sizeof(real);  // of the slabs of a small tile
+constexpr int kFewDepth = 512 / sizeof(real);  // depth of a slab of a small tile
 constexpr int kFewPitch = kFewDepth + 4;
-constexpr int kShare = kFewDepth / (kThreads / 32);  // of a warp
+constexpr int kShare = kFewDepth / (kThreads / 32);  // depth per warp
 static_assert(2 * kFew * kFewPitch <= kFewShared, "slabs lie where sums do later");
 
-// A lane has two columns; a warp kShare of every kFewDepth rows of w.
+// A lane computes two columns; a warp takes kShare of every kFewDepth rows of w.
 __device__ void matmul_few(const Sources& a, const real* w, int n, const Target& to, int part,
                            int parts, real* shared) {
   const int first = threadIdx.x / 32 * kShare, column = to.n0 + threadIdx.x % 32 * 2;
@@ -57,7 +58,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
         return walk.next(a, kFewDepth);
       },
       [&] {
-        // Weights first: they wait for no index. A whole share of them takes no test a row.
+        // Weights first, because they wait for no index. A full share needs no test per row.
         const int depth = a.of[walk.source].width - walk.column - first;
         const real* at = w + static_cast<long long>(walk.before + walk.column + first) * n + column;
         if (wide && column + 2 <= n && depth >= kShare) {
@@ -96,7 +97,7 @@ __device__ void matmul_few(const Sources& a, const real* w, int n, const Target&
   add_warps(sum, shared, [](int m, int j) { return (2 * m + j % 2) * 33 + j / 2; }, to);
 }
 
-// The sum over rows [first, last) of A(r)^T B(r).
+// Sum A(r)^T B(r) over rows [first, last).
 __device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last, const Target& to,
                                real* shared) {
   const int depth = threadIdx.x / 16, at = threadIdx.x % 16 * 4;

@@ -1,27 +1,28 @@
-// The products of matmul.cu on tensor cores: operands in tf32, with CAVS_HALF in bfloat16, sums in
-// float. matmul_*, matmul_tn_*: a block a tile of 64 x 64, a warp 32 x 32 of it and half of a
-// slab's depth. matmul_*_16: a block 16 rows x 64 columns, its warps share the depth.
+// The products of matmul.cu on tensor cores, with operands in tf32 or, with CAVS_HALF, in bfloat16
+// and sums in float. matmul_*, matmul_tn_*: a block per tile of 64 x 64; a warp computes 32 x 32 of
+// it over half of a slab's depth. matmul_*_16: a block per 16 rows x 64 columns, whose warps share
+// the depth.
 #include "mma.cuh"
 #include "operands.cuh"
 
 namespace {
 
-constexpr int kDepth = 32;          // words of a slab
-constexpr int kPitch = kDepth + 4;  // of A by rows; pitches keep fragments off each other's banks
-constexpr int kTurned = kTile + 8;  // of B, and of A of matmul_tn, by words of the depth
-constexpr int kSideOfB = kDepth * kTurned;
+constexpr int kDepth = 32;              // depth of a slab in words
+constexpr int kPitch = kDepth + 4;      // pitch of A by rows, free of bank conflicts
+constexpr int kDepthPitch = kTile + 8;  // pitch of B, and of A in matmul_tn, by depth
+constexpr int kSideOfB = kDepth * kDepthPitch;
 constexpr int kSideOfA = kTile * kPitch > kSideOfB ? kTile* kPitch : kSideOfB;
 constexpr int kSlab = kSideOfA + kSideOfB;
-constexpr int kParts = 2;  // of a slab's side that a thread moves one after the other
+constexpr int kParts = 2;  // parts of an operand's slab that a thread moves in turn
 
-// A thread's share of a side by words of the depth: four columns of each of its words.
+// A thread's part of an operand by words of the depth: four columns of each word.
 template <class P>
 struct Columns {
   Lanes<4> value[kParts][P::kValues];
 
   static __device__ int word(int part) { return threadIdx.x / 16 + part * (kDepth / kParts); }
 
-  // four(k): four columns at k of the depth.
+  // four(k): four columns at depth k.
   template <class F>
   __device__ void fetch(F four) {
 #pragma unroll
@@ -39,12 +40,12 @@ struct Columns {
       for (int i = 0; i < 4; ++i) {
         words.v[i] = P::word(value[part][0].v[i], value[part][P::kValues - 1].v[i]);
       }
-      *reinterpret_cast<Words<4>*>(side + word(part) * kTurned + threadIdx.x % 16 * 4) = words;
+      *reinterpret_cast<Words<4>*>(side + word(part) * kDepthPitch + threadIdx.x % 16 * 4) = words;
     }
   }
 };
 
-// The words of four values that follow each other in the depth.
+// The words of four consecutive values of the depth.
 template <class P>
 __device__ void put_row(unsigned* at, const Lanes<4>& x) {
   Words<4 / P::kValues> words;
@@ -55,10 +56,10 @@ __device__ void put_row(unsigned* at, const Lanes<4>& x) {
   *reinterpret_cast<Words<4 / P::kValues>*>(at) = words;
 }
 
-struct Place {  // of a thread in a tile
+struct Position {  // a thread's position in a tile
   int group, row, column, g, t;
 
-  __device__ Place()
+  __device__ Position()
       : group(threadIdx.x / 128),
         row(threadIdx.x / 64 % 2 * 32),
         column(threadIdx.x / 32 % 2 * 32),
@@ -66,10 +67,10 @@ struct Place {  // of a thread in a tile
         t(threadIdx.x % 4) {}
 };
 
-// Adds this group's half of the depth of a slab.
-template <class P, bool Turned>
+// Add this group's half of the depth of a slab.
+template <class P, bool Transposed>
 __device__ void multiply(const unsigned* slab, float (&sum)[2][4][4]) {
-  const Place at;
+  const Position at;
   const unsigned* side = slab + kSideOfA + at.column + at.g;
 #pragma unroll
   for (int step = 0; step < kDepth / 16; ++step) {
@@ -81,13 +82,13 @@ __device__ void multiply(const unsigned* slab, float (&sum)[2][4][4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = at.row + m * 16 + i % 2 * 8 + at.g, word = k + i / 2 * 4;
-        x[m].v[i] = slab[Turned ? word * kTurned + row : row * kPitch + word];
+        x[m].v[i] = slab[Transposed ? word * kDepthPitch + row : row * kPitch + word];
       }
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) y[n].v[i] = side[(k + i * 4) * kTurned + n * 8];
+      for (int i = 0; i < 2; ++i) y[n].v[i] = side[(k + i * 4) * kDepthPitch + n * 8];
     }
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -97,9 +98,9 @@ __device__ void multiply(const unsigned* slab, float (&sum)[2][4][4]) {
   }
 }
 
-// Adds the halves of the depth: group i is given the upper or the lower 16 rows of its threads.
+// Add the halves of the depth: group i gets the upper or the lower 16 rows of its threads.
 __device__ void finish(const float (&sum)[2][4][4], float* shared, const Target& to) {
-  const Place at;
+  const Position at;
   float* mine = shared + at.group * (kSlab / 2) + threadIdx.x % 128;
   float* others = shared + (1 - at.group) * (kSlab / 2) + threadIdx.x % 128;
 #pragma unroll
@@ -118,13 +119,13 @@ __device__ void finish(const float (&sum)[2][4][4], float* shared, const Target&
     const int row = at.row + at.group * 16 + at.g + i / 2 % 2 * 8;
     to.write(row, at.column + i / 4 * 8 + at.t * 2, x);
   }
-  __syncthreads();  // `shared` may be written again
+  __syncthreads();  // `shared` is reused
 }
 
 template <class P>
 __device__ void matmul_tile(const Sources& a, const Packed* w, int n, const Target& to,
                             unsigned* shared) {
-  constexpr int values = kDepth * P::kValues, loads = values / 16;  // of a slab; of a thread
+  constexpr int values = kDepth * P::kValues, loads = values / 16;  // per slab; per thread
   const int column = to.n0 + threadIdx.x % 16 * 4;
   RowOfSources row(to, threadIdx.x / 4);
   const bool wide = aligned(w) && n % kWide == 0;
@@ -173,10 +174,10 @@ __device__ void matmul_tn_tile(const Side& a, const Side& b, int first, int last
   finish(sum, reinterpret_cast<float*>(shared), to);
 }
 
-constexpr int kFewDepth = 128;  // values of a slab of a small tile, a share of 16 for each warp
-constexpr int kFewBlocks = kHalf ? 2 : 1;  // on a multiprocessor: this bounds the registers
+constexpr int kFewDepth = 128;             // depth of a slab of a small tile, 16 per warp
+constexpr int kFewBlocks = kHalf ? 2 : 1;  // per multiprocessor, which bounds the registers
 
-// Column g of the eight fragments of B is column 8 g + fragment of w: lanes read 32 bytes of a row.
+// Column g of the eight fragments of B is column 8 g + fragment of w, so that lanes read 32 bytes.
 template <class P>
 __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Target& to, int part,
                            int parts, unsigned* shared) {
@@ -237,11 +238,11 @@ __device__ void matmul_few(const Sources& a, const Packed* w, int n, const Targe
   real sums[kLaneSums];
 #pragma unroll
   for (int i = 0; i < kLaneSums; ++i) sums[i] = sum[i / 4][i % 4];
-  // Column 8 c + j is column c of fragment j, which lanes of t = c / 2 hold.
-  const auto place = [](int i, int j) {
+  // Column 8 c + j is column c of fragment j, in the lanes with t = c / 2.
+  const auto index = [](int i, int j) {
     return (j % 8 * 4 + i / 8 * 2 + j / 8 % 2) * 33 + i % 8 * 4 + j / 16;
   };
-  add_warps(sums, reinterpret_cast<float*>(shared), place, to);
+  add_warps(sums, reinterpret_cast<float*>(shared), index, to);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Tensor-core products of one warp, in words of 32 bits: a tf32 value, or two bfloat16 that follow
-// each other in the depth. In words both precisions have the same fragments. Of lane 4 g + t:
+// Tensor-core products of one warp, in words of 32 bits: one tf32 value, or two consecutive
+// bfloat16 values of the depth. In words both precisions have the same fragments. Lane 4 g + t
+// holds:
 //   A (16 x 8 words): (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
 //   B (8 words x 8):  (t, g), (t + 4, g)
 //   C (16 x 8):       (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1)
@@ -13,7 +14,7 @@ struct alignas(4 * N < 16 ? 4 * N : 16) Words {
 };
 
 #ifdef CAVS_TWIN
-// The nearest tf32 value; ties go away from zero.
+// Round to the nearest tf32 value; ties go away from zero.
 inline float rounded(float x) {
   if (x != x) return __uint_as_float(0x7fffe000u);
   if (x - x != 0) return x;
@@ -25,7 +26,7 @@ struct Fragments {
   Words<2> b;
 };
 
-// c += A B in float, the depth in ascending order; value(word, i) is the i-th value of a word.
+// c += A B in float, in ascending order of the depth; value(word, i) is the i-th value of a word.
 template <int Values, class F>
 inline void multiply_fragments(float (&c)[4], const Words<4>& a, const Words<2>& b, F value) {
   Fragments all[32];
@@ -51,7 +52,7 @@ inline void multiply_fragments(float (&c)[4], const Words<4>& a, const Words<2>&
 #endif
 
 struct Tf32 {
-  static constexpr int kValues = 1;  // in a word
+  static constexpr int kValues = 1;  // values in a word
 
   static __device__ unsigned word(float x, float) {
 #ifdef CAVS_TWIN

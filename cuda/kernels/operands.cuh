@@ -1,14 +1,14 @@
-// The operands of products: sources side by side, read slab by slab of the depth of the sum.
+// Operands of products: concatenated sources, read in slabs of the depth.
 #pragma once
 
 #include "rows.cuh"
 
 constexpr int kTile = 64;  // rows and columns of a tile
-constexpr int kFew = 16;   // rows of a tile where there are few
+constexpr int kFew = 16;   // rows of a tile in products of few rows
 
-// A slab of columns: [column, column + depth) of one source, which may end earlier.
+// A slab: columns [column, column + depth) of one source, which may end earlier.
 struct Walk {
-  int source, column, before;  // `before`: columns of the sources before this one
+  int source, column, before;  // before: columns of earlier sources
 
   __device__ bool start(const Sources& a) {
     source = column = before = 0;
@@ -27,9 +27,9 @@ struct Walk {
   }
 };
 
-// A part of a walk: of `parts` each has slabs that follow each other, as many give or take one.
+// A part of a walk over slabs: `parts` consecutive ranges, whose sizes differ by at most one.
 struct PartOfWalk : Walk {
-  int left;  // slabs from the present one on
+  int left;  // slabs left, with the current one
 
   __device__ bool start(const Sources& a, int depth, int part, int parts) {
     int slabs = 0;
@@ -43,18 +43,18 @@ struct PartOfWalk : Walk {
   __device__ bool next(const Sources& a, int depth) { return --left > 0 && Walk::next(a, depth); }
 };
 
-// Where the elements of a tile go: rows from r0 and columns from n0 on, up to `end` and `n`. The
-// address is reckoned at the end, so that its parts fill no registers before.
+// Destination of a tile: rows from r0 and columns from n0 on, up to `end` and `n`. The address is
+// computed at the end, to save registers until then.
 struct Target {
   void* out;
   long long stride, base, r0, end;
   int n0, n, accumulate;
   bool half;
-  // Of a sum in parts: where these stand, of rows from `begin` on, and which one this is.
+  // For a split sum: partial sums, of rows from `begin` on, and the number of this part.
   real* partial = nullptr;
   int begin = 0, part = 0;
 
-  // N columns from j on of row i, in one access where their address allows.
+  // Write N columns from j on of row i, in one access if the address is aligned.
   template <int N>
   __device__ void write(int i, int j, const Lanes<N>& x) const {
     const int left = n - n0 - j;
@@ -87,17 +87,17 @@ struct Target {
   }
 };
 
-// One row of sources side by side, read by a thread as a walk goes on.
+// One row of concatenated sources, read by a thread along a walk.
 struct RowOfSources {
   long long r;
-  bool inside;      // else all zeros
-  int source = -1;  // that of `row`
-  Row row = {};     // where no segment is summed
+  bool inside;      // if not, all zeros
+  int source = -1;  // source of `row`
+  Row row = {};     // unless a segment is summed
   bool wide = false;
 
   __device__ RowOfSources(const Target& to, int i) : r(to.r0 + i), inside(r < to.end) {}
 
-  // Columns walk.column + first and the three behind it; zeros past the width.
+  // Columns walk.column + first and the next three; zeros past the width.
   __device__ Lanes<4> read(const Sources& a, const Walk& walk, int first) {
     if (!inside) return {};
     const Rows& s = a.of[walk.source];
@@ -110,7 +110,7 @@ struct RowOfSources {
   }
 };
 
-// Four columns of row `i` of the weights of a walk's slab; zeros past its depth and past n.
+// Four columns of row `i` of the weights of a slab; zeros past its depth and past n.
 template <class V>
 __device__ inline Lanes<4> read_weights(const Sources& a, const Walk& walk, const V* w, int i,
                                         int n, int column, bool wide) {
@@ -119,8 +119,8 @@ __device__ inline Lanes<4> read_weights(const Sources& a, const Walk& walk, cons
   return load<4>(w + static_cast<long long>(walk.before + k) * n + column, n - column, wide);
 }
 
-// Slabs through two buffers: the next one is on its way to registers while one is multiplied.
-// next() says whether a slab follows, put(i) and multiply(i) name a buffer.
+// Multiply slabs with two buffers: the next slab is loaded to registers while one is multiplied.
+// next() returns false after the last slab; put(i) and multiply(i) name a buffer.
 template <class Next, class Fetch, class Put, class Multiply>
 __device__ void for_each_slab(bool more, Next next, Fetch fetch, Put put, Multiply multiply) {
   if (more) {
@@ -137,7 +137,7 @@ __device__ void for_each_slab(bool more, Next next, Fetch fetch, Put put, Multip
   }
 }
 
-// Tiles of rows [begin, end) of a product, `height` x kTile, which the blocks of a grid share.
+// Tiles of `height` x kTile of a product over rows [begin, end), shared by the blocks of a grid.
 template <class F>
 __device__ void for_each_tile(int begin, int end, int height, int n, void* out, long long stride,
                               long long base, int half, int accumulate, F f) {
@@ -150,8 +150,8 @@ __device__ void for_each_tile(int begin, int end, int height, int n, void* out, 
   }
 }
 
-// Whether this block is the last of `parts` to arrive; it then sees what the others wrote before.
-// Where they are counted is zero before the first and after the last.
+// True in the last of `parts` blocks to arrive, which then sees the writes of the others. The
+// counter is zero before the first and after the last.
 __device__ inline bool last_to_arrive(unsigned* arrived, int parts) {
   __shared__ bool last;
   __threadfence();
@@ -165,7 +165,7 @@ __device__ inline bool last_to_arrive(unsigned* arrived, int parts) {
   return last;
 }
 
-// Adds the parts of a tile of few rows, in their order; a thread has four columns.
+// Add the parts of a small tile in order; a thread adds four columns.
 __device__ inline void add_parts(const real* partial, int parts, int begin, const Target& to) {
   const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4, left = to.n - to.n0 - column;
   if (to.r0 + row >= to.end || left <= 0) return;
@@ -178,9 +178,9 @@ __device__ inline void add_parts(const real* partial, int parts, int begin, cons
   to.write(row, column, sum);
 }
 
-// The same of tiles of few rows; blockIdx.z shares out parts of the depth, whose sums stand in
-// `partial` one behind the other until the last block of a tile adds them. arrived: a number for
-// each tile. f(target, part).
+// Tiles of few rows, with blockIdx.z striding over parts of the depth. Partial sums are stored in
+// `partial`, one part after the other; the last block of a tile adds them. arrived: a counter per
+// tile. Calls f(target, part).
 template <class F>
 __device__ void for_each_few(int begin, int end, int n, void* out, long long stride, long long base,
                              int half, int accumulate, real* partial, int parts, unsigned* arrived,
@@ -198,7 +198,7 @@ __device__ void for_each_few(int begin, int end, int n, void* out, long long str
   }
 }
 
-// A side of a product over rows: up to 64 columns of one source.
+// One operand of a product over rows: up to 64 columns of one source.
 struct Side {
   const Rows& rows;
   int column;
@@ -215,8 +215,8 @@ struct Side {
   }
 };
 
-// Tiles of a sum of k x n products over rows [begin, end), each of one source of either side;
-// blockIdx.z shares out parts of the rows. f(side of a, side of b, first row, last row, target).
+// Tiles of a sum of k x n products over rows [begin, end), each of one source per side; blockIdx.z
+// strides over parts of the rows. Calls f(side of a, side of b, first row, last row, target).
 template <class F>
 __device__ void for_each_part(const Sources& a, const Sources& b, int begin, int end, int k, int n,
                               real* out, long long stride, int accumulate, real* partial, int parts,
@@ -244,13 +244,13 @@ __device__ void for_each_part(const Sources& a, const Sources& b, int begin, int
   }
 }
 
-constexpr int kLaneSums = kFew * kTile / 32;    // of a lane that has part of a small tile
+constexpr int kLaneSums = kFew * kTile / 32;    // sums per lane of a small tile
 constexpr int kFewShared = 4 * kLaneSums * 33;  // values
 
-// Adds the sums of the eight warps, each of a share of the depth, in one order. Value i of a lane
-// stands at place 33 i + lane; place(row, column) is that of an element.
-template <class Place>
-__device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place place,
+// Add the sums of the eight warps, each over a share of the depth, in a fixed order. Value i of a
+// lane is stored at 33 i + lane; index(row, column) is the position of an element.
+template <class Index>
+__device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Index index,
                           const Target& to) {
   const int warp = threadIdx.x / 32;
   real* mine = shared + warp % 4 * (kLaneSums * 33) + threadIdx.x % 32;
@@ -266,11 +266,11 @@ __device__ void add_warps(const real (&sum)[kLaneSums], real* shared, Place plac
   }
   for (int i = threadIdx.x; i < kFew * kTile; i += kThreads) {
     const int row = i / kTile, column = i % kTile;
-    const real* at = shared + place(row, column);
+    const real* at = shared + index(row, column);
     real total = at[0];
 #pragma unroll
     for (int part = 1; part < 4; ++part) total += at[part * (kLaneSums * 33)];
     to.write(row, column, Lanes<1>{total});
   }
-  __syncthreads();  // `shared` may be written again
+  __syncthreads();  // `shared` is reused
 }

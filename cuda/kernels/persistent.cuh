@@ -1,19 +1,20 @@
-// What a kernel is made of that walks many tasks of a loop: barriers of the whole grid, and
-// products whose weights stay in shared memory. A block has one slice of the columns of every
-// result, of all rows.
+// Building blocks of persistent kernels, which run many tasks of a loop: barriers of the grid, and
+// products whose weights stay in shared memory. A block computes one slice of the columns of every
+// result, for all rows.
 #pragma once
 
 #include "persistent_chunk.cuh"
 #include "persistent_share.cuh"
 
-constexpr int kTileRows = 16;  // that a warp multiplies at a time
+constexpr int kTileRows = 16;  // rows of a tile, which a warp multiplies at once
 constexpr int kWarps = kThreads / 32;
-constexpr int kAhead = 8;                                  // chunks of rows on their way at once
-constexpr unsigned kPolls = 1024;                          // between looks at the clock
-constexpr unsigned long long kPatience = 100'000'000'000;  // nanoseconds for a barrier to open
+constexpr int kAhead = 8;                                  // chunks of rows in flight
+constexpr unsigned kPolls = 1024;                          // polls between reads of the clock
+constexpr unsigned long long kPatience = 100'000'000'000;  // timeout of a barrier in nanoseconds
 
-// All that any block has written before is seen by all behind it. `arrived` counts from launch to
-// launch: every launch has the same number of blocks, and leaves a multiple of it.
+// A barrier of the grid: writes of any block before it are visible to all blocks after it.
+// `arrived` keeps counting over launches, which all have the same number of blocks and leave a
+// multiple of it.
 struct GridBarrier {
   unsigned long long *arrived, goal = 0;
 
@@ -52,15 +53,15 @@ struct GridBarrier {
   }
 };
 
-// A block's columns of a weight, of `n` columns in memory.
+// A block's columns of a weight that has `n` columns in memory.
 struct Weights {
   const Packed* memory;
-  const Packed* shared;  // the columns as they are read, eight together; null: they did not fit
-  int n, chunks;         // of all sources
+  const Packed* shared;  // in the order of reads, by eight columns; null if they do not fit
+  int n, chunks;         // chunks of all sources
   Columns columns;
 
-  // The lane's values of column 8 * eight + g: those of the depth from `k` on, of which `left`
-  // exist, or of chunk number `chunk` over all sources.
+  // The lane's values of column 8 * eight + g at depth `k` and following, of which `left` exist, or
+  // of chunk number `chunk` over all sources.
   __device__ Lanes<4> read(int eight, int k, int left) const {
     const int column = columns.at(eight * 8 + threadIdx.x % 32 / 4);
     Lanes<4> x;
@@ -71,38 +72,38 @@ struct Weights {
     }
     return x;
   }
-  __device__ long long place(int eight, int chunk) const {
+  __device__ long long index_of(int eight, int chunk) const {
     return ((static_cast<long long>(eight) * chunks + chunk) * 32 + threadIdx.x % 32) * 4;
   }
   __device__ Lanes<4> take_shared(int eight, int chunk) const {
-    return take<4>(shared + place(eight, chunk));
+    return take<4>(shared + index_of(eight, chunk));
   }
 };
 
-// Puts a block's columns, `eights` times eight, into shared memory. A barrier must follow.
+// Copy a block's columns, 8 * `eights` of them, to shared memory. A barrier must follow.
 __device__ inline void keep_weights(const Sources& a, const Weights& w, Packed* to, int eights) {
   int before = 0, chunks = 0;
   for (int s = 0; s < a.count; ++s) {
     const int width = a.of[s].width, own = ceil_div(width, kChunk);
     for (int i = threadIdx.x / 32; i < own * eights; i += kWarps) {
       const int eight = i / own, k = i % own * kChunk + threadIdx.x % 4 * 4;
-      store(to + w.place(eight, chunks + i % own), w.read(eight, before + k, width - k));
+      store(to + w.index_of(eight, chunks + i % own), w.read(eight, before + k, width - k));
     }
     before += width;
     chunks += own;
   }
 }
 
-// Four values of a row from `column` on, which are aligned and all there, or none.
+// Four aligned values of a row from `column` on; zeros if they do not exist.
 __device__ inline Lanes<4> take_row(const Row& row, int column, bool there) {
   if (!there || row.none()) return {};
   if (kHalf && row.half) return take<4>(row.from<bfloat16>(column));
   return take<4>(row.from<real>(column));
 }
 
-// Adds chunks [from, to) of a source to the sums of rows `upper` and `upper` + 8, those before
-// `end`; `before`: columns, and `chunks`: chunks of the sources before it. Plain: rows are no
-// segments, and whole words of four values.
+// Add chunks [from, to) of a source to the sums of rows `upper` and `upper` + 8, if below `end`.
+// before, chunks: columns and chunks of earlier sources. Plain: the rows are not segments, and a
+// multiple of four values wide.
 template <class P, int Eights, bool Shared, bool Plain>
 __device__ inline void add_source(const Rows& s, long long upper, long long end, int from, int to,
                                   const Weights& w, int first_eight, int before, int chunks,
@@ -145,21 +146,20 @@ __device__ inline void add_source(const Rows& s, long long upper, long long end,
   }
 }
 
-// The block's columns of a product over the rows of a task, eight times `Eights` columns at a time.
-// Up to eight warps have a tile each; where there are fewer, warps share the depth of one. `parts`:
-// room for the sums of all warps.
-// Shared: whether the weights are in shared memory.
+// Compute the block's columns of a product over the rows of a task, 8 * `Eights` columns at a time.
+// Up to eight warps compute a tile each; for fewer tiles, warps share the depth of one. parts: room
+// for the sums of all warps. Shared: the weights are in shared memory.
 template <class P, int Eights, bool Shared, class Out>
 __device__ void product(const Sources& a, const First& first, const Span& span, const Weights& w,
                         int eights, const Out& out, real* parts) {
   constexpr int width = Eights * 8, pitch = width + 2;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int count = ceil_div(span.size(), kTileRows);
-  int together = 1;  // tiles
-  while (together < kWarps && together * 2 <= count) together *= 2;
-  const int shares = kWarps / together, share = warp % shares;
+  int tiles = 1;  // computed at once
+  while (tiles < kWarps && tiles * 2 <= count) tiles *= 2;
+  const int shares = kWarps / tiles, share = warp % shares;
   const int begin = w.chunks * share / shares, end = w.chunks * (share + 1) / shares;
-  for (int tile = 0; tile < count; tile += together) {
+  for (int tile = 0; tile < count; tile += tiles) {
     for (int eight = 0; eight < eights; eight += Eights) {
       real sum[Eights][4] = {};
       const int own = tile + warp / shares;
@@ -190,7 +190,7 @@ __device__ void product(const Sources& a, const First& first, const Span& span, 
         }
       }
       __syncthreads();
-      for (int i = threadIdx.x; i < together * kTileRows * width; i += kThreads) {
+      for (int i = threadIdx.x; i < tiles * kTileRows * width; i += kThreads) {
         const int row = i / width, column = w.columns.at(eight * 8 + i % width);
         const long long r = span.begin + static_cast<long long>(tile) * kTileRows + row;
         if (r >= span.end || column < 0) continue;
@@ -200,12 +200,12 @@ __device__ void product(const Sources& a, const First& first, const Span& span, 
         for (int k = 1; k < shares; ++k) x += at[k * kTileRows * pitch];
         out.write({r, column, eight * 8 + i % width}, x);
       }
-      __syncthreads();  // `parts` may be written again
+      __syncthreads();  // `parts` is reused
     }
   }
 }
 
-// f(spot) for the block's columns of the rows of a task.
+// Call f(spot) for the block's columns of the rows of a task.
 template <class F>
 __device__ void for_each_value(const Span& span, const Columns& columns, F f) {
   const int own = columns.count();
@@ -224,7 +224,7 @@ __device__ void copy_columns(const Rows& in, const Span& span, const Columns& co
   });
 }
 
-// The maximum over a segment, zero where it is empty; a NaN is handed on.
+// The maximum over a segment, or zero if it is empty; NaN is propagated.
 template <class Out>
 __device__ void max_columns(const Rows& in, const Span& span, const Columns& columns,
                             const Out& out) {

@@ -1,4 +1,4 @@
-// Products of a tile of rows and eight columns over a chunk of the depth, by a warp, in every
+// Products of a tile of rows and eight columns over one chunk of the depth, by a warp, in every
 // precision.
 #pragma once
 
@@ -7,11 +7,10 @@
 #include "mma.cuh"
 #endif
 
-constexpr int kChunk = 16;  // values of the depth
+constexpr int kChunk = 16;  // depth of a chunk in values
 
-// Of lane 4 g + t in a chunk: A holds values 4 t to 4 t + 3 of rows g and g + 8, B the same values
-// of column g; C as in mma.cuh. Which values of the depth meet is the same in A and B, so their
-// order does not matter.
+// Lane 4 g + t holds values 4 t to 4 t + 3 of the chunk for rows g and g + 8 of A and column g of
+// B; C as in mma.cuh. A and B permute the depth alike, so the permutation does not matter.
 #ifndef CAVS_DOUBLE
 template <class P>
 __device__ inline Words<4> words_of_a(const Lanes<4>& upper, const Lanes<4>& lower, int half) {
@@ -50,9 +49,9 @@ struct InBfloat16 {
   }
 };
 
-// Float32 as a sum of two tf32 numbers: the upper bits, and what they leave. Of three products the
-// last counts alone where a value is infinite or NaN; what is left out is 2^-22 of the whole.
-// Tensor cores cut sums off, so a chunk's is added by an addition that rounds.
+// Float32 as the sum of two tf32 numbers, the upper bits and the rest. Of the three products only
+// the last counts if a value is infinite or NaN; the omitted one is 2^-22 of the whole. Tensor
+// cores truncate sums, so the sum of a chunk is added with rounding.
 struct InFloat32 {
   struct Split {
     Lanes<4> upper, finite, rest;
@@ -81,7 +80,7 @@ struct InFloat32 {
 };
 #endif
 
-// Float64, for checks: value by value.
+// Float64, for checks, value by value.
 struct InTurn {
   static __device__ void multiply(real (&sum)[4], const Lanes<4>& upper, const Lanes<4>& lower,
                                   const Lanes<4>& weights) {

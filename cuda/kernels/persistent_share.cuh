@@ -1,14 +1,14 @@
-// What a block of a persistent kernel has of the columns of a task, and where its results go.
+// A block's slice of the columns of a task, and the destinations of its results.
 #pragma once
 
 #include "rows.cuh"
 
-// Columns of a result that a block has: `unit` of each of `repeats` periods, from `first` on.
+// Columns of a result that a block computes: `unit` of each of `repeats` periods, from `first` on.
 struct Columns {
   int period, unit, repeats, first;
 
   __device__ int count() const { return repeats * unit; }
-  // Column number i of them; -1 behind the last slice.
+  // The i-th of them; -1 past the last slice.
   __device__ int at(int i) const {
     const int in_period = first + i % unit;
     return i < count() && in_period < period ? i / unit * period + in_period : -1;
@@ -22,10 +22,10 @@ struct Span {
   __device__ int size() const { return static_cast<int>(end - begin); }
 };
 
-// Where operands begin that hold a task's rows alone: bit s of a mask is of source s.
+// Starts of scratch operands, which hold a task's rows only: bit s of a mask stands for source s.
 struct First {
   unsigned vertices, edges;  // masks
-  long long vertex, edge;    // the task's first ones
+  long long vertex, edge;    // first of the task
 
   __device__ Rows of(const Sources& a, int s) const {
     Rows rows = a.of[s];
@@ -35,13 +35,13 @@ struct First {
   }
 };
 
-// A value of a result: of row r and a column, the i-th that the block has.
+// Row and column of a value, and its number among the block's columns.
 struct Spot {
   long long r;
   int column, i;
 };
 
-// A result in memory: row r stands (r - base) * stride values behind `data`.
+// A result in memory: row r starts (r - base) * stride values after `data`.
 struct Result {
   void* data;
   long long stride, base;
@@ -59,7 +59,7 @@ struct Result {
   }
 };
 
-// A result that no other block reads: what the block has of it, in shared memory.
+// A result that no other block reads: the block's slice of it in shared memory.
 struct NearResult {
   real* data;
   int stride;

@@ -1,17 +1,17 @@
-// Kernels over whole rows. copy_rows, segment_max: up to a warp a row; blockIdx.x strides over
-// rows, blockIdx.y over the columns of very wide ones. cross_entropy, cross_entropy_grad: a warp a
-// row, a block where a row is wide. sum_rows: 32 columns a block, its 8 warps take rows in turn.
+// Kernels over whole rows. copy_rows, segment_max: up to a warp per row; blockIdx.x strides over
+// rows, blockIdx.y over the columns of wide rows. cross_entropy, cross_entropy_grad: a warp per
+// row, or a block for a wide row. sum_rows: a block per 32 columns, whose 8 warps take rows in
+// turn.
 #include "rows.cuh"
 
 namespace {
 
-// On a multiprocessor: this bounds the registers of copy_rows, of which rows on their way need
-// most.
+// Blocks per multiprocessor, which bounds the registers of copy_rows; loads in flight need most.
 constexpr int kCopyBlocks = 4;
-constexpr int kWideRow = 2048;   // columns from which a block shares a row's cross entropy
-constexpr int kFewClasses = 32;  // whose exponentials cost nothing in double
+constexpr int kWideRow = 2048;   // columns from which a block computes the cross entropy of a row
+constexpr int kFewClasses = 32;  // up to so many classes exponentials in double are cheap
 
-// f(r, column, to) for all rows and every N-th column.
+// Call f(r, column, to) for all rows and every N-th column.
 template <int N, class F>
 __device__ void for_each_vector(int width, int begin, int end, void* out, long long stride,
                                 long long base, bool half, F f) {
@@ -41,7 +41,7 @@ __device__ void copy(const Rows& in, int begin, int end, void* out, long long st
   });
 }
 
-// A NaN of either operand is handed on.
+// A maximum that propagates NaN.
 __device__ real maximum(real a, real b) { return a > b || a != a ? a : b; }
 
 template <int N>
@@ -63,14 +63,14 @@ __device__ void maxima(const Rows& in, int begin, int end, void* out, long long 
   });
 }
 
-// f over the values of a row's threads, a warp or the whole block; all of them get the result.
+// Reduce values by f over the threads of a row, a warp or the block; all of them get the result.
 template <bool Block, class V, class F>
 __device__ V reduce(V x, F f) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x = f(x, __shfl_xor_sync(kAllLanes, x, offset));
   if (!Block) return x;
   __shared__ V of_warp[kThreads / 32];
-  __syncthreads();  // the last result was read
+  __syncthreads();  // the previous result has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
   __syncthreads();
   x = of_warp[0];
@@ -79,15 +79,15 @@ __device__ V reduce(V x, F f) {
   return x;
 }
 
-// What the gradient of row r is multiplied by.
+// The factor of the gradient of row r.
 __device__ real slope_of(const Rows& slope, long long r) {
   if (slope.data == nullptr) return 1;
   const Row row = plain_row(slope, r);
   return row.none() ? real(0) : row[0];
 }
 
-// Loss (and, unless grad is null, gradient times slope instead) of every row. V: of exponentials,
-// their sum and what is made of them before it is stored.
+// Compute the loss of every row or, if grad is not null, gradient times slope. V: type of the
+// exponentials, their sum and the values computed from them.
 template <bool Block, class V = real>
 __device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, const int* label,
                                       int begin, int end, void* loss, void* grad, long long stride,
@@ -100,7 +100,7 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, con
     const int y = label[r];
     const Row x = plain_row(logits, r);
     real top = 0;
-    V sum = n;  // no logits are all equal ones
+    V sum = n;  // without logits the probabilities are uniform
     if (y >= 0 && !x.none()) {
       top = x[0];
       for (int i = lane; i < n; i += threads) top = maximum(x[i], top);
@@ -127,8 +127,8 @@ __device__ void cross_entropy_of_rows(const Rows& logits, const Rows& slope, con
 
 __device__ real value_of(const Row& row, int column) { return !row.none() ? row[column] : real(0); }
 
-// A sum beside what its roundings have lost: of terms that nearly cancel as much is left as they
-// hold. The next sum never waits for what the last one lost.
+// A compensated sum: it keeps the rounding errors of additions, for terms that nearly cancel. An
+// addition does not wait for the error of the previous one.
 struct Kept {
   real sum, lost;
 
@@ -141,12 +141,11 @@ struct Kept {
     add(x.sum);
     lost += x.lost;
   }
-  // Of an infinite sum nothing was lost.
+  // An infinite sum has no rounding error.
   __device__ real value() const { return lost - lost == 0 ? sum + lost : sum; }
 };
 
-// The sum of value(j) of every eighth row; where none has to be looked for, so many are on their
-// way at once.
+// Sum value(j) over every eighth row. If no row is looked up, several loads are in flight.
 template <class F>
 __device__ Kept sum_every(long long j, long long last, F value) {
   Kept sum = {};
@@ -155,7 +154,7 @@ __device__ Kept sum_every(long long j, long long last, F value) {
   return sum;
 }
 
-// The sum of columns c0 to c0 + 31 over a part of the rows.
+// Sum columns c0 to c0 + 31 over a part of the rows.
 __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts, int c0, real* to,
                          bool accumulate, Kept (&sums)[kThreads / 32][32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = c0 + lane;
@@ -187,7 +186,7 @@ __device__ void sum_tile(const Rows& in, int begin, int end, int part, int parts
 
 }  // namespace
 
-// Sources side by side: blockIdx.z has one of them at a time.
+// Copy sources into adjacent columns: blockIdx.z strides over sources.
 extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(
     const __grid_constant__ Sources in, int begin, int end, void* out, long long stride,
     long long base, int half) {
@@ -245,8 +244,8 @@ extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy_grad(Rows log
   }
 }
 
-// Of sources over the same rows; `partial`: for each part one sum behind the other. Segments: every
-// row of every segment is simply one more row.
+// Sum sources over the same rows into `partial`: for each part one sum after the other. Each row of
+// a segment counts as one more row.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Sources in,
                                                               const __grid_constant__ Sums out,
                                                               int begin, int end, real* partial,
@@ -268,7 +267,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_rows(Sources in,
   }
 }
 
-// A thread an element: adds the parts of sum_rows, whose sums are `total` wide together.
+// A thread per element adds the parts of sum_rows, `total` columns wide together.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
     const real* partial, int parts, int total, const __grid_constant__ Sums out) {
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
@@ -283,7 +282,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void sum_parts_of_rows(
   }
 }
 
-// A thread an element.
+// A thread per element.
 extern "C" __global__ __launch_bounds__(256, 4) void sum_parts(const real* partial, int parts,
                                                                long long n, real* out,
                                                                long long out_width,

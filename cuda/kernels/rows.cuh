@@ -1,10 +1,10 @@
-// Reading rows: where a row lies, and loads of several columns at once.
+// Reading rows: lookup by row map, and loads of several columns at once.
 #pragma once
 
 #include "arguments.cuh"
 #include "bfloat16.cuh"
 
-// With CAVS_HALF packed weights are stored in bfloat16, and rows where they say so.
+// With CAVS_HALF packed weights are bfloat16, and rows if Rows.half.
 #ifdef CAVS_HALF
 constexpr bool kHalf = true;
 typedef bfloat16 Packed;
@@ -13,9 +13,9 @@ constexpr bool kHalf = false;
 typedef real Packed;
 #endif
 
-constexpr int kThreads = 256;               // of every block
-constexpr int kWide = 16 / sizeof(real);    // values of a 16-byte access
-constexpr unsigned kAllLanes = 0xffffffff;  // of a warp
+constexpr int kThreads = 256;               // threads of every block
+constexpr int kWide = 16 / sizeof(real);    // values per 16-byte access
+constexpr unsigned kAllLanes = 0xffffffff;  // all lanes of a warp
 
 // N values, moved up to 16 bytes at a time.
 template <int N, class V = real>
@@ -36,7 +36,7 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 __device__ inline bool aligned(const void* p) {
   return reinterpret_cast<unsigned long long>(p) % 16 == 0;
 }
-// Whether kWide columns at a time may be moved where rows of such a stride start.
+// True if kWide columns can be moved at once in rows of this stride.
 __device__ inline bool aligned(const void* data, long long stride, bool half) {
   const int bytes = kHalf && half ? kWide * sizeof(bfloat16) : 16;
   return reinterpret_cast<unsigned long long>(data) % bytes == 0 && stride % kWide == 0;
@@ -49,9 +49,9 @@ __device__ inline real widened(real x) { return x; }
 __device__ inline void assign(real& to, real x) { to = x; }
 __device__ inline void assign(bfloat16& to, real x) { to = narrowed(static_cast<float>(x)); }
 
-// A row, wherever a map has found it.
+// A row, located by any map but a segment.
 struct Row {
-  const void* data;  // null: zeros
+  const void* data;  // null for zeros
   bool half;
 
   __device__ bool none() const { return data == nullptr; }
@@ -70,7 +70,7 @@ __device__ inline Row row_at(const Rows& s, long long i) {
   return {static_cast<const real*>(s.data) + at, false};
 }
 
-// Row r of a map that is no segment.
+// Row r of a map without segments.
 __device__ inline Row plain_row(const Rows& s, long long r) {
   if (s.map == 0) return row_at(s, r);
   if (s.map == 1) return {s.data, s.half != 0};
@@ -78,7 +78,7 @@ __device__ inline Row plain_row(const Rows& s, long long r) {
   return i < 0 ? Row{} : row_at(s, i);
 }
 
-// Row number j of a segment; none adds nothing.
+// Row number j of a segment; adds nothing if it is absent.
 __device__ inline Row segment_row(const Rows& s, int j) {
   const int i = s.index != nullptr ? s.index[j] : j;
   return i < 0 ? Row{} : row_at(s, i);
@@ -93,7 +93,7 @@ __device__ inline Lanes<N> take(const V* p) {
   for (int i = 0; i < N; ++i) x.v[i] = widened(y.v[i]);
   return x;
 }
-// The first n of N values at p, zeros behind them; zeros alone where p is null.
+// The first n of N values at p, followed by zeros; all zeros if p is null.
 template <int N, class V>
 __device__ inline Lanes<N> load(const V* p, int n, bool wide) {
   if (wide && p != nullptr && n >= N) return take<N>(p);
@@ -102,7 +102,7 @@ __device__ inline Lanes<N> load(const V* p, int n, bool wide) {
   for (int i = 0; i < N; ++i) x.v[i] = p != nullptr && i < n ? widened(p[i]) : real(0);
   return x;
 }
-// The same of columns from `column` on.
+// The same from `column` on.
 template <int N>
 __device__ inline Lanes<N> load(const Row& row, int column, int n, bool wide) {
   if (kHalf && row.half) return load<N>(row.from<bfloat16>(column), n, wide);
@@ -120,8 +120,8 @@ template <int N, class V>
 __device__ inline void store(V* p, const Lanes<N>& x) {
   *reinterpret_cast<Lanes<N, V>*>(p) = stored<V>(x);
 }
-// The same to memory of the device, in one access: in kernels over rows the compiler makes words of
-// a plain one.
+// Store to global memory in one access: in kernels over rows the compiler would split a plain store
+// into words.
 template <int N, class V>
 __device__ inline void store_whole(V* p, const Lanes<N>& x) {
 #ifdef CAVS_TWIN
@@ -145,7 +145,7 @@ __device__ inline void store_whole(V* p, const Lanes<N>& x) {
   }
 #endif
 }
-// Values [i, i + N) of what is stored at p.
+// Values [i, i + N) stored at p.
 template <int N>
 __device__ inline void store(void* p, long long i, bool half, const Lanes<N>& x) {
   if (kHalf && half) {
@@ -161,8 +161,8 @@ __device__ inline void add(Lanes<N>& sum, const Lanes<N>& x) {
   for (int i = 0; i < N; ++i) sum.v[i] += x.v[i];
 }
 
-// Adds rows [j, end) of a segment, at most Count, all of them on their way at once. Zeros stand for
-// what is missing: they change no sum that began at zero, for none is -0.
+// Add rows [j, end) of a segment, at most Count, with all loads in flight. Missing rows add zeros,
+// which change no sum that starts at zero, since none is -0.
 template <int N, int Count>
 __device__ inline void add_batch(const Rows& s, int j, int end, int column, int n, bool wide,
                                  Lanes<N>& sum) {
@@ -175,8 +175,8 @@ __device__ inline void add_batch(const Rows& s, int j, int end, int column, int 
 #pragma unroll
   for (int i = 0; i < Count; ++i) add(sum, x[i]);
 }
-// N columns from `column` on, n of which exist, added over rows [j, end) of a segment in ascending
-// order to `sum`; Ahead > 1: so many rows at a time, of long segments twice as many.
+// Add n <= N columns from `column` on over rows [j, end) of a segment to `sum`, in ascending order.
+// Ahead > 1: loads of so many rows are in flight, of twice as many in long segments.
 template <int N, int Ahead>
 __device__ inline void add_rows(const Rows& s, int j, int end, int column, int n, bool wide,
                                 Lanes<N>& sum) {
@@ -205,7 +205,7 @@ __device__ inline Lanes<N> read_columns(const Rows& s, long long r, const Row& r
   return sum;
 }
 
-// Threads that share a row of so many vectors: a power of two, at most `most`.
+// Number of threads that share a row of so many vectors: a power of two, at most `most`.
 __device__ inline int lanes_of_row(long long vectors, int most) {
   int lanes = most;
   while (lanes > 1 && lanes / 2 >= vectors) lanes /= 2;

@@ -1,17 +1,17 @@
 // A tile of 64 x 64 computed by two groups of 128 threads, which share the depth of a slab and add
-// up at the end. A thread has 8 x 4 elements, so that arithmetic outweighs the loads from shared
-// memory and a segment can be summed beside them without spilling.
+// their sums at the end. A thread computes 8 x 4 elements, so that arithmetic outweighs loads from
+// shared memory, and a segment can be summed meanwhile without spilling.
 #pragma once
 
 #include "operands.cuh"
 
-constexpr int kDepth = 16;  // of a slab
+constexpr int kDepth = 16;  // depth of a slab
 constexpr int kGroups = 2;
 constexpr int kPitch = kTile + 4;
-constexpr int kSlab = kDepth * (kPitch + kTile);  // values of A's and of B's side
+constexpr int kSlab = kDepth * (kPitch + kTile);  // values of a slab of A and of B
 
-// A thread's rows are 4 ty to 4 ty + 3 and 32 beyond them, its columns 4 tx to 4 tx + 3. A warp
-// covers 4 x 8 threads: what it reads of a slab lies in different banks.
+// A thread computes rows 4 ty to 4 ty + 3 and the same + 32, and columns 4 tx to 4 tx + 3. A warp
+// covers 4 x 8 threads, whose loads of a slab are free of bank conflicts.
 struct Thread {
   int group, ty, tx;
 
@@ -22,7 +22,7 @@ struct Thread {
   __device__ int row(int m) const { return m / 4 * (kTile / 2) + ty * 4 + m % 4; }
 };
 
-// Adds this group's share of the depth of a slab.
+// Add this group's share of the depth of a slab.
 __device__ inline void multiply(const real* a, real (&sum)[8][4]) {
   const real* b = a + kDepth * kPitch;
   const Thread me;
@@ -40,7 +40,7 @@ __device__ inline void multiply(const real* a, real (&sum)[8][4]) {
   }
 }
 
-// Adds the sums of the groups; either then has half of the rows of its threads.
+// Add the sums of the groups; each group then has half of the rows of its threads.
 __device__ inline void finish(const real (&sum)[8][4], real* shared, const Target& to) {
   const Thread me;
   const bool first = me.group == 0;
@@ -58,5 +58,5 @@ __device__ inline void finish(const real (&sum)[8][4], real* shared, const Targe
     }
     to.write(me.row(me.group * 4 + m), me.tx * 4, x);
   }
-  __syncthreads();  // `shared` may be written again
+  __syncthreads();  // `shared` is reused
 }

@@ -1,13 +1,13 @@
-// The update half of a training step. square, update: a block a stretch; judge: one block. The
-// formulas are those of csrc/kernels/isa_update.h.
+// The update half of a training step. square, update: a block per chunk; compute_outcome: one
+// block. The formulas are those of csrc/kernels/isa_update.h.
 #include "rows.cuh"
 
 namespace {
 
-// On a multiprocessor: this bounds the registers.
+// Blocks per multiprocessor, which bounds the registers.
 constexpr int kBlocks = sizeof(real) == 4 ? 3 : 2;
 
-// The sum over the threads of the block, in one order.
+// Sum over the threads of the block, in a fixed order.
 __device__ double block_sum(double x) {
   __shared__ double of_thread[kThreads];
   of_thread[threadIdx.x] = x;
@@ -17,15 +17,15 @@ __device__ double block_sum(double x) {
     __syncthreads();
   }
   const double sum = of_thread[0];
-  __syncthreads();  // the array may be written again
+  __syncthreads();  // the array is reused
   return sum;
 }
 
 __device__ bool finite(double x) { return x - x == 0; }
 
-enum Kind { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
+enum Type { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
 
-// One element: f(gradient, parameter, state1, state2) changes the last three.
+// Update one vector: f(gradient, parameter, state1, state2) changes the last three.
 template <int N, int States, class F>
 __device__ void update_vector(const real* grad, real* param, real* state1, real* state2, F f) {
   const Lanes<N> g = take<N>(grad);
@@ -39,9 +39,9 @@ __device__ void update_vector(const real* grad, real* param, real* state1, real*
   if (States > 1) store(state2, s2);
 }
 
-// Columns [0, width) of every row, threads side by side; width is a multiple of N.
+// Update columns [0, width) of every row with adjacent threads; width is a multiple of N.
 template <int N, int States, class F>
-__device__ void update_rows(const Stretch& s, long long first, long long count, long long width,
+__device__ void update_rows(const UpdateChunk& s, long long first, long long count, long long width,
                             F f) {
   const int lanes = lanes_of_row(width / N, kThreads), lane = threadIdx.x % lanes;
   for (long long i = threadIdx.x / lanes; i < count; i += kThreads / lanes) {
@@ -55,7 +55,7 @@ __device__ void update_rows(const Stretch& s, long long first, long long count, 
 }
 
 template <int States, class F>
-__device__ void update_stretch(const Stretch& s, F f) {
+__device__ void update_chunk(const UpdateChunk& s, F f) {
   const bool wide = aligned(s.grad) && aligned(s.param + s.offset) &&
                     (States < 1 || aligned(s.state1 + s.offset)) &&
                     (States < 2 || aligned(s.state2 + s.offset));
@@ -71,20 +71,20 @@ __device__ void update_stretch(const Stretch& s, F f) {
 }
 
 template <int States, class F>
-__device__ void update_each(const Stretch* stretches, int count, F f) {
+__device__ void update_each(const UpdateChunk* chunks, int count, F f) {
   for (int i = blockIdx.x; i < count; i += gridDim.x) {
-    const Stretch s = stretches[i];  // a copy: what is written could else be the table
-    update_stretch<States>(s, f);
+    const UpdateChunk s = chunks[i];  // a copy, which cannot alias the parameters
+    update_chunk<States>(s, f);
   }
 }
 
 }  // namespace
 
-// In double precision whatever the values are: the norm decides how a gradient is clipped.
-extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stretches, int count,
+// Squares are summed in double for any type of values: the norm decides about clipping.
+extern "C" __global__ __launch_bounds__(256, 4) void square(const UpdateChunk* chunks, int count,
                                                             double* partial) {
   for (int i = blockIdx.x; i < count; i += gridDim.x) {
-    const Stretch s = stretches[i];
+    const UpdateChunk s = chunks[i];
     const long long n = s.count * s.width, whole = aligned(s.grad) ? n / kWide * kWide : 0;
     double sum = 0;
 #pragma unroll 4
@@ -102,10 +102,11 @@ extern "C" __global__ __launch_bounds__(256, 4) void square(const Stretch* stret
   }
 }
 
-extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial, int count,
-                                                           const real* loss, double max_norm,
-                                                           const Outcome* before,
-                                                           Outcome* outcome) {
+extern "C" __global__ __launch_bounds__(256, 4) void compute_outcome(const double* partial,
+                                                                     int count, const real* loss,
+                                                                     double max_norm,
+                                                                     const Outcome* before,
+                                                                     Outcome* outcome) {
   double squares = 0;
   for (int i = threadIdx.x; i < count; i += kThreads) squares += partial[i];
   squares = block_sum(squares);
@@ -117,27 +118,26 @@ extern "C" __global__ __launch_bounds__(256, 4) void judge(const double* partial
   outcome->ok = finite(norm) && finite(value) && (before == nullptr || before->ok);
 }
 
-extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const Stretch* stretches,
+extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const UpdateChunk* chunks,
                                                                   int count, Optimizer o,
                                                                   const Outcome* outcome) {
   if (!outcome->ok) return;
   const real lr = static_cast<real>(o.lr), eps = static_cast<real>(o.eps);
   const real scale = static_cast<real>(o.grad_scale * outcome->scale);
   const real momentum = static_cast<real>(o.momentum);
-  const real decay = o.kind == kAdamW ? real(0) : static_cast<real>(o.weight_decay);
+  const real decay = o.type == kAdamW ? real(0) : static_cast<real>(o.weight_decay);
   const auto gradient = [=](real g, real p) { return g * scale + p * decay; };
-  if (o.kind == kSgd) {
-    update_each<0>(stretches, count,
-                   [=](real g, real& p, real&, real&) { p -= lr * gradient(g, p); });
-  } else if (o.kind == kMomentum) {
+  if (o.type == kSgd) {
+    update_each<0>(chunks, count, [=](real g, real& p, real&, real&) { p -= lr * gradient(g, p); });
+  } else if (o.type == kMomentum) {
     const bool nesterov = o.nesterov != 0;
-    update_each<1>(stretches, count, [=](real g, real& p, real& b, real&) {
+    update_each<1>(chunks, count, [=](real g, real& p, real& b, real&) {
       g = gradient(g, p);
       b = momentum * b + g;
       p -= lr * (nesterov ? g + momentum * b : b);
     });
-  } else if (o.kind == kAdagrad) {
-    update_each<1>(stretches, count, [=](real g, real& p, real& s, real&) {
+  } else if (o.type == kAdagrad) {
+    update_each<1>(chunks, count, [=](real g, real& p, real& s, real&) {
       g = gradient(g, p);
       s += g * g;
       p -= lr * g / (square_root(s) + eps);
@@ -147,8 +147,8 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const Stretch*
     const real rest1 = static_cast<real>(1 - o.beta1), rest2 = static_cast<real>(1 - o.beta2);
     const real rate = static_cast<real>(o.lr / o.bias1);
     const real root = static_cast<real>(1 / sqrt(o.bias2));
-    const real keep = o.kind == kAdamW ? static_cast<real>(1 - o.lr * o.weight_decay) : real(1);
-    update_each<2>(stretches, count, [=](real g, real& p, real& m, real& v) {
+    const real keep = o.type == kAdamW ? static_cast<real>(1 - o.lr * o.weight_decay) : real(1);
+    update_each<2>(chunks, count, [=](real g, real& p, real& m, real& v) {
       g = gradient(g, p);
       m = beta1 * m + rest1 * g;
       v = beta2 * v + rest2 * (g * g);

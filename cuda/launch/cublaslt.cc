@@ -5,21 +5,24 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/driver/context.h"
+
 namespace cavs::cuda {
 namespace {
 
-// Numbers of cublasLt.h, the same in all its versions.
+// Constants of cublasLt.h, the same in all versions.
 constexpr int kCompute32F = 68, kCompute64F = 70, kComputeTf32 = 77;
 constexpr int kReal32 = 0, kReal64 = 1, kRealBf16 = 14;
-constexpr int kTransposeA = 3, kTransposeB = 4;                  // of a description
-constexpr int kMaxWorkspace = 1, kSchemes = 3, kAlignmentA = 5;  // of a preference; then B, C, D
-constexpr int32_t kTransposed = 1;                               // CUBLAS_OP_T
+constexpr int kTransposeA = 3, kTransposeB = 4;  // cublasLtMatmulDescAttributes_t
+constexpr int kMaxWorkspace = 1, kSchemes = 3,
+              kAlignmentA = 5;      // preference attributes; B, C, D follow A
+constexpr int32_t kTransposed = 1;  // CUBLAS_OP_T
 constexpr int kInvalidValue = 7, kNotSupported = 15;
-constexpr size_t kWorkspace = size_t{32} << 20;  // what the library asks for on Hopper
+constexpr size_t kWorkspace = size_t{32} << 20;  // size that NVIDIA recommends for Hopper
 constexpr size_t kMostPlans = 4096, kMostAlgorithms = 4096;
-constexpr uint32_t kMostAligned = 16;  // nothing loads more at once
-// How a sum that is split may be put together: where the result is, step by step, or in the
-// workspace, in float32 or in the result's own type. None of them: sums are not split.
+constexpr uint32_t kMostAligned = 16;  // the widest load, in bytes
+// Reduction schemes: partial sums are added in the result in place, or in the workspace in float32
+// or in the result's type. kNoScheme: sums are not split.
 constexpr uint32_t kNoScheme = 0, kInFloat32 = 2, kAnyScheme = 7;
 
 uint32_t alignment(Address at) {
@@ -28,20 +31,20 @@ uint32_t alignment(Address at) {
   return bytes;
 }
 
-// The most rows that share an algorithm with so many: there are eight such numbers an octave.
+// Round a number of rows up to the largest that shares its algorithm; there are eight an octave.
 int64_t shared_rows(int64_t rows) {
   int64_t step = 1;
   while (rows > 16 * step) step *= 2;
   return (rows + step - 1) / step * step;
 }
 
-// Sizes, strides and alignments that the library has nothing for: it calls them either.
+// True for the two statuses by which the library refuses sizes, strides or alignments.
 bool refused(int status) { return status == kInvalidValue || status == kNotSupported; }
 
 }  // namespace
 
-// As cublasLt.h has it.
-struct Blas::Heuristic {
+// cublasLtMatmulHeuristicResult_t.
+struct CublasLt::Heuristic {
   Algorithm algorithm;
   size_t workspace;
   int state;
@@ -49,7 +52,7 @@ struct Blas::Heuristic {
   int reserved[4];
 };
 
-struct Blas::Entries {
+struct CublasLt::Entries {
   Entries(const std::string& library, const std::string& install) {
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
@@ -95,17 +98,17 @@ struct Blas::Entries {
                   Address, Handle, Address, Handle, const Algorithm*, Address, size_t, Handle);
 };
 
-void Blas::check(int status, const char* call) const {
+void CublasLt::check(int status, const char* call) const {
   if (status == 0) return;
   device_->check_kernels(call);
   throw DeviceFault(std::string(call) + ": status " + std::to_string(status) + " of cuBLASLt",
                     "run nvidia-smi; device='cpu' goes on working");
 }
 
-// The library thinks in columns: a row-major product is that of the transposes, in reverse.
-class Blas::Description {
+// The library is column-major: a row-major product is the product of the transposes, swapped.
+class CublasLt::Description {
  public:
-  Description(const Blas& of, const Shape& s) : entries_(*of.entries_) {
+  Description(const CublasLt& of, const Shape& s) : entries_(*of.entries_) {
     const int sums = of.wide_ ? kReal64 : kReal32;
     const int operands = of.precision_ == Precision::kBfloat16 ? kRealBf16 : sums;
     const int compute = of.wide_                            ? kCompute64F
@@ -135,7 +138,7 @@ class Blas::Description {
   Description& operator=(const Description&) = delete;
 
   Handle product = nullptr;
-  Handle a = nullptr, b = nullptr, c = nullptr;  // the library's: b, a and c of ours
+  Handle a = nullptr, b = nullptr, c = nullptr;  // in the library's order: our b, a and c
 
  private:
   void drop() const {
@@ -147,8 +150,8 @@ class Blas::Description {
   const Entries& entries_;
 };
 
-Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision,
-           bool wide, bool deterministic)
+CublasLt::CublasLt(std::shared_ptr<Device> device, const std::string& library, Precision precision,
+                   bool wide, bool deterministic)
     : device_(std::move(device)),
       entries_(std::make_unique<Entries>(library, device_->driver().install)),
       precision_(precision),
@@ -161,12 +164,12 @@ Blas::Blas(std::shared_ptr<Device> device, const std::string& library, Precision
   workspace_.reserve(kWorkspace * Device::kLanes);
 }
 
-Blas::~Blas() {
-  const Current here(*device_, std::nothrow);
+CublasLt::~CublasLt() {
+  const CurrentContext here(*device_, std::nothrow);
   if (handle_ != nullptr && here) entries_->destroy(handle_);
 }
 
-std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) const {
+std::optional<CublasLt::Algorithm> CublasLt::ask(const Shape& s, const Description& d) const {
   const Entries& e = *entries_;
   Handle preference = nullptr;
   check(e.prefer(&preference), "cublasLtMatmulPreferenceCreate");
@@ -176,7 +179,7 @@ std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) c
           "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(kMaxWorkspace, uint64_t{kWorkspace});
-  // Parts of a sum in bfloat16 would each be rounded to it.
+  // Partial sums in bfloat16 would each be rounded.
   prefer(kSchemes, deterministic_ ? kNoScheme : s.half ? kInFloat32 : kAnyScheme);
   const uint32_t aligned[] = {s.aligned[1], s.aligned[0], s.aligned[2], s.aligned[2]};
   for (int i = 0; i < 4; ++i) prefer(kAlignmentA + i, aligned[i]);
@@ -190,15 +193,16 @@ std::optional<Blas::Algorithm> Blas::ask(const Shape& s, const Description& d) c
   return best.algorithm;
 }
 
-bool Blas::fits(const Algorithm& algorithm, const Description& d) const {
+bool CublasLt::fits(const Algorithm& algorithm, const Description& d) const {
   Heuristic found{};
   const int status = entries_->check(handle_, d.product, d.a, d.b, d.c, d.c, &algorithm, &found);
   return status == 0 && found.state == 0 && found.workspace <= kWorkspace;
 }
 
-// To ask takes long, and batches bring new numbers of rows all the time. One is asked for the most
-// rows that share it, whichever came first, so that results do not depend on what ran before.
-std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Description& exact) {
+// Heuristics take longer than a launch, and every batch has new numbers of rows. An algorithm is
+// asked for the largest number of rows that shares it, so results do not depend on earlier batches.
+std::optional<CublasLt::Algorithm> CublasLt::algorithm(const Shape& shape,
+                                                       const Description& exact) {
   Shape most = shape;
   int64_t& rows = shape.transposed_a ? most.k : most.m;
   rows = shared_rows(rows);
@@ -211,28 +215,28 @@ std::optional<Blas::Algorithm> Blas::algorithm(const Shape& shape, const Descrip
   return ask(shape, exact);
 }
 
-Blas::Plan& Blas::plan(const Shape& shape) {
+CublasLt::Plan& CublasLt::plan(const Shape& shape) {
   if (Plan* known = plans_.find(shape)) return *known;
   if (plans_.full()) {
-    device_->issue_recorded();  // the oldest may be of a product that waits to be issued
+    device_->issue_recorded();  // a recorded product may use the oldest plan
     plans_.drop_oldest();
   }
   auto description = std::make_unique<const Description>(*this, shape);
   const std::optional<Algorithm> chosen = algorithm(shape, *description);
-  return plans_.insert(shape, {shape, std::move(description), chosen, ++made_});
+  return plans_.insert(shape, {shape, std::move(description), chosen, ++num_plans_});
 }
 
-// As a command: the same bytes are the same product, whatever plans were dropped between them.
-struct Blas::Product {
-  const Blas* blas;
+// A recorded product: equal bytes are the same product, even if plans were evicted in between.
+struct CublasLt::Product {
+  const CublasLt* blas;
   Plan* plan;
-  uint64_t number;  // of the plan
+  uint64_t number;  // number of the plan
   Address a, b, c;
   uint64_t accumulate;
 };
 
-bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
-                    bool accumulate) {
+bool CublasLt::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
+                        bool accumulate) {
   Plan& p = plan({m,
                   n,
                   k,
@@ -244,13 +248,13 @@ bool Blas::multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix 
   if (!p.algorithm) return false;
   const Product product{this, &p, p.number, a.at, b.at, c.at, accumulate};
   static_assert(kPlainBytes<Product>);
-  device_->call(&Blas::issue, &product, sizeof(product));
+  device_->call(&CublasLt::issue, &product, sizeof(product));
   return true;
 }
 
-void Blas::issue(const void* product, int lane, Handle stream) {
+void CublasLt::issue(const void* product, int lane, Handle stream) {
   const Product& p = *static_cast<const Product*>(product);
-  const Blas& of = *p.blas;
+  const CublasLt& of = *p.blas;
   Plan& plan = *p.plan;
   const Description& d = *plan.description;
   const double wide[] = {1, static_cast<double>(p.accumulate)};
@@ -263,7 +267,7 @@ void Blas::issue(const void* product, int lane, Handle stream) {
                                  kWorkspace, stream);
   };
   int status = multiply();
-  // What another number of rows was given may be refused though the library agreed to it.
+  // The shared algorithm may be refused here although cublasLtMatmulAlgoCheck accepted it.
   if (refused(status) && !std::exchange(plan.asked, true)) {
     if (const auto own = of.ask(plan.shape, d)) {
       plan.algorithm = own;

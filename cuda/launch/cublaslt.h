@@ -1,4 +1,4 @@
-// Products by cuBLASLt, resolved at run time.
+// Matrix products by cuBLASLt, resolved at run time.
 #pragma once
 
 #include <compare>
@@ -9,32 +9,33 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/launch/lru_cache.h"
+#include "cuda/memory/allocation.h"
 
 namespace cavs::cuda {
 
-// How products of float32 values are rounded; sums are float32 in any case. kBfloat16: operands are
-// stored in bfloat16, results too where they say so.
+// Rounding of the operands of float32 products; sums are float32 in any case. kBfloat16: operands
+// are stored in bfloat16, and so are results on demand.
 enum class Precision { kFloat32, kTf32, kBfloat16 };
 
-// A row-major matrix; `transposed`: it is read as its transpose.
+// A row-major matrix, read as its transpose if `transposed`.
 struct Matrix {
   Address at;
   int64_t ld;
   bool transposed = false;
 };
 
-class Blas {
+class CublasLt {
  public:
-  // deterministic: every sum is made in one sequence, see docs/cuda.md.
-  Blas(std::shared_ptr<Device> device, const std::string& library, Precision precision, bool wide,
-       bool deterministic);
-  ~Blas();
-  Blas(const Blas&) = delete;
-  Blas& operator=(const Blas&) = delete;
+  // deterministic: only algorithms that add in one sequence, see docs/cuda.md.
+  CublasLt(std::shared_ptr<Device> device, const std::string& library, Precision precision,
+           bool wide, bool deterministic);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
 
-  // c [m, n] (+)= a [m, k] b [k, n] on the device's stream; false, doing nothing, where the library
-  // has no algorithm for it. half: c is stored in bfloat16. Rows, which differ from batch to batch,
-  // are m; of a transposed `a` they are k.
+  // c [m, n] (+)= a [m, k] b [k, n] on the current lane. Returns false, and does nothing, if the
+  // library has no algorithm for it. half: c is stored in bfloat16. m is the number of rows, which
+  // differs between batches; for a transposed `a` it is k.
   bool multiply(int64_t m, int64_t n, int64_t k, Matrix a, Matrix b, Matrix c, bool half,
                 bool accumulate);
 
@@ -46,7 +47,7 @@ class Blas {
   struct Algorithm {
     uint64_t words[8];
   };
-  // Sizes, strides, what is transposed or stored in bfloat16, and how far addresses are aligned.
+  // The key of a plan: sizes, strides, layouts, and the alignment of the addresses.
   struct Shape {
     int64_t m, n, k;
     int64_t ld[3];
@@ -54,18 +55,18 @@ class Blas {
     uint32_t aligned[3];
     auto operator<=>(const Shape&) const = default;
   };
-  // What the library is told of a shape; handles are dropped with it.
+  // Descriptors of a shape, owned.
   class Description;
   struct Plan {
     Shape shape;
     std::unique_ptr<const Description> description;
-    std::optional<Algorithm> algorithm;  // none: the library has none
-    uint64_t number;                     // no two have the same
-    bool asked = false;                  // again, when the algorithm was refused
+    std::optional<Algorithm> algorithm;  // nullopt: the library has none
+    uint64_t number;                     // unique
+    bool asked = false;                  // a second time, after a refusal
   };
   struct Product;
 
-  // Throws DeviceFault naming the call, or the fault of a kernel before it.
+  // Throws DeviceFault naming the call, or an earlier kernel fault.
   void check(int status, const char* call) const;
   Plan& plan(const Shape& shape);
   std::optional<Algorithm> algorithm(const Shape& shape, const Description& description);
@@ -76,14 +77,14 @@ class Blas {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Entries> entries_;
   Precision precision_;
-  bool wide_;  // float64
+  bool wide_;  // the values are float64
   bool deterministic_;
   Handle handle_ = nullptr;
-  DeviceMemory workspace_;  // a part for each lane
-  Recent<Shape, Plan> plans_;
-  uint64_t made_ = 0;  // of them
-  // Of shapes whose rows are the most that share an algorithm.
-  Recent<Shape, std::optional<Algorithm>> algorithms_;
+  DeviceMemory workspace_;  // one part per lane
+  LruCache<Shape, Plan> plans_;
+  uint64_t num_plans_ = 0;  // number of plans so far
+  // By shape with the largest number of rows that shares an algorithm.
+  LruCache<Shape, std::optional<Algorithm>> algorithms_;
 };
 
 }  // namespace cavs::cuda

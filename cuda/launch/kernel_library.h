@@ -1,4 +1,4 @@
-// The kernels of cuda/kernels, loaded, each with the grid it wants.
+// The kernels of cuda/kernels: a method for each, which chooses its grid.
 #pragma once
 
 #include <memory>
@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/driver/module.h"
 #include "cuda/kernels/arguments.h"
 #include "cuda/launch/cublaslt.h"
+#include "cuda/memory/allocation.h"
 
 namespace cavs::cuda {
 
-// Rows [begin, end) of an instruction's result; row r stands (r - base) * stride values behind
-// data, which is of bfloat16 where `half`.
+// Rows [begin, end) of an instruction's result: row r starts (r - base) * stride values after data,
+// which is bfloat16 if `half`.
 struct Target {
   void* data;
   int64_t stride, base;
@@ -21,19 +23,19 @@ struct Target {
 };
 
 template <class T>
-class Library {
+class KernelLibrary {
  public:
-  // images: a cubin for each file of kernels, by its name. blas: the path of cuBLASLt; without it,
-  // and for few rows, products are done by our own kernels. precision: of float32 products; images
-  // for kBfloat16 are compiled with CAVS_HALF. deterministic: as of Blas.
-  Library(std::shared_ptr<Device> device,
-          const std::unordered_map<std::string, std::string>& images, Precision precision,
-          const std::string& blas, bool deterministic);
+  // images: the cubin of each kernel file, by name. blas: the path of cuBLASLt, or empty; few rows
+  // are multiplied by our own kernels in any case. precision: of float32 products; kBfloat16 needs
+  // images compiled with CAVS_HALF. deterministic: see CublasLt.
+  KernelLibrary(std::shared_ptr<Device> device,
+                const std::unordered_map<std::string, std::string>& images, Precision precision,
+                const std::string& blas, bool deterministic);
 
-  // Bytes of a value of packed weights.
+  // Size of a value of packed weights.
   size_t packed_bytes() const { return half_ ? kHalfBytes : sizeof(T); }
 
-  // What products need of the device beside their operands.
+  // Bytes of the workspaces of products and sums.
   size_t workspace_bytes() const;
 
   void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
@@ -41,24 +43,24 @@ class Library {
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
                      Target loss) const;
-  // slope: a number a row, by which its gradient is multiplied; without data it is 1.
+  // slope: one number per row, by which its gradient is multiplied; 1 if it has no data.
   void cross_entropy_grad(const Rows<T>& logits, const Rows<T>& slope, const int* label, int begin,
                           int end, Target grad) const;
-  // At most kMostSources sums over the same rows.
+  // Up to kMostSources sums over the same rows.
   void sum_rows(const Rows<T>* in, const Sum<T>* out, int count, int begin, int end) const;
   void matmul(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
               Target out, bool accumulate) const;
   void matmul_tn(const Rows<T>* a, int num_a, const Rows<T>* b, int num_b, int begin, int end,
                  T* out, int64_t out_stride, bool accumulate) const;
   void pack(const Piece<T>* pieces, int count) const;
-  // Adds pieces as they stand after pack() into where they come from; both are of T.
+  // The inverse of pack(): add packed values to where they came from; both are of type T.
   void unpack(const Piece<T>* pieces, int count) const;
   void lookup_grad(const Rows<T>& values, const int* offsets, const int* rows, const int* slots,
                    int count, T* out, bool first) const;
-  void square(const Stretch<T>* stretches, int count, double* partial) const;
-  void judge(const double* partial, int count, const T* loss, double max_norm,
-             const Outcome* before, Outcome* outcome) const;
-  void update(const Stretch<T>* stretches, int count, const Optimizer& optimizer,
+  void square(const UpdateChunk<T>* chunks, int count, double* partial) const;
+  void compute_outcome(const double* partial, int count, const T* loss, double max_norm,
+                       const Outcome* before, Outcome* outcome) const;
+  void update(const UpdateChunk<T>* chunks, int count, const Optimizer& optimizer,
               const Outcome* outcome) const;
 
  private:
@@ -68,37 +70,37 @@ class Library {
                      T* out, int64_t out_stride, bool accumulate) const;
   bool multiply_rows(const Rows<T>* sources, int count, int begin, int end, const void* weight,
                      int n, Target out, bool accumulate) const;
-  Rows<T> side_by_side(const Rows<T>* sources, int count, int begin, int end) const;
-  int together(const Rows<T>* sources, int count, bool half) const;
-  bool lies_as_matrix(const Rows<T>& source) const;
+  Rows<T> concatenate(const Rows<T>* sources, int count, int begin, int end) const;
+  int num_joined(const Rows<T>* sources, int count, bool half) const;
+  bool is_matrix(const Rows<T>& source) const;
   int64_t copied_stride(int64_t width) const;
   size_t copied_bytes(const Rows<T>& source, int64_t rows) const;
-  Matrix matrix(const Rows<T>& source, int begin, int end, Address place) const;
-  const void* rows_behind(const void* weight, int64_t k, int64_t n) const;
+  Matrix matrix(const Rows<T>& source, int begin, int end, Address to) const;
+  const void* rows_after(const void* weight, int64_t k, int64_t n) const;
   Grid rows_grid(int64_t rows, int each) const;
   Grid vectors_grid(int64_t rows, int64_t width) const;
   int parts_of(int64_t rows, int64_t tiles, int blocks) const;
   int parts_of_depth(int64_t k, int64_t tiles) const;
-  T* room_for_parts(int parts, int64_t n) const;
+  T* partial_sums(int parts, int64_t n) const;
   void sum_parts(const T* partial, int parts, int64_t n, T* out, int64_t width, int64_t stride,
                  int accumulate) const;
-  Address place_of_row(const Target& out, int64_t row) const;
+  Address address_of_row(const Target& out, int64_t row) const;
 
   std::shared_ptr<Device> device_;
   const bool half_;
   std::vector<std::unique_ptr<Module>> modules_;
-  // Of each lane: sums in parts, operands put together for cuBLASLt, how many parts have come.
-  struct Room {
-    explicit Room(const std::shared_ptr<Device>& device)
+  // Workspaces of a lane: partial sums, concatenated operands, counters of finished parts.
+  struct Workspace {
+    explicit Workspace(const std::shared_ptr<Device>& device)
         : partial(device), gathered(device), other(device), arrived(device) {}
     DeviceMemory partial, gathered, other, arrived;
   };
-  Room& room() const { return *rooms_[device_->lane()]; }
-  std::vector<std::unique_ptr<Room>> rooms_;
-  std::unique_ptr<Blas> blas_;
+  Workspace& workspace() const { return *workspaces_[device_->lane()]; }
+  std::vector<std::unique_ptr<Workspace>> workspaces_;
+  std::unique_ptr<CublasLt> blas_;
   Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_,
       sum_parts_of_rows_, sum_parts_, matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_,
-      square_, judge_, update_;
+      square_, compute_outcome_, update_;
 };
 
 }  // namespace cavs::cuda

@@ -1,4 +1,4 @@
-// A map that keeps what was used last.
+// A map that evicts the least recently used entry.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +9,24 @@
 namespace cavs::cuda {
 
 template <class Key, class Value>
-class Recent {
+class LruCache {
  public:
-  explicit Recent(size_t most) : most_(most) {}
+  explicit LruCache(size_t most) : most_(most) {}
 
-  // Null: it is not there. What is found is the last to go.
+  // Return the value and mark it as used; null if the key is absent.
   Value* find(const Key& key) {
     const auto found = entries_.find(key);
     if (found == entries_.end()) return nullptr;
-    order_.splice(order_.begin(), order_, found->second.place);
+    order_.splice(order_.begin(), order_, found->second.position);
     return &found->second.value;
   }
-  // The next one needs the room of another: that which was not used for the longest time.
+  // True if drop_oldest() must precede the next insert().
   bool full() const { return entries_.size() >= most_; }
   void drop_oldest() {
     entries_.erase(order_.back());
     order_.pop_back();
   }
-  // Of a key that is not there; the map is not full.
+  // Insert an absent key into a map that is not full.
   Value& insert(const Key& key, Value value) {
     order_.push_front(key);
     return entries_.emplace(key, Entry{std::move(value), order_.begin()}).first->second.value;
@@ -36,11 +36,11 @@ class Recent {
  private:
   struct Entry {
     Value value;
-    typename std::list<Key>::iterator place;
+    typename std::list<Key>::iterator position;
   };
   size_t most_;
   std::map<Key, Entry> entries_;
-  std::list<Key> order_;  // from the last used to the first
+  std::list<Key> order_;  // most recently used first
 };
 
 }  // namespace cavs::cuda

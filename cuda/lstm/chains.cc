@@ -30,13 +30,13 @@ Chains make_chains(const Schedule& s) {
                    [](const Sequence& a, const Sequence& b) { return a.length > b.length; });
   Chains out;
   for (const Sequence& q : sequences) out.lengths.push_back(q.length);
-  out.place_of.resize(rows);
-  std::vector<int32_t> present;  // of each sequence that is not over
-  for (const Sequence& q : sequences) present.push_back(q.first);
-  for (int32_t step = 0; !present.empty(); ++step) {
-    while (!present.empty() && out.lengths[present.size() - 1] <= step) present.pop_back();
-    for (int32_t& row : present) {
-      out.place_of[row] = out.places();
+  out.position_of.resize(rows);
+  std::vector<int32_t> unfinished;  // current row of each unfinished sequence
+  for (const Sequence& q : sequences) unfinished.push_back(q.first);
+  for (int32_t step = 0; !unfinished.empty(); ++step) {
+    while (!unfinished.empty() && out.lengths[unfinished.size() - 1] <= step) unfinished.pop_back();
+    for (int32_t& row : unfinished) {
+      out.position_of[row] = out.positions();
       out.row_of.push_back(row);
       row = parent(row);
     }

@@ -2,10 +2,12 @@
 
 #include <dlfcn.h>
 
+#include "cuda/driver/context.h"
+
 namespace cavs::cuda {
 namespace {
 
-constexpr size_t kOldest = 90000;  // 9.0.0, as cudnnGetVersion counts
+constexpr size_t kOldest = 90000;  // 9.0.0 in the format of cudnnGetVersion
 
 std::string cure(const std::string& install) {
   return "cudnn='never' does without it; " + install + " --upgrade brings it";
@@ -55,7 +57,7 @@ Cudnn::Cudnn(std::shared_ptr<Device> device, const std::string& library, Precisi
       cure_(cure(device_->driver().install)),
       entries_(library, cure_),
       data_type_(wide ? cudnn::kDouble : cudnn::kFloat),
-      // The default lets float32 products be rounded to tf32.
+      // The default math type would round operands of float32 products to tf32.
       math_type_(!wide && precision == Precision::kFloat32 ? cudnn::kFmaMath
                                                            : cudnn::kDefaultMath) {
   const size_t found = entries_.version();
@@ -78,7 +80,7 @@ Cudnn::~Cudnn() { release(); }
 
 void Cudnn::release() noexcept {
   if (dropout_ != nullptr) entries_.destroy_dropout(dropout_);
-  const Current here(*device_, std::nothrow);
+  const CurrentContext here(*device_, std::nothrow);
   if (!here) return;
   device_->drain();
   for (Handle handle : handles_) {

@@ -10,16 +10,16 @@
 
 namespace cavs::cuda {
 
-// Numbers of cudnn.h, the same in all versions from 8 on.
+// Constants of cudnn.h, the same in all versions since 8.
 namespace cudnn {
 constexpr int kFloat = 0, kDouble = 1;         // cudnnDataType_t
 constexpr int kDefaultMath = 0, kFmaMath = 3;  // cudnnMathType_t
 constexpr int kStandard = 0;                   // cudnnRNNAlgo_t
 constexpr int kLstm = 2;                       // cudnnRNNMode_t
-constexpr int kInputBias = 1;                  // cudnnRNNBiasMode_t: one, with the input
+constexpr int kInputBias = 1;                  // cudnnRNNBiasMode_t: one bias, added with the input
 constexpr int kUnidirectional = 0;             // cudnnDirectionMode_t
 constexpr int kLinearInput = 0;                // cudnnRNNInputMode_t
-constexpr int kUnpacked = 0, kPacked = 1;      // cudnnRNNDataLayout_t, step by step
+constexpr int kUnpacked = 0, kPacked = 1;      // cudnnRNNDataLayout_t, time step by time step
 constexpr uint32_t kPaddedDisabled = 0, kPaddedEnabled = 1;
 constexpr int kInference = 0, kTraining = 1;  // cudnnForwardMode_t
 constexpr int kAdd = 0;                       // cudnnWgradMode_t
@@ -27,17 +27,16 @@ constexpr int kAdd = 0;                       // cudnnWgradMode_t
 
 class Cudnn {
  public:
-  // In a turn. Throws DeviceFault where it cannot be loaded, is older than 9.0, or refuses the
-  // device.
-  // precision: of float32 products, not kBfloat16. wide: float64.
+  // Requires a DeviceLock. precision: of float32 products, not kBfloat16. wide: float64. Throws
+  // DeviceFault if the library cannot be loaded, is older than 9.0, or refuses the device.
   Cudnn(std::shared_ptr<Device> device, const std::string& library, Precision precision, bool wide);
   ~Cudnn();
   Cudnn(const Cudnn&) = delete;
   Cudnn& operator=(const Cudnn&) = delete;
 
-  // Entry points with the library's own signatures; results are cudnnStatus_t, 0 is success.
+  // Entry points with the signatures of the library; results are cudnnStatus_t, 0 is success.
   struct Entries {
-    // cure: what errors end with.
+    // cure: the hint of errors.
     Entries(const std::string& library, const std::string& cure);
     size_t (*version)();
     const char* (*error)(int);
@@ -72,9 +71,9 @@ class Cudnn {
                             Handle, Address, size_t, Address, size_t, Address, size_t, Address);
   };
   const Entries& calls() const { return entries_; }
-  // Throws DeviceFault naming the call and the library's word for `status`.
+  // Throws DeviceFault with the call and the library's description of `status`.
   void check(int status, const char* call) const;
-  // What the present lane's calls take: it works on that lane's stream.
+  // The handle for calls on the current lane, set to its stream.
   Handle handle() const { return handle(device_->lane(), device_->stream()); }
   Handle handle(int lane, Handle stream) const;
   int data_type() const { return data_type_; }
@@ -91,7 +90,7 @@ class Cudnn {
   Handle handles_[Device::kLanes] = {}, dropout_ = nullptr;
 };
 
-// A descriptor of the library, which goes with the object.
+// A descriptor of the library, owned.
 class Descriptor {
  public:
   using Create = int (*)(Handle*);

@@ -6,9 +6,9 @@ namespace cavs::cuda {
 namespace {
 
 constexpr int kDims = 3;
-constexpr size_t kMostSequences = 1024;  // as many as shapes whose commands may come again
+constexpr size_t kMostSequences = 1024;  // as many as ReplayCache has shapes
 
-// Rows of `width` values that stand as `index` says, read in its order.
+// Rows of `width` values, read in the order of `index`.
 template <class T>
 Rows<T> by_index(const void* data, int64_t stride, int64_t base, const int32_t* index,
                  int32_t width) {
@@ -23,7 +23,7 @@ Rows<T> by_index(const void* data, int64_t stride, int64_t base, const int32_t* 
 }  // namespace
 
 template <class T>
-Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const Library<T>> library,
+Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const KernelLibrary<T>> library,
               std::shared_ptr<const Cudnn> cudnn, const Weight& weight, int32_t input,
               int32_t hidden, const std::vector<T*>& params, const std::vector<T*>& grads,
               bool backward)
@@ -52,10 +52,10 @@ Lstm<T>::Lstm(std::shared_ptr<Device> device, std::shared_ptr<const Library<T>> 
   cudnn_->check(c.weight_space(cudnn_->handle(), *rnn(true), &weight_bytes_),
                 "cudnnGetRNNWeightSpaceSize");
   weights_.reserve(weight_bytes_);
-  device_->zero(weights_.at(), weight_bytes_);  // where the LSTM has no bias
+  device_->zero(weights_.at(), weight_bytes_);  // for an LSTM without bias
   if (backward_) weight_grads_.reserve(weight_bytes_);
-  place_weights(weight, params, grads);
-  // What the library refuses it refuses here, not in the middle of a run.
+  locate_weights(weight, params, grads);
+  // Fail here if the library refuses the LSTM, instead of during a run.
   for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{1}, {2, 1}}) {
     Chains chains;
     chains.lengths = lengths;
@@ -74,7 +74,7 @@ void Lstm<T>::describe(uint32_t padding, Handle rnn) const {
                 "cudnnSetRNNDescriptor_v8");
 }
 
-// Where the library has a matrix [hidden, columns] or its bias [hidden] in the space of weights.
+// Address of a matrix [hidden, columns], or of its bias [hidden], in the library's weights.
 template <class T>
 Address Lstm<T>::matrix(int32_t id, int64_t columns, bool bias) const {
   const Cudnn::Entries& c = cudnn_->calls();
@@ -102,18 +102,18 @@ Address Lstm<T>::matrix(int32_t id, int64_t columns, bool bias) const {
   return found;
 }
 
-// Pieces of parameters are rows of x or h; the library's matrices are their transposes.
+// Pieces of a Weight are rows of x or h; the matrices of the library are their transposes.
 template <class T>
-void Lstm<T>::place_weights(const Weight& weight, const std::vector<T*>& params,
-                            const std::vector<T*>& grads) {
+void Lstm<T>::locate_weights(const Weight& weight, const std::vector<T*>& params,
+                             const std::vector<T*>& grads) {
   std::vector<Piece<T>> pieces;
-  std::vector<Address> places;
+  std::vector<Address> addresses;
   for (const WeightPiece& q : weight.pieces) {
     const auto gate = static_cast<int32_t>(q.n0 / hidden_);
     const bool recurrent = q.k0 == input_, bias = q.k0 == input_ + hidden_;
     const int64_t columns = recurrent ? hidden_ : input_;
-    places.push_back(matrix(recurrent ? kGates + gate : gate, columns, bias));
-    pieces.push_back({params[q.param] + q.offset, reinterpret_cast<void*>(places.back()),
+    addresses.push_back(matrix(recurrent ? kGates + gate : gate, columns, bias));
+    pieces.push_back({params[q.param] + q.offset, reinterpret_cast<void*>(addresses.back()),
                       q.col_stride, q.row_stride, q.cols, q.rows, q.rows});
   }
   packs_ = static_cast<int32_t>(pieces.size());
@@ -122,7 +122,7 @@ void Lstm<T>::place_weights(const Weight& weight, const std::vector<T*>& params,
     for (size_t i = 0; grads[param] != nullptr && i < weight.pieces.size(); ++i) {
       const WeightPiece& q = weight.pieces[i];
       if (q.param != static_cast<int32_t>(param)) continue;
-      const Address from = weight_grads_.at(places[i] - weights_.at());
+      const Address from = weight_grads_.at(addresses[i] - weights_.at());
       pieces.push_back({reinterpret_cast<const T*>(from), grads[param] + q.offset, 1, q.rows,
                         q.rows, q.cols, q.row_stride});
     }
@@ -163,16 +163,16 @@ typename Lstm<T>::Sequences Lstm<T>::describe_sequences(const Chains& chains) {
 
 template <class T>
 void Lstm<T>::bind(const Chains& chains) {
-  places_ = chains.places();
-  if (places_ == 0) return;
+  positions_ = chains.positions();
+  if (positions_ == 0) return;
   bound_ = sequences_.find(chains.lengths);
   if (bound_ == nullptr) {
     Sequences made = describe_sequences(chains);
     if (sequences_.full()) sequences_.drop_oldest();
     bound_ = &sequences_.insert(chains.lengths, std::move(made));
   }
-  const size_t of_x = lines(sizeof(T) * places_ * input_);
-  const size_t of_y = lines(sizeof(T) * places_ * hidden_);
+  const size_t of_x = aligned(sizeof(T) * positions_ * input_);
+  const size_t of_y = aligned(sizeof(T) * positions_ * hidden_);
   rows_.reserve((of_x + of_y) * (backward_ ? 2 : 1));
   x_at_ = rows_.at();
   y_at_ = x_at_ + of_x;
@@ -190,13 +190,13 @@ void Lstm<T>::pack() const {
 template <class T>
 void Lstm<T>::gather(const Rows<T>& rows, Address to) const {
   const Rows<T> in = by_index<T>(rows.data, rows.stride, rows.base, at_.row_of, rows.width);
-  library_->copy_rows(in, 0, places_, Target{reinterpret_cast<void*>(to), rows.width, 0});
+  library_->copy_rows(in, 0, positions_, Target{reinterpret_cast<void*>(to), rows.width, 0});
 }
 
 template <class T>
-void Lstm<T>::spread(Address from, int32_t width, Target to) const {
+void Lstm<T>::scatter(Address from, int32_t width, Target to) const {
   const auto* data = reinterpret_cast<const void*>(from);
-  library_->copy_rows(by_index<T>(data, width, 0, at_.place_of, width), 0, places_, to);
+  library_->copy_rows(by_index<T>(data, width, 0, at_.position_of, width), 0, positions_, to);
 }
 
 template <class T>
@@ -207,7 +207,7 @@ void Lstm<T>::call(Call call) const {
   device_->call(call, &work, sizeof(work));
 }
 
-// States before the first vertex are zeros (null), those after the last are of no interest.
+// Initial states are zero (null); final states are not requested.
 template <class T>
 void Lstm<T>::issue_forward(const void* work, int lane, Handle stream) {
   const Work& w = *static_cast<const Work*>(work);
@@ -247,27 +247,27 @@ void Lstm<T>::issue_backward_weights(const void* work, int lane, Handle stream) 
 
 template <class T>
 void Lstm<T>::run(const Rows<T>& x, Target h) const {
-  if (places_ == 0) return;
+  if (positions_ == 0) return;
   gather(x, x_at_);
   call(&issue_forward);
-  spread(y_at_, hidden_, h);
+  scatter(y_at_, hidden_, h);
 }
 
-// Weights at once: their gradient needs what the library has left of that of x.
+// Gradients of weights are computed here as well: they need data that the library left for dx.
 template <class T>
 void Lstm<T>::grad(const Rows<T>& dh, Target dx) const {
-  if (places_ == 0) return;
+  if (positions_ == 0) return;
   gather(dh, dy_at_);
   call(&issue_backward_data);
-  spread(dx_at_, input_, dx);
+  scatter(dx_at_, input_, dx);
   if (unpacks_.empty()) return;
-  device_->zero(weight_grads_.at(), weight_bytes_);  // the library adds
+  device_->zero(weight_grads_.at(), weight_bytes_);  // the library accumulates
   call(&issue_backward_weights);
 }
 
 template <class T>
 void Lstm<T>::weight_grad(int32_t param) const {
-  if (places_ == 0) return;
+  if (positions_ == 0) return;
   for (const Pieces& of : unpacks_) {
     if (of.param == param) library_->unpack(pieces_.as<Piece<T>>() + of.first, of.count);
   }

@@ -1,11 +1,13 @@
-// Gradients of a run as the host has them: each is copied to page-locked memory as soon as the
-// launches that make it are done, while the run goes on, and other threads wait for it.
+// Host copies of the gradients of a run. Each gradient is copied to page-locked memory behind the
+// launches that compute it, while the run goes on; other threads wait for the copies.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/driver/event.h"
+#include "cuda/memory/allocation.h"
 #include "cuda/memory/device_factors.h"
 #include "exec/analysis.h"
 #include "exec/progress.h"
@@ -14,53 +16,55 @@
 namespace cavs::cuda {
 
 template <class T>
-class Mirror {
+class GradientMirror {
  public:
-  Mirror(std::shared_ptr<Device> device, const Analysis& analysis,
-         const std::vector<int64_t>& sizes);
+  GradientMirror(std::shared_ptr<Device> device, const Analysis& analysis,
+                 const std::vector<int64_t>& sizes);
 
-  // Where dense gradients lie in their blocks, here and on the device.
+  // Layout of dense gradients in their block, the same on host and device.
   const GradientLayout& layout() const { return layout_; }
-  // Room for dense gradients, which stays where it is. In a Turn.
+  // Allocate the block of dense gradients; it never moves. Requires a DeviceLock.
   void reserve();
   bool reserved() const { return values_.bytes() > 0; }
   size_t host_bytes() const { return values_.bytes() + tables_.bytes(); }
-  // From now on a dense gradient is not copied: it is waited for and read on the device.
-  void keep(int32_t param) { kept_[param] = true; }
-  bool keeps(int32_t param) const { return kept_[param]; }
+  // From now on a dense gradient is not copied but waited for and read on the device.
+  void keep_on_device(int32_t param) { on_device_[param] = true; }
+  bool stays_on_device(int32_t param) const { return on_device_[param]; }
 
-  // Before a run that others follow.
+  // Announce a run whose gradients other threads wait for.
   void arm();
   bool armed() const { return armed_; }
-  // Of such a run: room for the gradients of tables; each gradient, from the lane that has made it;
-  // the end.
+  // During that run: allocate room for gradients of tables; copy each gradient from the lane that
+  // computed it; end.
   void begin(const std::vector<Table>& tables);
-  void leave(int32_t param, const T* from);
-  void leave_rows(int32_t param, size_t table, const T* from, int64_t count);
-  void leave_factors(int32_t param, DeviceFactors& factors);
+  void copy_dense(int32_t param, const T* from);
+  void copy_rows(int32_t param, size_t table, const T* from, int64_t count);
+  void copy_factors(int32_t param, DeviceFactors& factors);
   void finish();
-  // The run failed, or will not come.
+  // The run failed, or will not happen.
   void fail();
 
-  // On any thread: whether elements [begin, end) of a gradient are here; waits until they are.
+  // On any thread: wait until elements [begin, end) of a gradient have been copied. False on
+  // failure.
   bool wait(int32_t param, int64_t begin, int64_t end) const;
-  // Whether what makes a gradient has been launched, which made() follows; waits until it has been.
+  // Wait until the launches that compute a gradient were issued, which computed() follows. False on
+  // failure.
   bool wait_launched(int32_t param) const { return progress_.wait(param, 0, sizes_.at(param)); }
-  const Event& made(int32_t param) const { return *made_[param]; }
+  const Event& computed(int32_t param) const { return *computed_[param]; }
   T* block() const { return values_.at<T>(); }
   T* dense(int32_t param) const { return block() + layout_.at[param]; }
-  // Null before the first run that others follow.
+  // Gradient rows of a table; null before the first announced run.
   T* rows(size_t table) const {
     return table_at_.empty() ? nullptr : tables_.at<T>(table_at_[table]);
   }
-  // Whether these elements are of the block.
+  // True if these elements are in the block.
   bool holds(const T* values, int64_t count) const {
     return reserved() && values >= block() && values + count <= block() + layout_.elements;
   }
 
  private:
   template <class F>
-  void behind(int32_t param, F&& copies);
+  void on_mirror_lane(int32_t param, F&& copies);
   void download(T* to, const T* from, int64_t count);
   void record(int32_t param);
   void make_events();
@@ -69,12 +73,12 @@ class Mirror {
   const Analysis& analysis_;
   std::vector<int64_t> sizes_;
   GradientLayout layout_;
-  GradientProgress progress_;  // what has been launched
+  GradientProgress progress_;  // counts launches
   PinnedMemory values_, tables_;
-  std::vector<size_t> table_at_;                           // bytes
-  std::vector<std::unique_ptr<Event>> made_;               // of each parameter, on the device
-  std::vector<std::vector<std::unique_ptr<Event>>> here_;  // of each of its slabs, on the host
-  std::vector<bool> kept_;
+  std::vector<size_t> table_at_;                             // offsets in bytes
+  std::vector<std::unique_ptr<Event>> computed_;             // by parameter
+  std::vector<std::vector<std::unique_ptr<Event>>> copied_;  // by parameter and slab
+  std::vector<bool> on_device_;
   bool armed_ = false;
 };
 

@@ -10,14 +10,14 @@ constexpr unsigned char kUntouched = 0xff;
 }  // namespace
 
 void Guards::clear() {
-  places_.clear();
+  ranges_.clear();
   end_ = 0;
 }
 
-size_t Guards::place(int32_t buffer, size_t bytes) {
-  const size_t begin = lines(end_) + kLine;
+size_t Guards::add(int32_t buffer, size_t bytes) {
+  const size_t begin = aligned(end_) + kAlignment;
   end_ = begin + bytes;
-  places_.push_back({buffer, begin, end_});
+  ranges_.push_back({buffer, begin, end_});
   return begin;
 }
 
@@ -37,10 +37,10 @@ int32_t Guards::broken(const DeviceMemory& memory) const {
                        [](unsigned char byte) { return byte == kUntouched; });
   };
   size_t before = 0;
-  for (size_t i = 0; i < places_.size(); before = places_[i++].end) {
-    if (!untouched(before, places_[i].begin)) return places_[i == 0 ? 0 : i - 1].buffer;
+  for (size_t i = 0; i < ranges_.size(); before = ranges_[i++].end) {
+    if (!untouched(before, ranges_[i].begin)) return ranges_[i == 0 ? 0 : i - 1].buffer;
   }
-  return places_.empty() || untouched(before, found.size()) ? -1 : places_.back().buffer;
+  return ranges_.empty() || untouched(before, found.size()) ? -1 : ranges_.back().buffer;
 }
 
 }  // namespace cavs::cuda

@@ -1,4 +1,4 @@
-// For tests: values that stand apart from each other, so that what is written between them shows.
+// Guard bytes around values, for tests: writes outside of a value are detected.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/memory/allocation.h"
 
 namespace cavs::cuda {
 
@@ -13,21 +14,21 @@ class Guards {
  public:
   explicit Guards(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   void clear();
-  // Where `bytes` of a buffer may stand: nothing else stands there, at no time.
-  size_t place(int32_t buffer, size_t bytes);
-  size_t bytes() const { return end_ + kLine; }
-  // Before a run: all of `memory` is NaN then, or -1.
+  // Return the offset of `bytes` for a buffer, which share memory with no other buffer.
+  size_t add(int32_t buffer, size_t bytes);
+  size_t bytes() const { return end_ + kAlignment; }
+  // Before a run: fill `memory` with 0xff bytes (NaN, or -1).
   void fill(const DeviceMemory& memory) const;
-  // After it, which this waits for: a buffer beside which something was written; none: -1.
+  // After a run, which this waits for: a buffer next to which guard bytes changed, or -1.
   int32_t broken(const DeviceMemory& memory) const;
 
  private:
-  struct Place {
+  struct Range {
     int32_t buffer;
     size_t begin, end;
   };
   std::shared_ptr<Device> device_;
-  std::vector<Place> places_;
+  std::vector<Range> ranges_;
   size_t end_ = 0;
 };
 

@@ -13,13 +13,13 @@ Parameters<T>::Parameters(std::shared_ptr<Device> device, std::vector<Parameter<
       state_values_(device_),
       outcomes_(device_) {
   size_t bytes = 0;
-  for (const Parameter<T>& p : host_) bytes += lines(p.size * sizeof(T));
+  for (const Parameter<T>& p : host_) bytes += aligned(p.size * sizeof(T));
   values_.reserve(bytes);
   size_t at = 0;
   for (const Parameter<T>& p : host_) {
     sizes_.push_back(p.size);
     addresses_.push_back(reinterpret_cast<T*>(values_.at(at)));
-    at += lines(p.size * sizeof(T));
+    at += aligned(p.size * sizeof(T));
   }
   written_.assign(host_.size(), true);
   moved_.assign(host_.size(), false);
@@ -42,12 +42,12 @@ void Parameters<T>::upload() {
     copy(states_[i].second, host_states_[i].second, sizes_[i]);
   }
   states_written_ = false;
-  // The host may write to its arrays again, and a device that reads pageable memory may read late.
+  // The host may write to its arrays again, and copies from pageable memory may run late.
   if (any) device_->synchronize();
 }
 
 template <class T>
-void Parameters<T>::move(const std::vector<bool>& trained) {
+void Parameters<T>::mark_moved(const std::vector<bool>& trained) {
   for (size_t i = 0; i < trained.size(); ++i) moved_[i] = moved_[i] || trained[i];
 }
 
@@ -55,25 +55,25 @@ template <class T>
 const typename Parameters<T>::States& Parameters<T>::states(const States& host,
                                                             std::shared_ptr<const void> owner) {
   if (host == host_states_) return states_;
-  download();            // into the arrays known so far
-  host_states_.clear();  // until the new ones have their place
+  download();            // into the previous arrays
+  host_states_.clear();  // in case allocation throws
   states_.clear();
   size_t bytes = 0;
   for (size_t i = 0; i < host.size(); ++i) {
     bytes +=
-        lines(sizes_[i] * sizeof(T)) * ((host[i].first != nullptr) + (host[i].second != nullptr));
+        aligned(sizes_[i] * sizeof(T)) * ((host[i].first != nullptr) + (host[i].second != nullptr));
   }
   state_values_.reserve(bytes);
   size_t at = 0;
-  const auto place = [&](const T* of, int64_t size) -> T* {
+  const auto take = [&](const T* of, int64_t size) -> T* {
     if (of == nullptr) return nullptr;
     T* address = reinterpret_cast<T*>(state_values_.at(at));
-    at += lines(size * sizeof(T));
+    at += aligned(size * sizeof(T));
     return address;
   };
   for (size_t i = 0; i < host.size(); ++i) {
-    T* first = place(host[i].first, sizes_[i]);
-    states_.emplace_back(first, place(host[i].second, sizes_[i]));
+    T* first = take(host[i].first, sizes_[i]);
+    states_.emplace_back(first, take(host[i].second, sizes_[i]));
   }
   host_states_ = host;
   owner_ = std::move(owner);
@@ -128,7 +128,8 @@ void Parameters<T>::gather_rows() {
   }
 }
 
-// Copied aside first: if the device fails on the way, the host's arrays stay those of one step.
+// Values are first copied to a buffer: if the device fails halfway, the host's arrays stay
+// unchanged.
 template <class T>
 bool Parameters<T>::download() {
   if (!outcomes_.moved()) return false;
@@ -151,14 +152,14 @@ bool Parameters<T>::download() {
     add(host_states_[i].first, states_[i].first, sizes_[i]);
     add(host_states_[i].second, states_[i].second, sizes_[i]);
   }
-  const auto aside = std::make_unique_for_overwrite<T[]>(elements);
-  T* at = aside.get();
+  const auto buffer = std::make_unique_for_overwrite<T[]>(elements);
+  T* at = buffer.get();
   for (const Copy& c : copies) {
     device_->download(at, reinterpret_cast<Address>(c.from), c.size * sizeof(T));
     at += c.size;
   }
   device_->synchronize();
-  const T* from = aside.get();
+  const T* from = buffer.get();
   for (const Copy& c : copies) {
     std::copy_n(from, c.size, c.to);
     from += c.size;
@@ -170,7 +171,7 @@ bool Parameters<T>::download() {
 
 template <class T>
 std::optional<int64_t> Parameters<T>::lost() const {
-  if (device_->answers()) return std::nullopt;
+  if (device_->works()) return std::nullopt;
   return outcomes_.counted();
 }
 

@@ -1,4 +1,4 @@
-// Parameters and optimiser states on the device; the arrays of the host follow when asked for.
+// Parameters and optimiser states on the device. The host's arrays are updated on demand.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/driver/device.h"
+#include "cuda/memory/allocation.h"
 #include "cuda/memory/step_outcomes.h"
 #include "exec/executor.h"
 
@@ -22,37 +23,37 @@ class Parameters {
   const std::vector<T*>& on_device() const { return addresses_; }
   size_t value_bytes() const { return values_.bytes(); }
   size_t state_bytes() const { return state_values_.bytes(); }
-  // Where the states of each parameter stand on the device, null where the host has none. `owner`
-  // keeps the host's arrays, which are written by download() as long as they count.
+  // Device addresses of the states of each parameter, null where the host has none. `owner` keeps
+  // the host's arrays alive, into which download() writes.
   using States = std::vector<std::pair<T*, T*>>;
   const States& states(const States& host, std::shared_ptr<const void> owner);
 
-  // Before a run: what the host has written since goes up.
+  // Before a run: upload what the host has written since the last one.
   void upload();
-  // The device moves those parameters that are trained, unless it was told so before.
-  void move(const std::vector<bool>& trained);
-  // Of the training steps that move them.
-  Outcomes& outcomes() { return outcomes_; }
-  // The host's arrays are written from now on, or have been: they are what counts.
+  // Mark the parameters of `trained` as changed by the device.
+  void mark_moved(const std::vector<bool>& trained);
+  // Outcomes of the training steps that change the parameters.
+  StepOutcomes& outcomes() { return outcomes_; }
+  // The host's arrays are authoritative from now on: all of them are uploaded again.
   void invalidate();
-  // The same of the values of some, which the device does not move.
+  // invalidate() for the values of some parameters, which the device does not change.
   void write(const std::vector<int32_t>& params);
-  // The same of some rows of a table: the next run takes them up.
+  // invalidate() for some rows of a table, which the next run uploads.
   void write_rows(int32_t param, const std::vector<int32_t>& rows, int64_t width);
   struct RowsWritten {
     int32_t param;
     int64_t width;
-    std::vector<int32_t> rows;  // different from each other
+    std::vector<int32_t> rows;  // distinct
     std::vector<T> values;
   };
-  // Those of parameters that do not go up as a whole; gather_rows() fetches their values. They are
-  // to go up before anything reads them, then forget_rows().
+  // Written rows of parameters that are not uploaded as a whole; gather_rows() collects their
+  // values. They must be uploaded before anything reads them, then cleared by forget_rows().
   void gather_rows();
   const std::vector<RowsWritten>& rows_written() const { return rows_written_; }
   void forget_rows() { rows_written_.clear(); }
-  // Brings the host's arrays up to date, all or none; whether they were behind.
+  // Update the host's arrays, all or none. True if they were out of date.
   bool download();
-  // Steps that the host's arrays lack, if the device has failed and they will never come.
+  // Number of steps that the host's arrays lack for good; nullopt while the device works.
   std::optional<int64_t> lost() const;
 
  private:
@@ -62,12 +63,12 @@ class Parameters {
   DeviceMemory values_, state_values_;
   std::vector<T*> addresses_;
   States host_states_, states_;
-  std::shared_ptr<const void> owner_;  // of the arrays of host_states_
-  // Of each parameter: the host's values count; the device has moved it since download().
+  std::shared_ptr<const void> owner_;  // owner of the arrays in host_states_
+  // By parameter: the host's values are authoritative; the device has changed it since download().
   std::vector<bool> written_, moved_;
   bool states_written_ = false;
   std::vector<RowsWritten> rows_written_;
-  Outcomes outcomes_;
+  StepOutcomes outcomes_;
 };
 
 }  // namespace cavs::cuda

@@ -2,13 +2,15 @@
 
 #include <stdexcept>
 
+#include "cuda/driver/context.h"
+
 namespace cavs::cuda {
 
-Outcomes::Outcomes(std::shared_ptr<Device> device)
+StepOutcomes::StepOutcomes(std::shared_ptr<Device> device)
     : device_(std::move(device)),
       device_memory_(device_),
       host_(device_),
-      places_{Place(device_), Place(device_)} {
+      pending_{Pending(device_), Pending(device_)} {
   constexpr size_t bytes = sizeof(Outcome) * (kAccepted + 1);
   device_memory_.reserve(bytes);
   device_->zero(device_memory_.at(), bytes);
@@ -18,68 +20,68 @@ Outcomes::Outcomes(std::shared_ptr<Device> device)
   device_->upload(reinterpret_cast<Address>(on_device(kAccepted)), good, sizeof(Outcome));
 }
 
-void Outcomes::reserve() { end(next_); }
+void StepOutcomes::reserve() { end(next_); }
 
-const Outcome* Outcomes::condition(const std::shared_ptr<Step>& after) const {
+const Outcome* StepOutcomes::condition(const std::shared_ptr<Step>& after) const {
   if (after == nullptr) return nullptr;
   if (after->outcome) return after->outcome->ok ? nullptr : on_device(kRefused);
-  for (int i = 0; i < kPlaces; ++i) {
-    if (places_[i].step == after) return on_device(i);
+  for (int i = 0; i < kMaxPending; ++i) {
+    if (pending_[i].step == after) return on_device(i);
   }
   throw std::invalid_argument("the step before is one of other parameters");
 }
 
-std::shared_ptr<Step> Outcomes::launched() {
-  Place& place = places_[next_];
+std::shared_ptr<Step> StepOutcomes::launched() {
+  Pending& pending = pending_[next_];
   device_->download(host_.at<Outcome>(sizeof(Outcome) * next_),
                     reinterpret_cast<Address>(on_device(next_)), sizeof(Outcome));
-  place.done.record();
-  place.step = std::make_shared<Step>();
-  place.counts = true;
-  next_ = (next_ + 1) % kPlaces;
-  return place.step;
+  pending.done.record();
+  pending.step = std::make_shared<Step>();
+  pending.counts = true;
+  next_ = (next_ + 1) % kMaxPending;
+  return pending.step;
 }
 
-void Outcomes::end(int at) {
-  Place& place = places_[at];
-  if (place.step == nullptr) return;
-  place.done.synchronize();
+void StepOutcomes::end(int at) {
+  Pending& pending = pending_[at];
+  if (pending.step == nullptr) return;
+  pending.done.synchronize();
   const Outcome found = *host_.at<Outcome>(sizeof(Outcome) * at);
-  place.step->outcome = found;
-  place.step = nullptr;
-  counted_ += found.ok != 0 && place.counts;
+  pending.step->outcome = found;
+  pending.step = nullptr;
+  counted_ += found.ok != 0 && pending.counts;
 }
 
-Outcome Outcomes::wait(Step& step) {
-  const auto place_of = [&] {
+Outcome StepOutcomes::wait(Step& step) {
+  const auto index_of = [&] {
     int at = 0;
-    while (places_[at].step.get() != &step) ++at;
+    while (pending_[at].step.get() != &step) ++at;
     return at;
   };
   const Event* done = nullptr;
   {
-    const Turn turn(*device_);
+    const DeviceLock lock(*device_);
     if (step.outcome) return *step.outcome;
-    done = &places_[place_of()].done;
+    done = &pending_[index_of()].done;
   }
-  // Others may launch meanwhile. If the event is then one of a later step, that is waited for.
+  // Other threads may launch meanwhile: the event may then be that of a later step.
   {
-    const Current here(*device_);
+    const CurrentContext here(*device_);
     done->synchronize();
   }
-  const Turn turn(*device_);
-  if (!step.outcome) end(place_of());
+  const DeviceLock lock(*device_);
+  if (!step.outcome) end(index_of());
   return *step.outcome;
 }
 
-bool Outcomes::moved() {
-  for (int at = 0; at < kPlaces; ++at) end(at);
+bool StepOutcomes::moved() {
+  for (int at = 0; at < kMaxPending; ++at) end(at);
   return counted_ > 0;
 }
 
-void Outcomes::forget() {
+void StepOutcomes::forget() {
   counted_ = 0;
-  for (Place& place : places_) place.counts = false;
+  for (Pending& pending : pending_) pending.counts = false;
 }
 
 }  // namespace cavs::cuda

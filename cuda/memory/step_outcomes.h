@@ -1,4 +1,4 @@
-// What training steps have come to: judged on the device, read by the host when it is asked.
+// Outcomes of training steps: computed on the device, read by the host on demand.
 #pragma once
 
 #include <array>
@@ -6,57 +6,61 @@
 #include <optional>
 
 #include "cuda/driver/device.h"
+#include "cuda/driver/event.h"
 #include "cuda/kernels/arguments.h"
+#include "cuda/memory/allocation.h"
 
 namespace cavs::cuda {
 
-// A training step that was launched. `outcome` is empty until it has been read.
+// A launched training step. `outcome` is empty until it has been read.
 struct Step {
   std::optional<Outcome> outcome;
 };
 
-// The steps of one set of parameters, of which two may be on their way. All but wait() in a Turn.
-class Outcomes {
+// Outcomes of the steps of one set of parameters, of which two may be in flight. All methods but
+// wait() require a DeviceLock.
+class StepOutcomes {
  public:
-  explicit Outcomes(std::shared_ptr<Device> device);
+  explicit StepOutcomes(std::shared_ptr<Device> device);
 
-  // Room for one more step: the one before the last has ended from here on.
+  // Make room for one more step by waiting for the step before the last.
   void reserve();
-  // What an update asks that others have judged: it counts. applied(): one was launched.
+  // A constant "accepted" outcome, for updates whose gradients were validated elsewhere, and the
+  // count of such updates.
   const Outcome* accepted() const { return on_device(kAccepted); }
   void applied() { ++counted_; }
-  // Where the device writes the outcome of the step that is being launched.
+  // Address to which the device writes the outcome of the next step.
   Outcome* next() const { return on_device(next_); }
-  // What that step asks whether it counts: the outcome of `after`. Null: it does in any case.
+  // Outcome that decides whether a step launched after `after` is applied. Null: unconditionally.
   const Outcome* condition(const std::shared_ptr<Step>& after) const;
-  // The step that writes next() has been launched.
+  // Register the step that writes next().
   std::shared_ptr<Step> launched();
 
-  // What `step` has come to; waits for it, but not for steps after it.
+  // Outcome of `step`; waits for it, but not for later steps.
   Outcome wait(Step& step);
   size_t device_bytes() const { return device_memory_.bytes(); }
-  // Whether steps have moved the parameters since forget(); waits for those on their way.
+  // True if steps have changed the parameters since forget(); waits for those in flight.
   bool moved();
-  // How many are known to have moved them since forget().
+  // Number of steps known to have changed them since forget().
   int64_t counted() const { return counted_; }
   void forget();
 
  private:
-  // Behind the places: an outcome that is never good, and one that always is.
-  static constexpr int kPlaces = 2, kRefused = kPlaces, kAccepted = kRefused + 1;
-  struct Place {
-    explicit Place(const std::shared_ptr<Device>& device) : done(device, false) {}
+  // Behind the pending outcomes: a constant refused one and a constant accepted one.
+  static constexpr int kMaxPending = 2, kRefused = kMaxPending, kAccepted = kRefused + 1;
+  struct Pending {
+    explicit Pending(const std::shared_ptr<Device>& device) : done(device, false) {}
     Event done;
     std::shared_ptr<Step> step;
-    bool counts = false;  // for moved()
+    bool counts = false;  // since forget()
   };
-  Outcome* on_device(int place) const { return device_memory_.as<Outcome>() + place; }
-  void end(int place);
+  Outcome* on_device(int index) const { return device_memory_.as<Outcome>() + index; }
+  void end(int index);
 
   std::shared_ptr<Device> device_;
   DeviceMemory device_memory_;
   PinnedMemory host_;
-  std::array<Place, kPlaces> places_;
+  std::array<Pending, kMaxPending> pending_;
   int next_ = 0;
   int64_t counted_ = 0;
 };

@@ -1,10 +1,12 @@
 #include "cuda/replay/graph.h"
 
+#include "cuda/driver/context.h"
+
 namespace cavs::cuda {
 namespace {
 
-// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: kernels have the priority of the lane that they
-// were captured on, not all of them that of the stream where the graph runs.
+// CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: kernels keep the priority of the lane on which
+// they were captured, instead of that of the launching stream.
 constexpr unsigned long long kPriorityOfNodes = 8;
 
 }  // namespace
@@ -18,9 +20,9 @@ Graph::Graph(std::shared_ptr<Device> device, const Commands& commands)
   d.check(result, "cuGraphInstantiate");
 }
 
-// The driver keeps what is under way until it is done.
+// The driver keeps a graph that is running until it is done.
 Graph::~Graph() {
-  const Current here(*device_, std::nothrow);
+  const CurrentContext here(*device_, std::nothrow);
   if (executable_ != nullptr && here) device_->driver().executable_destroy(executable_);
 }
 

@@ -1,4 +1,4 @@
-// Commands that the driver was given once, to be done again by one call.
+// Commands captured as a CUDA graph, which one call launches.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,12 @@ namespace cavs::cuda {
 
 class Graph {
  public:
-  // DeviceFault where the driver cannot make one of them; nothing is done in either case.
+  // Captures the commands without running them. Throws DeviceFault if the driver cannot.
   Graph(std::shared_ptr<Device> device, const Commands& commands);
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
-  void launch();  // on the present lane
+  void launch();  // on the current lane
 
  private:
   std::shared_ptr<Device> device_;

@@ -1,4 +1,4 @@
-// Walks of batches whose commands come again: done by a graph of the driver where that is faster.
+// Cache of CUDA graphs by the shape of a batch, launched where that is faster than single commands.
 #pragma once
 
 #include <atomic>
@@ -14,92 +14,94 @@
 
 #include "cuda/driver/commands.h"
 #include "cuda/driver/device.h"
+#include "cuda/driver/event.h"
 #include "cuda/replay/graph.h"
 
 namespace cavs::cuda {
 
-// Which commands that come again are replayed: none, those that measure faster so, all.
+// Which repeated commands are replayed: none, those for which it measures faster, or all.
 enum class Replay { kNever, kAuto, kAlways };
 
-// Times a walk both ways, in turns, on the device's clock: until the last command has ended, the
-// host's part included where the device waits for it.
-class Trial {
+// Times both modes of a run alternately on the device's clock, up to the end of the last command;
+// this includes time of the host where the device waits for it.
+class ReplayTrial {
  public:
-  explicit Trial(const std::shared_ptr<Device>& device)
+  explicit ReplayTrial(const std::shared_ptr<Device>& device)
       : start_(device, true), end_(device, true) {}
-  // Whether another walk may be timed: the last one has ended.
+  // True if the previous timed run has ended, so that another may be timed.
   bool ready();
-  bool replays_next() const { return turn_ % 2 == 1; }
+  bool replays_next() const { return run_ % 2 == 1; }
   void start() { start_.record(); }
   void stop();
-  bool over() const { return turn_ == kTurns; }
-  // The fastest of each.
+  bool done() const { return run_ == kRuns; }
+  // The fastest run of each mode.
   double direct() const { return seconds_[0]; }
   double replayed() const { return seconds_[1]; }
 
  private:
-  static constexpr int kTurns = 6;
+  static constexpr int kRuns = 6;
   Event start_, end_;
-  int turn_ = 0;
-  bool under_way_ = false;
+  int run_ = 0;
+  bool running_ = false;
   double seconds_[2] = {std::numeric_limits<double>::infinity(),
                         std::numeric_limits<double>::infinity()};
 };
 
-// Of one executor, whose modules and libraries the commands name. All in a Turn.
-class Replays {
+// The cache of one executor, whose modules and libraries the commands refer to. All methods require
+// a DeviceLock.
+class ReplayCache {
  public:
-  Replays(std::shared_ptr<Device> device, Replay when);
+  ReplayCache(std::shared_ptr<Device> device, Replay when);
 
-  // A walk, which commands lanes 0 and 1 of the device. A walk of a new shape runs as it comes; one
-  // whose commands are those of the last of its shape becomes a graph. shape: any number that
-  // differs where the commands do, if it can.
-  void run(uint64_t shape, const std::function<void()>& walk);
+  // Run `run_commands`, which gives work to lanes 0 and 1. The first run of a shape runs directly;
+  // one that repeats the commands of the previous run of its shape becomes a graph. shape: a number
+  // that should differ where the commands differ.
+  void run(uint64_t shape, const std::function<void()>& run_commands);
 
-  // What has become of them.
+  // Statistics for users.
   struct Report {
-    // Commands that came again, as many as `commands`.
+    // Repeated commands, `commands` in number.
     struct Graph {
       size_t commands;
       bool decided, replayed;
-      double direct_seconds, replay_seconds;  // 0 where they were not measured
+      double direct_seconds, replay_seconds;  // 0 if not measured
     };
     int64_t runs = 0, replays = 0;
     std::vector<Graph> graphs;
-    std::string trouble;  // why there are no replays although they were asked for
+    std::string trouble;  // why replays are off although they were requested
   };
   Report report() const;
   // The trouble, once; on any thread.
-  std::string take_trouble() { return untold_.exchange(false) ? trouble_ : std::string(); }
+  std::string take_trouble() { return unreported_.exchange(false) ? trouble_ : std::string(); }
 
  private:
-  enum class Way { kOpen, kDirect, kReplay };
+  enum class Mode { kOpen, kDirect, kReplay };
   struct Shape {
     uint64_t number;
-    Commands commands;             // of its last walk, where that was recorded
-    std::unique_ptr<Graph> graph;  // of them
-    std::unique_ptr<Trial> trial;
-    Way way = Way::kOpen;
-    int changes = 0;  // of its commands
-    size_t size = 0;  // of the commands that came again
+    Commands commands;             // commands of its last recorded run
+    std::unique_ptr<Graph> graph;  // graph of `commands`
+    std::unique_ptr<ReplayTrial> trial;
+    Mode mode = Mode::kOpen;
+    int changes = 0;  // number of times its commands changed
+    size_t size = 0;  // number of repeated commands
     double direct_seconds = 0, replay_seconds = 0;
   };
   Shape* find(uint64_t number);
-  void settle(Shape& shape);
-  bool record(Shape& shape, const std::function<void()>& walk);
+  void decide(Shape& shape);
+  bool record(Shape& shape, const std::function<void()>& run_commands);
   bool replay(Shape& shape);
-  static void changed(Shape& shape);
-  void give_up(const DeviceFault& fault);
-  void forget_oldest();
+  static void invalidate(Shape& shape);
+  void disable(const DeviceFault& fault);
+  void evict_oldest();
 
   std::shared_ptr<Device> device_;
   Replay when_;
-  std::list<Shape> shapes_;  // the latest first
+  std::list<Shape> shapes_;  // most recently used first
   std::unordered_map<uint64_t, std::list<Shape>::iterator> by_number_;
-  Commands commands_;  // of the present walk
+  Commands commands_;  // commands of the run under way
   int64_t runs_ = 0, replays_ = 0;
-  std::string trouble_;  // written once, before untold_
-  std::atomic<bool> untold_ = false;
+  std::string trouble_;  // written once, before unreported_
+  std::atomic<bool> unreported_ = false;
 };
 
 }  // namespace cavs::cuda

@@ -1,4 +1,4 @@
-"""Memory of a device for tests: as the driver gives it, and from a pool."""
+"""Allocators for tests: the driver's, and a pool."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ from cavs.errors import DeviceError
 
 
 class DriverMemory:
-    """The driver's memory as Python hands it out. at: the allocation that ends in `error`."""
+    """The driver's memory, called from Python. at: number of the allocation that raises `error`."""
 
     def __init__(self, twin, at=0, error=None):
         self.twin, self.at, self.error, self.count = twin, at, error, 0
@@ -17,7 +17,7 @@ class DriverMemory:
             raise self.error
         address = ctypes.c_uint64()
         found = self.twin.calls.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes))
-        if found:  # after a fault, every call returns it
+        if found:  # every call after a fault returns it
             raise DeviceError(f"cuMemAlloc_v2 of {nbytes} bytes returned {found}")
         return address.value
 
@@ -26,7 +26,7 @@ class DriverMemory:
 
 
 class Pool(DriverMemory):
-    """A block that is given back is handed out at once, as CuPy's pool does."""
+    """An allocator that reuses released blocks at once, as CuPy's pool does."""
 
     def __init__(self, twin):
         super().__init__(twin)

@@ -1,4 +1,4 @@
-"""Devices of tests: the twin, as it was when it was new, for each; and the machine's own GPU."""
+"""Fixtures: a fresh twin for each test, devices on it, and the machine's GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cuda.twin.launch import Context
 
 @pytest.fixture
 def twin() -> Iterator[Twin]:
-    """The host twin; nothing may have been written beside an allocation when the test ends."""
+    """The host twin; at the end of the test all guard bytes must be intact."""
     if reason := missing():
         pytest.skip(reason)
     device = Twin()
@@ -29,7 +29,7 @@ def twin() -> Iterator[Twin]:
 
 @pytest.fixture
 def nccl(twin: Twin) -> Iterator[StandIn]:
-    """A stand-in for NCCL on the twin's devices, which all groups have left when the test ends."""
+    """A stand-in for NCCL on the twin's devices; at the end all groups must be closed."""
     with stand_in(twin) as found:
         yield found
 
@@ -41,7 +41,7 @@ def context(twin: Twin) -> Context:
 
 @pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> Device:
-    """The twin's as `twin_device`, and the machine's own GPU where it has one."""
+    """A device of the twin, or the machine's GPU if there is one."""
     found = gpu() if request.param == "cuda" else request.getfixturevalue("twin_device")
     assert isinstance(found, Device)
     return found
@@ -49,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture
 def shuffle(request: pytest.FixtureRequest, device: Device) -> Callable[[int], None]:
-    """Has streams, blocks and threads of the twin run in an order of a seed; a GPU has its own."""
+    """A function that makes the twin run in a random order of a seed; on a GPU it does nothing."""
     if isinstance(device.compiler, TwinCompiler):
         return request.getfixturevalue("twin").adversarial  # type: ignore[no-any-return]
     return lambda seed: None
@@ -57,6 +57,6 @@ def shuffle(request: pytest.FixtureRequest, device: Device) -> Callable[[int], N
 
 @pytest.fixture
 def twin_device(twin: Twin) -> Iterator[Device]:
-    """The twin's, whose memory is a pool; nothing may have gone wrong there."""
+    """A device of the twin with a pool as its memory; at the end the pool must have no errors."""
     yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))
     assert twin.fault() == ""

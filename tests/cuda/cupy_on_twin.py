@@ -1,4 +1,4 @@
-"""A stand-in for what the package takes of `cupy.cuda`, on the twin."""
+"""A stand-in for the parts of `cupy.cuda` that the package uses, on the twin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import types
 import numpy as np
 
 DEVICES = 8
-HOST = -2  # the device that CUDA names for memory that it does not know
+HOST = -2  # the ordinal that CUDA reports for unknown memory
 
 
 class Current:
-    """Makes a device current, and then the one before, as CuPy's."""
+    """A context manager that makes a device current, then restores the previous one, as CuPy's."""
 
     def __init__(self, devices, ordinal):
         self.devices, self.ordinal = devices, ordinal
@@ -44,7 +44,7 @@ class Event:
 
 
 class Block:
-    """Memory of one device. It stays until `Devices.close`: the twin has enough."""
+    """Memory of one device, which stays allocated until `Devices.close`: the twin has enough."""
 
     def __init__(self, devices, nbytes):
         self.devices, address = devices, ctypes.c_uint64()
@@ -58,8 +58,8 @@ class Block:
 class Devices:
     """Memory, streams and events of all devices of the twin.
 
-    never: streams whose last operation does not end. waits: (stream, event's stream) of each wait.
-    set_up: devices that were made current.
+    never: streams whose last operation never ends. waits: (stream, the event's stream) of each
+    wait. set_up: devices that were current once.
     """
 
     def __init__(self, twin):
@@ -69,7 +69,7 @@ class Devices:
         assert not twin.calls.cuInit(0)
 
     def cuda(self):
-        """The module."""
+        """The stand-in for the module."""
         module = types.ModuleType("cupy.cuda")
         module.Device = lambda ordinal: Current(self, ordinal)
         module.Stream = self._stream
@@ -98,13 +98,13 @@ class Devices:
         return context.value or 0
 
     def ordinal(self):
-        """The device whose context is current; without one that which the thread chose last."""
+        """The device whose context is current, or else the one that the thread chose last."""
         current = self._current()
         known = (n for n in range(DEVICES) if self._context(n).value == current)
         return next(known) if current else getattr(self.chosen, "ordinal", 0)
 
     def set(self, ordinal):
-        """As cudaSetDevice of CUDA 12, which sets the device up."""
+        """Set and initialise the device, as cudaSetDevice of CUDA 12 does."""
         self.set_up.add(ordinal)
         self.chosen.ordinal = ordinal
         assert not self.twin.calls.cuCtxSetCurrent(self._context(ordinal))
@@ -132,7 +132,7 @@ class Devices:
         assert not wait(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def _attributes(self, address):
-        # Copied at once: other ranks add some, and a garbage collection may free some.
+        # A copy, since other ranks add items and a garbage collection may remove some.
         for start, (nbytes, device) in self.blocks.copy().items():
             if start <= address < start + nbytes:
                 return types.SimpleNamespace(device=device)
@@ -141,7 +141,7 @@ class Devices:
     # ---- for tests -----------------------------------------------------------------------------
 
     def put(self, ordinal, values):
-        """The address of a copy of an array on a device."""
+        """Copy an array to a device and return its address."""
         values = np.ascontiguousarray(values)
         with Current(self, ordinal):
             block = Block(self, max(values.nbytes, 1))
@@ -149,13 +149,13 @@ class Devices:
         return block.ptr
 
     def get(self, address, shape, dtype):
-        """A copy of an array that lies at an address; what is under way there is not waited for."""
+        """Copy an array from an address, without waiting for work under way."""
         values = np.empty(shape, dtype)
         ctypes.memmove(values.ctypes.data, address, values.nbytes)
         return values
 
     def close(self):
-        """Frees what was taken of the twin."""
+        """Free everything that was allocated on the twin."""
         calls = self.twin.calls
         with Current(self, 0):
             for address in self.blocks:

@@ -1,4 +1,4 @@
-"""Devices for kernel tests: the host twin, and the machine's GPU where it has one."""
+"""Devices for kernel tests: the host twin, and the machine's GPU if it has one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Array:
         if data.nbytes:
             start = ctypes.c_void_p(data.ctypes.data)
             device.call("cuMemcpyHtoDAsync_v2", address, start, size, None)
-            device.call("cuStreamSynchronize", None)  # `data` may be gone after this
+            device.call("cuStreamSynchronize", None)  # `data` may be freed after this
 
     def get(self) -> np.ndarray:
         host = np.empty(self.shape, self.dtype)
@@ -51,7 +51,7 @@ class Array:
 
 
 class Device:
-    """Kernels of cuda/kernels by name, for the types of values that kernels.py lists."""
+    """Kernels of cuda/kernels by name, for the types of values in kernel_signatures.py."""
 
     def __init__(self, library: str, compiler: Compile, options: list[str], twin: Twin | None):
         self.driver, self.compiler, self.options = ctypes.CDLL(library), compiler, options
@@ -83,7 +83,7 @@ class Device:
         return function, kernels.SIGNATURES[file][name]
 
     def launch(self, name: str, dtype: str, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Runs a kernel in blocks of 256 and waits for it; None stands for a null pointer."""
+        """Run a kernel in blocks of 256 and wait for it; None is a null pointer."""
         function, types = self.function(name, dtype)
         values = [
             x if isinstance(x, t) else t(getattr(x, "address", x or 0))
@@ -95,7 +95,7 @@ class Device:
         self.call("cuStreamSynchronize", None)
 
     def module(self, name: str, text: str, included: dict[str, str]) -> Generated:
-        """The kernels of a text, each parameter of which is of 8 bytes."""
+        """Compile a text to kernels whose parameters are all of 8 bytes."""
         image = self.compiler(name, text, included, self.options)
         module = ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), image)
@@ -105,7 +105,7 @@ class Device:
         return Array(self, np.asarray(host, dtype))
 
     def structures(self, items: list[ctypes.Structure]) -> Array:
-        """An array of structures."""
+        """Copy an array of structures to the device."""
         data = b"".join(bytes(item) for item in items)
         return Array(self, np.frombuffer(data or b"\0", np.uint8))
 
@@ -117,7 +117,7 @@ class Generated:
         self.device, self.handle = device, module
 
     def launch(self, name: str, grid: int, block: int, *arguments: Any) -> None:
-        """Runs a kernel and waits for it; None stands for a null pointer."""
+        """Run a kernel and wait for it; None is a null pointer."""
         function = ctypes.c_void_p()
         self.device.call("cuModuleGetFunction", ctypes.byref(function), self.handle, name.encode())
         values = [ctypes.c_uint64(getattr(x, "address", x or 0)) for x in arguments]
@@ -130,7 +130,7 @@ class Generated:
 
 @functools.cache
 def host_twin(checked: bool | None = None) -> Device | str:
-    """The host twin, or why it cannot be built; see TwinCompiler for `checked`."""
+    """Return the host twin, or why it cannot be built; checked: see TwinCompiler."""
     if reason := missing():
         return reason
     twin = Twin()
@@ -139,7 +139,7 @@ def host_twin(checked: bool | None = None) -> Device | str:
 
 @functools.cache
 def gpu() -> Device | str:
-    """This machine's GPU, or why there is none."""
+    """Return this machine's GPU, or the reason why there is none."""
     if reason := hardware.absent():
         return reason
     library = libraries.find("nvrtc")

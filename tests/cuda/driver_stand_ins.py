@@ -1,4 +1,4 @@
-"""Stand-ins for what a machine with a GPU has: a driver in C++, the part of CuPy that is used."""
+"""Stand-ins for a machine with a GPU: a driver in C++, and the part of CuPy that is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cavs.cuda import libraries
 CXX = os.environ.get("CXX", "g++")
 MISSING = "" if shutil.which(CXX) else f"the stand-in driver needs a C++ compiler, {CXX}"
 
-# Its facts are the environment's FAKE_..., read at every call.
+# Every call reads its answers from environment variables FAKE_....
 DRIVER = r"""
 #include <cstdlib>
 #include <cstring>
@@ -58,7 +58,7 @@ int cuGetErrorName(int code, const char** name) {
 
 
 def build_driver(folder: Path, *defines: str) -> str:
-    """The library of the stand-in driver; "-DOLD" leaves entry points out."""
+    """Build the library of the stand-in driver; "-DOLD" leaves out entry points."""
     source, library = folder / "driver.cc", folder / "libcuda.so.1"
     source.write_text(DRIVER)
     command = [CXX, "-shared", "-fPIC", *defines, "-o", str(library), str(source)]
@@ -75,7 +75,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
-    """A module like CuPy over a GPU of `total` bytes; ``cupy.free`` says what is left."""
+    """Return a module like CuPy for a GPU of `total` bytes; ``cupy.free`` is what is left."""
     cupy: Any = types.ModuleType("cupy")
     cupy.__version__ = "99.0"
     cupy.free, cupy.current, cupy.fails = total, [], ""
@@ -133,13 +133,13 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
         cupy.current[:] = [ordinal]
 
     def current() -> int:
-        if not cupy.current:  # nor has anybody called cuInit
+        if not cupy.current:  # cuInit has not been called either
             raise CUDARuntimeError("CUDA_ERROR_NOT_INITIALIZED: initialization error")
         return 1
 
     def alloc(size: int) -> Block:
         assert cupy.current[-1] == cupy.expected
-        cupy.pending += 1  # what its stream still does with the block
+        cupy.pending += 1  # work on the block in its stream
         return Block(size)
 
     def wait() -> None:
@@ -164,7 +164,7 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
 
 
 def strip(monkeypatch: pytest.MonkeyPatch, prefix: Path) -> None:
-    """Leaves no CUDA: no pathfinder, no wheels, nothing on the loader's path, no torch."""
+    """Hide CUDA: no pathfinder, no wheels, nothing on the loader's path, no torch."""
     monkeypatch.setattr(libraries, "_package_folders", lambda package: [])
     monkeypatch.setattr(libraries.ctypes.util, "find_library", lambda name: None)
     for variable in ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME"):

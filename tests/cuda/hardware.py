@@ -1,4 +1,4 @@
-"""This machine's GPU for tests: where there is none they are skipped, where it fails they fail."""
+"""This machine's GPU for tests: without one they are skipped; one that does not work fails them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cavs.cuda.device import Device, count_devices, open_device
 from cavs.cuda.libraries import find_driver
 
 INVALID_DEVICE = 101
-REQUIRED = "CAVS_TEST_GPU"  # if set: a machine without a GPU fails too
-# If set: each allocation is one of the driver's, so that memcheck sees its ends; CuPy's pool hands
-# out parts of large ones.
+REQUIRED = "CAVS_TEST_GPU"  # if set, a machine without a GPU fails the tests
+# If set, each allocation is one of the driver's, so that memcheck knows its bounds; CuPy's pool
+# returns parts of larger ones.
 UNPOOLED = "CAVS_TEST_UNPOOLED"
 
 
 def absent(library: str | None = None) -> str:
-    """Why there is no GPU to test on; empty where the driver counts one, which has to work then.
+    """Return why there is no GPU to test on; "" if the driver counts one, which then must work.
 
-    library: the driver, if it is not to be looked up.
+    library: the driver, instead of searching for it.
     """
     path = library or find_driver()
     if path is None:
@@ -37,21 +37,21 @@ def absent(library: str | None = None) -> str:
 
 
 def skip(reason: str) -> NoReturn:
-    """Skips the running test for want of a GPU, or fails it where there must be one."""
+    """Skip the running test for lack of a GPU, or fail it if one is required."""
     if os.environ.get(REQUIRED):
         pytest.fail(f"{REQUIRED} is set, but there is {reason}")
     pytest.skip(reason)
 
 
 def gpu(library: str | None = None) -> Device:
-    """The GPU, opened; what it fails with is raised."""
+    """Return the opened GPU; its errors are raised."""
     if reason := absent(library):
         skip(reason)
     return _opened(library)
 
 
 def gpu_with_cudnn(library: str | None = None) -> Device:
-    """The GPU; cuDNN, which comes by pip, is to be where a GPU is to be."""
+    """Return the GPU with cuDNN, which comes by pip and is required where a GPU is."""
     found = gpu(library)
     if found.cudnn_library is None:
         skip("no cuDNN")
@@ -59,7 +59,7 @@ def gpu_with_cudnn(library: str | None = None) -> Device:
 
 
 def several_gpus(most: int, library: str | None = None) -> int:
-    """How many GPUs there are, up to `most`; a machine with one is as good as any, and skips."""
+    """Return the number of GPUs, up to `most`; skip the test on a machine with a single one."""
     gpu(library)
     if (found := min(count_devices(library), most)) < 2:
         pytest.skip("only one NVIDIA GPU")
@@ -68,7 +68,7 @@ def several_gpus(most: int, library: str | None = None) -> int:
 
 @functools.cache
 def _opened(library: str | None) -> Device:
-    with warnings.catch_warnings():  # CuPy may warn when it is imported: that is no failure of ours
+    with warnings.catch_warnings():  # CuPy may warn when it is imported
         warnings.simplefilter("ignore")
         found = open_device("cuda", library)
     return replace(found, memory=None) if os.environ.get(UNPOOLED) else found

@@ -1,4 +1,4 @@
-"""What the kernel tests share: cases, sources of every row map, guarded outputs, grids."""
+"""Helpers of kernel tests: cases, sources of every row map, guarded outputs, grids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELF, ONE, INDEX, SEGMENT = range(4)
 
 @dataclass(frozen=True)
 class Source:
-    """A source for rows [r0, r1), the rows it stands for in float64, the memory it lies in."""
+    """A source for rows [r0, r1), the expected rows in float64, and its memory."""
 
     rows: Rows
     values: np.ndarray
@@ -32,7 +32,7 @@ class Source:
 class Case:
     """A device, "twin", "checked" (the twin that finds races) or "gpu", and a type of values.
 
-    half: float32 that is stored in bfloat16 where it may be; all values are ones that fit.
+    half: float32 that is stored in bfloat16 where that is allowed; all values are representable.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Case:
 
     @property
     def rounding(self) -> float:
-        """How far a result may lie from its own value for being stored."""
+        """Tolerance for the rounding of stored results."""
         return 2.0**-8 if self.half else 0.0
 
     def normal(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
         return self.fitting(rng.standard_normal(shape))
 
     def fitting(self, x: np.ndarray) -> np.ndarray:
-        """The nearest values that may be stored without loss."""
+        """Round to the nearest values that can be stored exactly."""
         return widened(narrowed(x)) if self.half else x.astype(self.dtype)
 
     def array(self, host: Any, dtype: Any = None) -> Array:
@@ -71,7 +71,7 @@ class Case:
         return self.device.array(host, "i4")
 
     def stored(self, host: np.ndarray) -> Array:
-        """An array as packed weights are stored, and rows that say so."""
+        """Return an array in the type of packed weights, and flags for rows in that type."""
         return self.device.array(narrowed(host) if self.half else host.astype(self.dtype))
 
     def launch(self, name: str, grid: tuple[int, ...], *arguments: Any) -> None:
@@ -85,11 +85,11 @@ class Case:
         aligned: bool = False,
         half: bool = False,
     ) -> Guarded:
-        """half: stored in bfloat16 if the case is."""
+        """Return a guarded output; half: stored in bfloat16 if the case is."""
         return Guarded(self, rows, cols, fill, aligned, half and self.half)
 
     def plain(self, host: np.ndarray, base: int = 0) -> Source:
-        """The rows of an array, from row `base` on."""
+        """Return the rows of an array as a source that starts at row `base`."""
         memory = self.stored(host)
         width = host.shape[1]
         rows = Rows(memory.address, width, base, 0, 0, SELF, self.half, width)
@@ -98,11 +98,11 @@ class Case:
     def source(
         self, rng: np.random.Generator, kind: str, r0: int, r1: int, width: int, aligned: bool
     ) -> Source:
-        """A source of row map `kind`.
+        """Return a source of row map `kind`.
 
-        The buffer starts at another row than r0, has NaN beside the columns that may be read, and
-        ends where the allocation ends. `aligned`: rows start at multiples of 16 bytes, or of 8 in
-        bfloat16, which half of the sources of a case of it are stored in.
+        The buffer starts at another row than r0, has NaN around the columns that may be read, and
+        ends with the allocation. aligned: rows start at multiples of 16 bytes, or of 8 in bfloat16,
+        in which half of the sources of such a case are stored.
         """
         half = self.half and bool(rng.integers(2))
         rows, base, column = r1 - r0, max(r0 - 2, 0), 4 if aligned else 3
@@ -110,12 +110,12 @@ class Case:
         counts = rng.integers(0, 7, r1)
         counts[:r0] = 0
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        if kind == "segment":  # the segments' own rows
+        if kind == "segment":  # segments of consecutive rows
             height = max(int(offsets[-1]), 1)
         stride = column + width + (-width % 4 if aligned else 0)
         data = np.full((height, stride), np.nan, self.dtype)
         data[:, column : column + width] = self.normal(rng, height, width)
-        # As short as it may be: what is read behind the last row is not the allocation's.
+        # As short as possible, so that reads past the last row leave the allocation.
         flat = data.reshape(-1)[: data.size - (stride - column - width)]
         memory = self.stored(flat) if half else self.array(flat)
         clean = data[:, column : column + width].astype("f8")
@@ -150,14 +150,14 @@ class Case:
 
 
 def narrowed(x: np.ndarray) -> np.ndarray:
-    """Bits of the nearest bfloat16 values; ties go to even."""
+    """Return the bits of the nearest bfloat16 values; ties go to even."""
     bits = np.ascontiguousarray(x, "f4").view("u4")
     rounded = (bits.astype("u8") + 0x7FFF + (bits >> np.uint32(16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FFF, rounded).astype("u2")
 
 
 def widened(bits: np.ndarray) -> np.ndarray:
-    """The float32 values of bfloat16 ones."""
+    """Return bfloat16 values as float32."""
     return (bits.astype("u4") << np.uint32(16)).view("f4")
 
 
@@ -166,7 +166,7 @@ def case_of(name: str, dtype: str) -> Case:
 
 
 def cases(*dtypes: str) -> pytest.MarkDecorator:
-    """On the host twin, then on the GPU of this machine."""
+    """Parametrize a test by cases on the host twin, then on this machine's GPU."""
     return pytest.mark.parametrize(
         "case",
         [
@@ -187,7 +187,7 @@ def side_by_side(sources: Iterable[Source]) -> Sources:
 
 
 class Guarded:
-    """A 2-D output inside a larger one of sentinels; ``get`` sees that nothing else changed."""
+    """A 2-D output inside a larger array of sentinels; ``get`` checks that nothing else changed."""
 
     def __init__(
         self, case: Case, rows: int, cols: int, fill: Any, aligned: bool, half: bool = False
@@ -216,7 +216,7 @@ class Guarded:
 def agree(
     case: Case, grids: Iterable[tuple[int, ...]], call: Callable[..., np.ndarray], *arguments: Any
 ) -> np.ndarray:
-    """The result of call(case, grid, ...): the same bits for all grids and orders of threads."""
+    """Return the result of call(case, grid, ...), equal in bits for all grids and thread orders."""
     first: np.ndarray | None = None
     for seed, grid in enumerate(grids):
         if case.device.twin:
@@ -227,6 +227,6 @@ def agree(
         assert first.tobytes() == got.tobytes(), f"other bits on a grid of {grid}"
     if case.device.twin:
         case.device.twin.check_guards()
-        case.device.twin.reset()  # its log would grow from test to test
+        case.device.twin.reset()  # to limit the size of its log
     assert first is not None
     return first

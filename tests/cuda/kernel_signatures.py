@@ -1,4 +1,4 @@
-"""The kernel sources and their signatures, as the tests see them."""
+"""Sources, signatures and structures of the kernels in cuda/kernels, for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "cuda" / "kernels"
-OPTIONS = ["--std=c++17"]  # of every compilation by NVRTC
+OPTIONS = ["--std=c++17"]  # for every compilation by NVRTC
 
 Address = ctypes.c_uint64
 Long, Int, Double = ctypes.c_longlong, ctypes.c_int, ctypes.c_double
@@ -50,7 +50,7 @@ class Piece(ctypes.Structure):
     )
 
 
-class Stretch(ctypes.Structure):
+class UpdateChunk(ctypes.Structure):
     _fields_ = (
         ("param", Address),
         ("grad", Address),
@@ -70,7 +70,7 @@ class Outcome(ctypes.Structure):
 
 class Optimizer(ctypes.Structure):
     _fields_ = (
-        ("kind", Int),
+        ("type", Int),
         ("nesterov", Int),
         ("lr", Double),
         ("momentum", Double),
@@ -111,14 +111,14 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "lookup.cu": {"lookup_grad": (Rows, Address, Address, Address, Int, Address, Int)},
     "update.cu": {
         "square": (Address, Int, Address),
-        "judge": (Address, Int, Address, Double, Address, Address),
+        "compute_outcome": (Address, Int, Address, Double, Address, Address),
         "update": (Address, Int, Optimizer, Address),
     },
 }
 
 
 def dtypes_of(file: str) -> tuple[str, ...]:
-    """What a file is compiled for; "half": float32 that may be stored in bfloat16."""
+    """Macros for a type of values; "half" is float32 that may be stored in bfloat16."""
     if file == "matmul.cu":
         return ("float32", "float64")
     return ("float32", "half") if file == "matmul_mma.cu" else ("float32", "float64", "half")

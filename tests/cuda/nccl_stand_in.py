@@ -1,9 +1,9 @@
 """A stand-in for CuPy and its NCCL whose ranks are threads with the twin's memory.
 
-Operations do what NCCL documents of them: those of a group begin at its end, collectives meet in
-the order in which each rank calls them, sends meet receives by pairs of ranks. One that all ranks
-have begun runs there and then, on the memory of all. One that some rank never begins does not end:
-the stream it is on never reaches an event behind it. What NCCL leaves undefined is an error here.
+Operations follow NCCL's documentation: those of a group begin at its end, collectives are matched
+in the order of each rank's calls, sends and receives by pairs of ranks. An operation that all ranks
+have begun runs at once, on the memory of all. One that some rank never begins does not end: its
+stream never reaches a later event. Behaviour that NCCL leaves undefined is an error here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMPY[BFLOAT16] = np.dtype(np.uint16)  # its bits
 
 
 class NcclError(RuntimeError):
-    """As CuPy's, of a text; or of a number, for which CuPy 14.2 has names up to 6."""
+    """An error like CuPy's, with a text or a number, for which CuPy 14.2 has names up to 6."""
 
     def __init__(self, what):
         if isinstance(what, int):
@@ -44,7 +44,7 @@ def misuse(text):
 
 @dataclass(eq=False)
 class Call:
-    """What one rank asks for. counts: elements that it sends and receives."""
+    """A call of one rank. counts: numbers of elements that it sends and receives."""
 
     name: str
     rank: int
@@ -58,26 +58,26 @@ class Call:
 
     @property
     def same(self):
-        """What all ranks have to say alike."""
+        """The arguments in which all ranks must agree."""
         return self.name, self.counts, self.kind, self.root
 
 
 def width(kind):
-    """Bytes of an element."""
+    """Size of an element in bytes."""
     if kind not in NUMPY:
         raise NcclError("NCCL_ERROR_INVALID_ARGUMENT: no such type")
     return NUMPY[kind].itemsize
 
 
 def memory(at, count, kind):
-    """Elements as NumPy's."""
+    """Elements as a NumPy array."""
     if count == 0:
         return np.empty(0, NUMPY[kind])
     return np.frombuffer((ctypes.c_ubyte * (count * width(kind))).from_address(at), NUMPY[kind])
 
 
 def added(terms, kind):
-    """The sum in the order of ranks, each rounded."""
+    """Sum in the order of ranks, rounding each time."""
     total = terms[0].copy()
     for term in terms[1:]:
         if kind == BFLOAT16:
@@ -89,18 +89,18 @@ def added(terms, kind):
 
 @dataclass
 class Group:
-    """What the ranks with one id share."""
+    """State shared by the ranks of one id."""
 
     size: int
-    meet: threading.Condition = field(default_factory=threading.Condition)
-    begun: dict = field(default_factory=lambda: defaultdict(dict))  # collectives by number and rank
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    begun: dict = field(default_factory=lambda: defaultdict(dict))  # by number and rank
     numbers: dict = field(default_factory=lambda: defaultdict(itertools.count))
     letters: dict = field(default_factory=lambda: defaultdict(lambda: (deque(), deque())))
     aborted: bool = False
     wrong: Exception | None = None
 
     def begin(self, call):
-        """Notes it, and does what is now complete."""
+        """Record a call, and run the collectives that are complete."""
         if call.name in {"send", "recv"}:
             pair = (call.rank, call.root) if call.name == "send" else (call.root, call.rank)
             sends, receives = self.letters[pair]
@@ -147,7 +147,7 @@ class Group:
 
 
 class StandIn(Devices):
-    """fails: ranks whose next all-reduce does. refuses: those that join no group."""
+    """fails: ranks whose next all-reduce fails. refuses: ranks that cannot join a group."""
 
     available = True
     NCCL_SUM = 0
@@ -190,24 +190,24 @@ class StandIn(Devices):
             self.run([(communicator, call)])
 
     def run(self, asked):
-        """Begins all of them, then waits until they have ended or been given up."""
+        """Begin all calls, then wait until they have ended or been aborted."""
         for _, call in asked:
             if self.twin.calls.cuStreamSynchronize(ctypes.c_void_p(call.stream)):
                 raise NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error")
         end = time.monotonic() + self.timeout
         for communicator, call in asked:
-            with communicator.group.meet:
+            with communicator.group.changed:
                 communicator.group.begin(call)
-                communicator.group.meet.notify_all()
+                communicator.group.changed.notify_all()
         for communicator, call in asked:
             group = communicator.group
-            with group.meet:
+            with group.changed:
                 while not (call.done or group.aborted or group.wrong):
-                    if not group.meet.wait(end - time.monotonic()):
+                    if not group.changed.wait(end - time.monotonic()):
                         break
                 if group.wrong:
                     raise group.wrong
-            if not call.done:  # what is there is of no use, as on a GPU
+            if not call.done:  # the result is invalid, as on a GPU
                 self.never.add(call.stream)
 
     def NcclCommunicator(self, size, unique, rank):
@@ -224,7 +224,7 @@ class StandIn(Devices):
         return [c for c in self.open if c.rank == rank]
 
     def install(self, patch: pytest.MonkeyPatch):
-        """As the modules that the package imports."""
+        """The stand-ins by the names of the modules that the package imports."""
         cupy, cuda = types.ModuleType("cupy"), self.cuda()
         cupy.cuda, cupy.__version__, cuda.nccl = cuda, "14.2.0", self
         for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupy.cuda.nccl", self)):
@@ -232,28 +232,28 @@ class StandIn(Devices):
 
 
 class Communicator:
-    """Of one rank. Arguments are those of CuPy's methods."""
+    """The communicator of one rank, with the arguments of CuPy's methods."""
 
     def __init__(self, module, group, rank, size):
         self.module, self.group, self.rank, self.size = module, group, rank, size
-        self.met = None  # an error since
+        self.error = None  # the first error
 
     def _ask(self, name, source, target, counts, kind, stream, root=None, own=0):
-        """own: where in the larger array the smaller one may lie, in bytes."""
+        """Check and issue a call. own: offset at which the smaller array may be in the larger."""
         if root is not None and not 0 <= root < self.size:
             raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: no rank {root}")
         (sent, received), size = counts, width(kind)
-        apart = source + sent * size <= target or target + received * size <= source
+        disjoint = source + sent * size <= target or target + received * size <= source
         inside = target - source == own if sent >= received else source - target == own
-        if name not in {"send", "recv"} and not (apart or inside):
-            raise misuse(f"{name}: arrays overlap, and not as they may in place")
+        if name not in {"send", "recv"} and not (disjoint or inside):
+            raise misuse(f"{name}: arrays overlap, but not as in-place arrays do")
         self.module.ask(self, Call(name, self.rank, source, target, counts, kind, stream, root))
 
     def allReduce(self, source, target, count, kind, operation, stream):
         assert operation == self.module.NCCL_SUM
         if self.rank in self.module.fails:
             self.module.fails.remove(self.rank)
-            self._give_up()  # others have begun theirs, and only a stand-in waits there
+            self._give_up()  # other ranks may already wait in theirs
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
         self._ask("allReduce", source, target, (count, count), kind, stream)
 
@@ -282,8 +282,8 @@ class Communicator:
         self._ask("recv", 0, target, (0, count), kind, stream, peer)
 
     def check_async_error(self):
-        if self.met is not None:
-            raise NcclError(self.met)
+        if self.error is not None:
+            raise NcclError(self.error)
 
     def abort(self):
         self.module.log("abort", self.rank)
@@ -295,9 +295,9 @@ class Communicator:
         self._end()
 
     def _give_up(self):
-        with self.group.meet:
+        with self.group.changed:
             self.group.aborted = True
-            self.group.meet.notify_all()
+            self.group.changed.notify_all()
 
     def _end(self):
         with self.module.lock:

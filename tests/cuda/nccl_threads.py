@@ -1,4 +1,4 @@
-"""Ranks as threads whose arrays lie in the twin's memory, for tests that know NumPy's alone."""
+"""Ranks as threads with arrays in the twin's memory, for tests written for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import patience
 
 @contextlib.contextmanager
 def stand_in(twin):
-    """A stand-in for NCCL, which all groups have left in the end."""
+    """A stand-in for NCCL; at the end all groups must be closed."""
     nccl = StandIn(twin)
     twin.set("devices", DEVICES)
     with pytest.MonkeyPatch.context() as patch:
@@ -34,7 +34,7 @@ def stand_in(twin):
 
 @contextlib.contextmanager
 def device_ranks():
-    """`run(size, work)` as `run_threads`, each rank with a device of the twin for its arrays."""
+    """Like `run_threads`, with a device of the twin for the arrays of each rank."""
     if reason := missing():
         pytest.skip(reason)
     twin = Twin()
@@ -56,7 +56,7 @@ def run_devices(nccl, size, work, *, timeout=60.0):
 
 @contextlib.contextmanager
 def ended(c):
-    """Closes a communicator, or gives it up if the test fails."""
+    """Close a communicator, or abort it if the test fails."""
     try:
         yield
     except BaseException:
@@ -66,7 +66,7 @@ def ended(c):
 
 
 def alone(work):
-    """`work(communicator)` for one rank with device 1."""
+    """Run `work(communicator)` on one rank with device 1."""
     c = NCCLCommunicator(SingleCommunicator(), 1)
     c.timeout = patience(20)
     with ended(c):
@@ -74,7 +74,7 @@ def alone(work):
 
 
 class Array:
-    """What another library has on a device."""
+    """An array of another library on a device."""
 
     def __init__(self, at, shape, typestr="<f8", **more):
         self.__cuda_array_interface__ = {
@@ -84,7 +84,7 @@ class Array:
 
 
 class OnDevice:
-    """A communicator that takes NumPy's arrays: they are on the device while it works on them."""
+    """A communicator for NumPy arrays, which are copied to the device for each operation."""
 
     def __init__(self, c, nccl):
         self.c, self.nccl = c, nccl

@@ -1,4 +1,4 @@
-"""What NVRTC says of a text, kept by all that it is made from: the text, and the compiler."""
+"""Logs of NVRTC, kept by a hash of the text and the compiler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from cavs.cuda.nvrtc import Nvrtc
 from tests.cuda.twin.build import kept
 
-# NVRTC takes minutes for all kernels on all architectures: each is compiled for one of them, unless
-# all examples are asked for.
+# NVRTC takes minutes for all kernels on all architectures: each kernel is compiled for one
+# architecture, unless all examples are requested.
 ALL = "CAVS_TEST_EXAMPLES" in os.environ
 
 
 def log_of(
     compiler: Nvrtc, name: str, source: str, headers: Mapping[str, str], options: Sequence[str]
 ) -> str:
-    """The log of a compilation that makes a cubin: as of ``Nvrtc.compile_with_log``."""
+    """Return the log of a compilation to a cubin, see ``Nvrtc.compile_with_log``."""
 
     def make(directory: Path, file: Path) -> None:
         cubin, log = compiler.compile_with_log(name, source, headers, options)

@@ -1,4 +1,4 @@
-"""What the tests of replays share."""
+"""Models, sessions and results for the tests of replays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cavs import nn
 from cavs.cuda.device import Device
 from tests.runtime.trees import Classifier
 
-TIMES = 6  # two places of the staging take turns: the third batch of each is a graph
+TIMES = 6  # staging is double-buffered, and the third run of either buffer is a graph
 
 
 def device_of(twin, replay="always", **more):
@@ -31,7 +31,7 @@ def of_report(session, training=True):
 
 
 def found(session, batch, step=0):
-    """All that a batch comes to, as bytes."""
+    """Return all results of a batch as bytes."""
     loss, gradients = session.gradients(batch, seed=5, step=step)
     outputs = session.predict(batch)
     return loss, *(a.tobytes() for of in (gradients, outputs) for a in of.values())

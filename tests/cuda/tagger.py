@@ -1,4 +1,4 @@
-"""A small model, its data and trainers of it, for the tests of steps launched ahead."""
+"""A small model with data and trainers, for the tests of steps launched ahead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SGD, STATES = {"kind": "sgd", "lr": 0.5}, [[]] * 7
 
 
 class Tagger(cavs.Model):
-    """A class for every vertex, from an embedding and from numbers whose exp may be infinite."""
+    """A class per vertex, from an embedding and from numbers whose exp may be infinite."""
 
     def __init__(self, rate=0.0):
         self.embedding = nn.Embedding(30, SIZE, init="xavier")
@@ -37,7 +37,7 @@ def tagger(rate=0.0):
 
 
 def graphs(sizes=(2, 1, 9, 3, 14, 2, 5, 1), bad=(), tokens=30):
-    """Random trees of these sizes; those in `bad` give a loss or a gradient that is not finite."""
+    """Return random trees of these sizes; those in `bad` have no finite loss or gradient."""
     rng, found = np.random.default_rng(sum(sizes)), []
     for i, n in enumerate(sizes):
         parents = [-1, *(int(rng.integers(v)) for v in range(1, n))]
@@ -78,7 +78,7 @@ def close(trainer, other, tolerance=1e-10):
 
 
 def both(device, run, **options):
-    """What `run` does with a trainer on the CPU and with one on the device: the same."""
+    """Check that `run` gives the same with a trainer on the CPU and with one on the device."""
     host, there = trainer_on("cpu", **options), trainer_on(device, **options)
     expected, found = run(host), run(there)
     assert there.steps == host.steps

@@ -1,4 +1,4 @@
-"""The commands with ``--device cuda``: what they print and write is what they do on the CPU."""
+"""The commands with ``--device cuda`` print and write the same as on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(device, monkeypatch):
 
 @pytest.fixture
 def words(tmp_path):
-    """Options of the model, and of its data."""
+    """Options of the model and of its data."""
     data = write_data(NAME, tmp_path)
     own = [f"--{k.replace('_', '-')}={v}" for k, v in OPTIONS[NAME].items()]
     return [*own, "--data", str(data)]
@@ -67,7 +67,7 @@ def test_train_evaluate_and_predict(opened, words, tmp_path, capsys):
     assert predicted[0]
 
 
-def test_a_training_goes_on_where_another_device_left_it(opened, words, tmp_path, capsys):
+def test_training_resumes_on_another_device(opened, words, tmp_path, capsys):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     same = ("train", NAME, *words, "--quiet", "--batch-size", 2, "--schedule", "constant")
     run(capsys, *same, "--epochs", 3, "--out", whole)

@@ -1,4 +1,4 @@
-"""What the GPU benchmark asks of cavs, on the host twin."""
+"""The GPU benchmark on the host twin."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CASE = Case(
 
 @pytest.fixture(autouse=True)
 def on_the_twin(twin, monkeypatch):
-    """Sessions that ask for a GPU get the twin; the texts that it has compiled."""
+    """Sessions that ask for a GPU get the twin; yields the texts that it has compiled."""
     compiled = []
 
     class Compiler:
@@ -70,15 +70,15 @@ def on_the_twin(twin, monkeypatch):
 
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_results_lie_within_what_the_benchmark_allows(workload, precision):
+def test_errors_are_within_the_bounds_of_the_benchmark(workload, precision):
     found = errors(replace(CASE, workload=workload, precision=precision))
     assert found.keys() == {"loss", "outputs", "gradients"}
     assert max(found.values()) < ALLOWED[precision]
     if precision != "fp32":
-        assert max(found.values()) > 1e-6  # products do run on tensor cores
+        assert max(found.values()) > 1e-6  # products run on tensor cores
 
 
-def test_losses_follow_those_of_the_cpu():
+def test_losses_are_those_of_the_cpu():
     found = curve(CASE, 10)
     assert found["worst"] < 1e-4
     assert found["last"] < found["first"]
@@ -111,7 +111,7 @@ def test_steps_that_overlap_have_a_timeline():
 
 
 @pytest.mark.parametrize("part", [curve_part, fresh_part, launches_part, timeline])
-def test_parts_of_the_program_on_a_device(tmp_path, part):
+def test_parts_of_the_benchmark(tmp_path, part):
     given = SimpleNamespace(
         device="cuda", data="random", tiny=True, full=False, steps=20, rounds=1, patience=60,
         out=tmp_path / "gpu.json",
@@ -132,14 +132,14 @@ def test_parts_of_the_program_on_a_device(tmp_path, part):
         assert {e["args"]["name"] for e in events if e["ph"] == "M"} == set(TRACKS.values())
 
 
-def test_time_in_which_a_lane_is_busy():
+def test_busy_time_of_a_lane():
     spans = [("a", 0, 1.0, 2.0), ("b", 1, 1.5, 3.0), ("c", 2, 0.0, 9.0), ("d", 0, 4.0, 5.0)]
     assert busy(spans) == pytest.approx(3 / 4)
     assert busy(spans, (0,)) == pytest.approx(2 / 4)
     assert busy([]) == 0
 
 
-def test_batches_made_meanwhile_are_compared_with_ready_ones():
+def test_fresh_batches_are_compared_with_ready_ones():
     found = fresh(CASE, 2)
     assert found["exposed"]["rounds"] == 2
     assert min(found[name]["least"] for name in ("ready", "fresh", "prepare")) > 0
@@ -147,8 +147,8 @@ def test_batches_made_meanwhile_are_compared_with_ready_ones():
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_what_a_device_does_without(twin, switch):
-    """The losses are the same, the work is another."""
+def test_switches_of_a_device(twin, switch):
+    """Switches change the work, but not the losses."""
 
     def work(name):
         twin.reset()
@@ -173,10 +173,10 @@ def test_what_a_device_does_without(twin, switch):
     elif switch == "launches-by-task":
         walks = [{name for name, _ in of if name.startswith("persistent_")} for of in launched]
         assert [len(of) for of in walks] == [0, 2]
-    elif switch == "separate-vertices":  # merged ones are of more kinds
+    elif switch == "separate-vertices":  # merged vertices have more kinds
         maps = [{name for name, _ in of if name.startswith("map_")} for of in launched]
         assert len(maps[1]) > len(maps[0])
-    else:  # another device has other streams
+    else:  # another device, with other streams
         names = [{name for name, _ in of} for of in launched]
         assert names[0] == names[1]
 
@@ -192,12 +192,12 @@ def test_passes_are_timed(training):
     assert session.run().wall > 0
     assert session.prepare().wall > 0
     graphs = replayed(session)["graphs"]
-    assert len(graphs) == 2  # of one batch, in two places
+    assert len(graphs) == 2  # one batch, in two staging buffers
     assert all(line["decided"] for line in graphs)
     session.close()
 
 
-def test_graphs_may_be_asked_for():
+def test_graphs_can_be_requested():
     session = LocalSession("cavs-without-single-launches")
     session.configure(CASE)
     replays = replayed(session)["replays"]
@@ -215,7 +215,7 @@ def test_lstms_by_cudnn_agree_with_our_own(workload, twin, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", levels.CELLS)
-def test_levels_are_timed_by_every_way(cell):
+def test_levels_are_timed_in_every_mode(cell):
     found, failed = levels_of(Point(cell, 8, "tf32"), 2, (1, 3), 4)
     assert failed == []
     assert [entry["width"] for entry in found["widths"]] == [1, 3]
@@ -223,7 +223,7 @@ def test_levels_are_timed_by_every_way(cell):
         assert entry["ways"].keys() == WAYS.keys()
         for way, of in entry["ways"].items():
             assert min(of["whole_forward"], of["whole_both"]) > 0
-            if way == "graphs":  # what is taken off was measured elsewhere
+            if way == "graphs":  # the subtracted time was measured elsewhere
                 assert of["forward"] <= of["whole_forward"] and of["both"] <= of["whole_both"]
             else:
                 assert of["forward"] > 0 and 0 < of["backward"] < of["both"]
@@ -233,14 +233,14 @@ def test_levels_are_timed_by_every_way(cell):
     assert found["fits"].keys() == {"launched", "persistent"}
 
 
-def test_levels_that_are_no_tasks_are_told(monkeypatch):
+def test_levels_must_be_tasks(monkeypatch):
     given = levels.batch_of
     monkeypatch.setattr(levels, "batch_of", lambda cell, *_: given(cell, 2, 4))
     with pytest.raises(RuntimeError, match="4 levels of 3 vertices are not as many tasks"):
         levels_of(Point("lstm", 8, "fp32"), 1, (3,), 4, ("launched",))
 
 
-def test_a_width_that_fails_leaves_the_others(monkeypatch):
+def test_a_failing_width_does_not_affect_the_others(monkeypatch):
     given = levels.measured
 
     def measured(sessions, point, width, *others):
@@ -256,7 +256,7 @@ def test_a_width_that_fails_leaves_the_others(monkeypatch):
         levels_of(Point("lstm", 8, "fp32"), 1, (2, 3), 4, ("launched",))
 
 
-def test_kernels_compiled_ahead_are_those_of_the_levels(on_the_twin):
+def test_precompiled_kernels_are_those_of_the_levels(on_the_twin):
     point, compiled = Point("tree", 8, "bf16"), on_the_twin
     compile_one(point, (1, 3), 4)
     ahead = set(compiled)
@@ -264,7 +264,7 @@ def test_kernels_compiled_ahead_are_those_of_the_levels(on_the_twin):
     assert ahead == set(compiled) and len(compiled) > len(ahead) > 3
 
 
-def test_one_tree_waits():
+def test_latency_of_one_tree():
     case = latency_case("cuda", "random", "tf32", tiny=True)
     found, failed = latency(case, ways_on("cuda"))
     assert failed == [] and found["ways"].keys() == {"launched", "persistent"}

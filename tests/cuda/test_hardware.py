@@ -1,4 +1,4 @@
-"""Tests of a GPU are skipped for want of one alone: one that is there has to work."""
+"""Tests of a GPU are skipped only if there is none: one that is there must work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cuda import hardware
 from tests.cuda.device import host_twin
 
 
-def test_a_gpu_that_cannot_be_used_is_a_failure(twin):
+def test_an_unusable_gpu_is_a_failure(twin):
     assert hardware.absent(twin.library) == ""
     twin.capability(75)
     for _ in range(2):
@@ -24,7 +24,7 @@ def test_a_gpu_that_cannot_be_used_is_a_failure(twin):
             hardware.gpu(twin.library)
 
 
-def test_a_machine_without_a_gpu_skips_unless_it_must_have_one(twin, monkeypatch):
+def test_a_machine_without_a_gpu_skips_unless_required(twin, monkeypatch):
     monkeypatch.delenv(hardware.REQUIRED, raising=False)
     twin.no_device()
     with pytest.raises(pytest.skip.Exception, match="cuInit gives error 100"):
@@ -36,7 +36,7 @@ def test_a_machine_without_a_gpu_skips_unless_it_must_have_one(twin, monkeypatch
     assert hardware.absent() == "no NVIDIA driver"
 
 
-def test_a_gpu_without_cudnn_skips_unless_there_must_be_one(twin, monkeypatch):
+def test_a_gpu_without_cudnn_skips_unless_required(twin, monkeypatch):
     device = Device(twin.library, 0, "sm_90", twin.compiler, None)
     monkeypatch.setattr(hardware, "_opened", lambda library: device)
     monkeypatch.delenv(hardware.REQUIRED, raising=False)
@@ -49,7 +49,7 @@ def test_a_gpu_without_cudnn_skips_unless_there_must_be_one(twin, monkeypatch):
     assert hardware.gpu_with_cudnn(twin.library) is device
 
 
-def test_every_allocation_is_the_drivers_where_its_ends_are_looked_at(twin, monkeypatch):
+def test_memcheck_sees_every_allocation(twin, monkeypatch):
     pooled = Device(twin.library, 0, "sm_90", twin.compiler, object())
     monkeypatch.setattr(hardware, "open_device", lambda name, library: pooled)
     monkeypatch.delenv(hardware.UNPOOLED, raising=False)
@@ -59,7 +59,7 @@ def test_every_allocation_is_the_drivers_where_its_ends_are_looked_at(twin, monk
     assert opened(twin.library).memory is None
 
 
-def test_one_gpu_is_enough_where_there_must_be_one(twin, monkeypatch):
+def test_a_single_gpu_skips_tests_of_several(twin, monkeypatch):
     monkeypatch.setattr(hardware, "_opened", lambda library: None)
     monkeypatch.setenv(hardware.REQUIRED, "1")
     with pytest.raises(pytest.skip.Exception, match="only one NVIDIA GPU"):
@@ -68,8 +68,8 @@ def test_one_gpu_is_enough_where_there_must_be_one(twin, monkeypatch):
     assert [hardware.several_gpus(most, twin.library) for most in (2, 4)] == [2, 3]
 
 
-def test_generated_kernels_are_launched_without_the_twins_help(twin):
-    """As on a GPU, which does not tell what a kernel takes."""
+def test_generated_kernels_need_no_parameter_sizes(twin):
+    """As on a GPU, which does not report the parameters of a kernel."""
     device = host_twin()
     assert not isinstance(device, str)
     runner = Runner(device, None)

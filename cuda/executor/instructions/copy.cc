@@ -1,4 +1,4 @@
-// Launches copy.
+// copy: out[r] = the operand's row of r.
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {

@@ -1,4 +1,4 @@
-// Launches cross_entropy and cross_entropy_grad.
+// cross_entropy, cross_entropy_grad: the loss of logits and labels, and its gradient.
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {

@@ -1,4 +1,4 @@
-// Instructions that run a whole LSTM over a batch of chains.
+// lstm, lstm_grad, lstm_weight_grad: an LSTM over a batch of chains by cuDNN, and its gradients.
 #include <stdexcept>
 
 #include "cuda/executor/launchers.h"
@@ -7,7 +7,7 @@
 namespace cavs::cuda {
 
 template <class T>
-void Executor<T>::plan_lstms(const Compiled<T>& compiled) {
+void Executor<T>::plan_lstms(const CompiledProgram<T>& compiled) {
   const Program& p = *program_;
   lstm_of_instruction_.assign(p.instructions.size(), -1);
   for (size_t id = 0; id < p.instructions.size(); ++id) {
@@ -42,15 +42,15 @@ void Executor<T>::stage_chains() {
   const auto add = [&](const std::vector<int32_t>& values) {
     return staging_.add(std::span<const int32_t>(values));
   };
-  chains_at_ = {add(chains_.row_of), add(chains_.place_of), add(chains_.lengths)};
+  chains_at_ = {add(chains_.row_of), add(chains_.position_of), add(chains_.lengths)};
 }
 
 template <class T>
-void Executor<T>::place_chains() {
-  const auto [rows, places, lengths] = chains_at_;
+void Executor<T>::resolve_chains() {
+  const auto [rows, positions, lengths] = chains_at_;
   for (const auto& lstm : lstms_) {
-    lstm->place(
-        {staging_.at<int32_t>(rows), staging_.at<int32_t>(places), staging_.at<int32_t>(lengths)});
+    lstm->set_arrays({staging_.at<int32_t>(rows), staging_.at<int32_t>(positions),
+                      staging_.at<int32_t>(lengths)});
   }
 }
 
@@ -75,11 +75,11 @@ CAVS_INSTANTIATE_LAUNCHER(lstm)
 CAVS_INSTANTIATE_LAUNCHER(lstm_grad)
 CAVS_INSTANTIATE_LAUNCHER(lstm_weight_grad)
 
-#define CAVS_INSTANTIATE(T)                                  \
-  template void Executor<T>::plan_lstms(const Compiled<T>&); \
-  template void Executor<T>::bind_lstms();                   \
-  template void Executor<T>::stage_chains();                 \
-  template void Executor<T>::place_chains();
+#define CAVS_INSTANTIATE(T)                                         \
+  template void Executor<T>::plan_lstms(const CompiledProgram<T>&); \
+  template void Executor<T>::bind_lstms();                          \
+  template void Executor<T>::stage_chains();                        \
+  template void Executor<T>::resolve_chains();
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE

@@ -1,4 +1,4 @@
-// Launches map: the generated kernel of the instruction.
+// map: fused elementwise kernels, which cavs.codegen.cuda generates.
 #include <algorithm>
 
 #include "cuda/executor/launchers.h"
@@ -11,9 +11,25 @@ constexpr unsigned kSmallBlock = 64;
 }  // namespace
 
 template <class T>
-void Executor<T>::add_map_words(int32_t id, int64_t first_row) {
+void Executor<T>::load_maps(const CompiledProgram<T>& compiled) {
+  maps_.resize(program_->instructions.size());
+  if (compiled.maps.empty()) return;
+  module_ = std::make_unique<Module>(device_, compiled.image);
+  for (const MapName& m : compiled.maps) {
+    const Instruction& in = program_->instructions.at(m.instruction);
+    const bool random = std::any_of(in.ops.begin(), in.ops.end(),
+                                    [](const MapOp& op) { return op.code == MapOpcode::kUniform; });
+    maps_[m.instruction] = {module_->function(m.name), m.items, random};
+  }
+}
+
+// Append the arguments in the order of cavs.codegen.cuda: pointers to row 0, since the kernel's
+// text contains the columns, and the index arrays of loads.
+template <class T>
+void Executor<T>::add_map_arguments(int32_t id, int64_t first_row,
+                                    std::vector<uint64_t>& words) const {
   const Bound<T>& b = bound_.instructions[id];
-  const auto word = [&](const void* p) { words_.push_back(reinterpret_cast<uint64_t>(p)); };
+  const auto add = [&](const void* p) { words.push_back(reinterpret_cast<uint64_t>(p)); };
   const auto row_zero = [this](const T* data, int64_t values_before, int32_t buffer) {
     return reinterpret_cast<const T*>(reinterpret_cast<uint64_t>(data) -
                                       static_cast<uint64_t>(values_before) * value_bytes(buffer));
@@ -26,45 +42,42 @@ void Executor<T>::add_map_words(int32_t id, int64_t first_row) {
     const Role role = program_->buffers[o.buffer].role;
     const T* data = s.data;
     int64_t base = s.base;
-    if (const Place& place = load_place_[load]; place.buffer >= 0) {
-      data = scratch(place);
-      base = scratch_base(place, first_row);
+    if (const ScratchOperand& operand = load_scratch_[load]; operand.buffer >= 0) {
+      data = scratch(operand);
+      base = scratch_base(operand, first_row);
     }
     if (role != Role::kOnes && role != Role::kCount) data -= o.column;
-    word(s.map == RowMap::kOne ? data : row_zero(data, base * s.stride, o.buffer));
+    add(s.map == RowMap::kOne ? data : row_zero(data, base * s.stride, o.buffer));
     const auto [index, offsets] = arrays_.of_load(load);
-    if (s.map == RowMap::kSegmentSum) word(offsets);
+    if (s.map == RowMap::kSegmentSum) add(offsets);
     const bool segments_of_rows = o.array == Array::kEdges;
-    if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) word(index);
+    if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) add(index);
   }
   for (int32_t i = 0; i < b.map.num_stores; ++i) {
     const MapStore<T>& s = bound_.stores[b.first_store + i];
     T* data = s.data;
     int64_t base = s.base;
-    if (const Place& place = store_place_[b.first_store + i]; place.buffer >= 0) {
-      data = scratch(place);
-      base = scratch_base(place, first_row);
+    if (const ScratchOperand& operand = store_scratch_[b.first_store + i]; operand.buffer >= 0) {
+      data = scratch(operand);
+      base = scratch_base(operand, first_row);
     }
-    word(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
+    add(row_zero(data - in.stores[i].column, base * s.stride, in.stores[i].buffer));
   }
   if (maps_[id].random) {
-    word(staging_.at<uint64_t>(draw_at_));
-    word(arrays_.of_instruction(id));
+    add(staging_.at<uint64_t>(draw_at_));
+    add(arrays_.of_instruction(id));
   }
 }
 
-// The kernel takes the pointers of row 0, in the order that cavs.codegen.cuda lists them; columns
-// stand in its text.
 template <class T>
 void Launchers<T>::map(Executor<T>& e, int32_t id, const LaunchRows& at) {
   const auto& map = e.maps_[id];
-  e.words_.clear();
-  e.words_.push_back(static_cast<uint64_t>(int64_t{at.rows.begin}));
-  e.words_.push_back(static_cast<uint64_t>(int64_t{at.rows.end}));
-  e.add_map_words(id, at.first_row);
+  e.words_ = {static_cast<uint64_t>(int64_t{at.rows.begin}),
+              static_cast<uint64_t>(int64_t{at.rows.end})};
+  e.add_map_arguments(id, at.first_row, e.words_);
   e.arguments_.clear();
   for (const uint64_t& w : e.words_) e.arguments_.push_back({&w, sizeof(w)});
-  // These kernels run in blocks of any number of warps: small ones reach more multiprocessors.
+  // Blocks may have any number of warps: small ones reach more multiprocessors.
   const int64_t items = int64_t{at.rows.size()} * map.items;
   const int64_t processors = e.device_->multiprocessors();
   const unsigned threads = items < processors * kBlock ? kSmallBlock : kBlock;
@@ -73,8 +86,12 @@ void Launchers<T>::map(Executor<T>& e, int32_t id, const LaunchRows& at) {
                            threads);
 }
 
-template void Executor<float>::add_map_words(int32_t, int64_t);
-template void Executor<double>::add_map_words(int32_t, int64_t);
+#define CAVS_INSTANTIATE(T)                                        \
+  template void Executor<T>::load_maps(const CompiledProgram<T>&); \
+  template void Executor<T>::add_map_arguments(int32_t, int64_t, std::vector<uint64_t>&) const;
+CAVS_INSTANTIATE(float)
+CAVS_INSTANTIATE(double)
+#undef CAVS_INSTANTIATE
 
 CAVS_INSTANTIATE_LAUNCHER(map)
 

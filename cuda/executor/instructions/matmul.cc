@@ -1,4 +1,4 @@
-// Launches matmul.
+// matmul: out[r] (+)= the operands of r, concatenated, times a packed weight.
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {

@@ -1,11 +1,12 @@
-// Launches matmul_tn, or copies its operands where they are kept as factors.
+// matmul_tn: out (+)= the product of transposed rows of the left operands and rows of the right
+// ones.
 #include <algorithm>
 
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {
 
-// Copy the operands of one product, side by side, instead of computing the product.
+// Copy the operands instead of multiplying, for a gradient handed out as sufficient factors.
 template <class T>
 void Executor<T>::copy_factors(DeviceFactors& f, int32_t id, RowRange rows) {
   if (rows.size() == 0) return;
@@ -30,14 +31,14 @@ void Launchers<T>::matmul_tn(Executor<T>& e, int32_t id, const LaunchRows& at) {
     return;
   }
   const Bound<T>& b = e.bound_.instructions[id];
-  bool more = b.accumulate;
+  bool accumulate = b.accumulate;
   for (const RowRange& run : e.even_runs(id, at.rows)) {
     const std::vector<Rows<T>> left = e.operands(id, 0, b.split, run, at.first_row);
     const std::vector<Rows<T>> right = e.operands(id, b.split, b.count, run, at.first_row);
     e.library_->matmul_tn(left.data(), static_cast<int>(left.size()), right.data(),
                           static_cast<int>(right.size()), run.begin, run.end, b.out, b.stride,
-                          more);
-    more = true;
+                          accumulate);
+    accumulate = true;
   }
 }
 

@@ -1,4 +1,4 @@
-// Launches segment_max.
+// segment_max: out[r] = the maxima over the operand's segment of r.
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {

@@ -1,11 +1,10 @@
-// Launches sum_rows, several over the same rows at once.
+// sum_rows: out[0] (+)= the sum of the operand's rows; several such sums in one launch.
 #include "cuda/executor/launchers.h"
 
 namespace cavs::cuda {
 
 template <class T>
-void Launchers<T>::sum_rows_together(Executor<T>& e, const std::vector<int32_t>& ids,
-                                     RowRange rows) {
+void Launchers<T>::joint_sum_rows(Executor<T>& e, const std::vector<int32_t>& ids, RowRange rows) {
   std::vector<Rows<T>> sources;
   std::vector<Sum<T>> sums;
   for (int32_t id : ids) {
@@ -19,13 +18,13 @@ void Launchers<T>::sum_rows_together(Executor<T>& e, const std::vector<int32_t>&
 
 template <class T>
 void Launchers<T>::sum_rows(Executor<T>& e, int32_t id, const LaunchRows& at) {
-  sum_rows_together(e, {id}, at.rows);
+  joint_sum_rows(e, {id}, at.rows);
 }
 
-template void Launchers<float>::sum_rows_together(Executor<float>&, const std::vector<int32_t>&,
-                                                  RowRange);
-template void Launchers<double>::sum_rows_together(Executor<double>&, const std::vector<int32_t>&,
-                                                   RowRange);
+template void Launchers<float>::joint_sum_rows(Executor<float>&, const std::vector<int32_t>&,
+                                               RowRange);
+template void Launchers<double>::joint_sum_rows(Executor<double>&, const std::vector<int32_t>&,
+                                                RowRange);
 
 CAVS_INSTANTIATE_LAUNCHER(sum_rows)
 

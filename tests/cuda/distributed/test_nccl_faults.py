@@ -1,4 +1,4 @@
-"""What a communicator on devices refuses, what ends it, and what its stand-in refuses."""
+"""Errors of a communicator on devices, and of its stand-in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cuda.nccl_threads import Array, OnDevice, alone, ended, run_devices
 from tests.distributed.step.test_consensus import outcomes
 from tests.patience import patience
 
-# ---- refusals -----------------------------------------------------------------------------------
+# ---- invalid calls ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from tests.patience import patience
         (lambda c, a: c.receive(Array(a, (4,)), 0), "rank 0 is this one"),
     ],
 )
-def test_what_cannot_be_done_is_a_clear_error_and_the_group_goes_on(nccl, ask, says):
+def test_invalid_calls_are_errors_and_the_group_goes_on(nccl, ask, says):
     def work(c):
         with pytest.raises(ConfigError, match=says):
             ask(c, nccl.put(1, np.zeros(8)))
@@ -52,7 +52,7 @@ def test_what_cannot_be_done_is_a_clear_error_and_the_group_goes_on(nccl, ask, s
     alone(work)
 
 
-def test_arrays_on_another_device_or_of_a_type_that_cupy_does_not_name(nccl, monkeypatch):
+def test_arrays_on_another_device_or_of_an_unknown_type(nccl, monkeypatch):
     def work(c):
         with pytest.raises(ConfigError, match="memory of cuda:3, but rank 0 sends from cuda:1"):
             c.all_reduce(Array(nccl.put(3, np.zeros(4)), (4,)))
@@ -63,7 +63,7 @@ def test_arrays_on_another_device_or_of_a_type_that_cupy_does_not_name(nccl, mon
     alone(work)
 
 
-def test_rows_that_ranks_have_in_another_shape_are_told_to_all(nccl):
+def test_rows_of_different_shapes_are_an_error_on_all_ranks(nccl):
     def work(wrapped):
         wrapped.c.all_gather(wrapped.put(np.zeros((2, 3 + wrapped.c.rank))))
 
@@ -76,7 +76,7 @@ def test_rows_that_ranks_have_in_another_shape_are_told_to_all(nccl):
 
 
 def outcomes_on_devices(nccl, size, work):
-    """What `work` raises or returns on every rank."""
+    """Return what `work` raises or returns on every rank."""
 
     def on_device(control):
         c = NCCLCommunicator(control, control.rank)
@@ -88,7 +88,7 @@ def outcomes_on_devices(nccl, size, work):
     return outcomes(size, on_device)
 
 
-def test_a_rank_that_does_not_come_ends_the_operation(nccl):
+def test_a_missing_rank_ends_the_operation(nccl):
     def work(wrapped):
         c = wrapped.c
         if c.rank == 1:
@@ -108,8 +108,8 @@ def test_a_rank_that_does_not_come_ends_the_operation(nccl):
     assert outcomes_on_devices(nccl, 2, work) == [None, None]
 
 
-def test_only_who_is_needed_is_named_and_by_its_number_in_the_world(nccl):
-    """Rank 3 waits in a part for rank 2, which waits on the host for rank 1; nobody for rank 0."""
+def test_errors_name_the_rank_that_is_waited_for(nccl):
+    """Rank 3 waits in a subgroup for rank 2, and rank 2 on the host for rank 1."""
     gave_up = threading.Semaphore(0)
 
     def work(wrapped):
@@ -132,7 +132,7 @@ def test_only_who_is_needed_is_named_and_by_its_number_in_the_world(nccl):
     assert "NCCL in receive of 16 bytes from rank 2: rank 1 did not come" in str(fourth)
 
 
-def test_a_send_that_nobody_receives_is_an_error_and_no_hang(nccl):
+def test_a_send_without_a_receive_is_an_error(nccl):
     def work(wrapped):
         wrapped.c.timeout = 0.2
         wrapped.c.send(wrapped.put(np.ones(5)), 1 - wrapped.c.rank)
@@ -142,13 +142,13 @@ def test_a_send_that_nobody_receives_is_an_error_and_no_hang(nccl):
         assert f"in send of 40 bytes to rank {1 - rank}" in str(error)
 
 
-def test_what_nccl_meets_meanwhile_is_the_error(nccl, monkeypatch):
+def test_asynchronous_errors_of_nccl_are_raised(nccl, monkeypatch):
     monkeypatch.setattr("cavs.distributed.comm.nccl.stream._GLANCE", 0.05)
 
     def work(wrapped):
         c = wrapped.c
         if c.rank == 0:
-            nccl.open_of(0)[0].met = "NCCL_ERROR_REMOTE_ERROR: a peer is gone"
+            nccl.open_of(0)[0].error = "NCCL_ERROR_REMOTE_ERROR: a peer is gone"
             c.all_reduce(wrapped.put(np.ones(5)))
         time.sleep(0.2)
 
@@ -157,9 +157,9 @@ def test_what_nccl_meets_meanwhile_is_the_error(nccl, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [7, 8])
-def test_an_error_that_cupy_has_no_name_for_is_one_like_others(nccl, monkeypatch, status):
+def test_errors_without_a_name_in_cupy(nccl, monkeypatch, status):
     def work(c):
-        nccl.open_of(0)[0].met = status
+        nccl.open_of(0)[0].error = status
         with pytest.raises(DeviceError, match=f"0, cuda:1: error {status}, see ncclResult_t"):
             c.check()
 
@@ -173,8 +173,8 @@ def test_an_error_that_cupy_has_no_name_for_is_one_like_others(nccl, monkeypatch
         NCCLCommunicator(SingleCommunicator(), 1)
 
 
-def test_an_operation_that_the_device_never_ends_is_given_up(nccl):
-    """NCCL has taken it, and the stream hangs."""
+def test_an_operation_that_never_ends_is_aborted(nccl):
+    """NCCL has accepted it, but the stream hangs."""
     c, before = NCCLCommunicator(SingleCommunicator(), 1), threads()
     c.timeout = patience(20)
     c.barrier()
@@ -188,11 +188,11 @@ def test_an_operation_that_the_device_never_ends_is_given_up(nccl):
 
 
 def threads():
-    """How many hand something to NCCL."""
+    """Return the number of ranks with an operation in NCCL."""
     return sum(thread.name == "cavs-progress" for thread in threading.enumerate())
 
 
-def test_what_somebody_gives_up_ends_for_those_who_wait(nccl):
+def test_an_abort_ends_the_operation_on_waiting_ranks(nccl):
     def work(wrapped):
         c = wrapped.c
         if c.rank == 0:
@@ -208,7 +208,7 @@ def test_what_somebody_gives_up_ends_for_those_who_wait(nccl):
 
 
 def test_a_refused_call_leaves_no_group_open(nccl):
-    """NCCL would hold back all later calls of that thread."""
+    """NCCL would defer all later calls of that thread."""
 
     def work(control):
         c = NCCLCommunicator(control, control.rank)
@@ -225,9 +225,9 @@ def test_a_refused_call_leaves_no_group_open(nccl):
     assert [list(a) for a in run_threads(2, work)] == [[2, 2, 2]] * 2
 
 
-def test_a_part_that_cannot_be_made_is_an_error_on_all_of_it(nccl):
+def test_a_failing_split_is_an_error_on_the_whole_subgroup(nccl):
     def work(wrapped):
-        nccl.refuses.add(1)  # of each half
+        nccl.refuses.add(1)  # in each half
         with pytest.raises(DeviceError, match="no such network"):
             wrapped.c.split(wrapped.c.rank % 2)
 
@@ -253,7 +253,7 @@ def test_a_part_that_cannot_be_made_is_an_error_on_all_of_it(nccl):
         (lambda c, r, at: c.allReduce(at, at, 2, 3, 0, 0), "no such type"),
     ],
 )
-def test_the_stand_in_refuses_what_nccl_leaves_undefined(nccl, ask, says):
+def test_the_stand_in_refuses_undefined_behaviour(nccl, ask, says):
     ended = set()
 
     def work(c):

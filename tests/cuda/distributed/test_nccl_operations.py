@@ -32,7 +32,7 @@ def device_run():
 
 
 def terms(dtype, size, n):
-    """Values of every rank, whose sums are exact in any order."""
+    """Return values of every rank, whose sums are exact in any order."""
     rng = np.random.default_rng((n, size))
     whole = rng.integers(0, 4, (size, n))
     return narrowed(whole) if dtype == "bfloat16" else whole.astype(dtype)
@@ -46,7 +46,7 @@ def total(values, dtype):
 
 
 def check_every_operation(c, put, get):
-    """Of one rank. put(values, dtype): an array on its device; get(array): its values again."""
+    """All operations on one rank. put, get: copy values to an array on its device and back."""
     for dtype in SIZES:
         counts = [(3 * r + 2) % 5 for r in range(c.size)]
         for parts in (counts, [4] * c.size, [0] * c.size):
@@ -69,7 +69,7 @@ def check_every_operation(c, put, get):
             a = put(mine, dtype)
             c.broadcast(a, 0)
             np.testing.assert_array_equal(get(a), every[0])
-            # Rows: rank r has parts[r] of them for all, and r + s for rank s.
+            # Rows: rank r has parts[r] rows for all ranks, and r + s rows for rank s.
             rows = put(every[c.rank][: parts[c.rank]].reshape(-1, 1), dtype)
             for r, got in enumerate(c.all_gather(rows)):
                 np.testing.assert_array_equal(get(got), every[r][: parts[r]].reshape(-1, 1))
@@ -115,7 +115,7 @@ def test_every_operation_and_type(nccl, size):
 
 
 def on_gpu(control, ordinal):
-    """All operations of one rank on a real GPU; CuPy's arrays."""
+    """All operations of one rank on a real GPU, with CuPy's arrays."""
     import cupy
 
     c = NCCLCommunicator(control, ordinal)
@@ -137,7 +137,7 @@ def on_gpu(control, ordinal):
 
 
 def on_gpus(control):
-    """Of a process that mpirun started: the rank's own GPU."""
+    """In a process started by mpirun, on the rank's own GPU."""
     return on_gpu(control, control.rank)
 
 
@@ -162,7 +162,7 @@ class TestGPUs:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.data())
 def test_bytes_are_those_of_ranks_on_the_host(device_run, size, data):
-    """But for numbers of rows, which the host's gathers send beside the rows."""
+    """Except for numbers of rows, which gathers on the host send in addition."""
     counts = data.draw(st.lists(st.integers(0, 3000), min_size=size, max_size=size))
     root = data.draw(st.integers(0, size - 1))
 
@@ -217,7 +217,7 @@ def test_nothing_is_copied_and_results_are_freed(nccl, twin):
 # ---- streams and handles ------------------------------------------------------------------------
 
 
-def test_arrays_without_elements_may_say_what_they_like_of_their_memory(nccl):
+def test_empty_arrays_may_have_any_address(nccl):
     def work(c):
         for more in ({"strides": (72, 8)}, {}, {"strides": (1, 1)}):
             c.all_reduce(Array(0, (3, 0), **more))
@@ -229,7 +229,7 @@ def test_arrays_without_elements_may_say_what_they_like_of_their_memory(nccl):
     alone(work)
 
 
-def test_operations_come_after_what_the_streams_of_their_arrays_were_given(nccl):
+def test_operations_run_after_earlier_work_of_their_streams(nccl):
     def work(c):
         own = nccl._stream(non_blocking=True).ptr
         for more, stream in (({"stream": own}, own), ({"stream": 1}, 0), ({"version": 2}, 0)):
@@ -241,8 +241,8 @@ def test_operations_come_after_what_the_streams_of_their_arrays_were_given(nccl)
     alone(work)
 
 
-def test_what_was_started_goes_on_beside_the_caller_in_one_order(nccl):
-    """Rank 0 starts, rank 1 comes later: rank 0 is free in between."""
+def test_started_operations_run_in_order_next_to_the_caller(nccl):
+    """Rank 0 starts an operation that rank 1 joins later; rank 0 goes on meanwhile."""
     free = threading.Event()
 
     def work(wrapped):
@@ -255,7 +255,7 @@ def test_what_was_started_goes_on_beside_the_caller_in_one_order(nccl):
             assert not first.done and not second.done
             free.set()
         third = c.start(c.all_gather, b)
-        c.all_reduce(b)  # waits for its turn
+        c.all_reduce(b)  # waits for the earlier operation
         assert first.done and second.done and third.done and first.wait() is None
         return wrapped.get(second.wait()), wrapped.get(third.wait()), wrapped.get(b)
 
@@ -264,12 +264,12 @@ def test_what_was_started_goes_on_beside_the_caller_in_one_order(nccl):
         assert all((one == 2).all() for one in every)
 
 
-def test_a_started_operation_raises_where_it_is_waited_for(nccl):
+def test_waiting_raises_errors_of_a_started_operation(nccl):
     def work(c):
         handle = c.start(c.broadcast, Array(nccl.put(1, np.ones(4)), (4,)), 5)
         assert handle.done
         with pytest.raises(ConfigError, match="there is no rank 5"):
             handle.wait()
-        c.barrier()  # the group is as it was
+        c.barrier()  # the group still works
 
     alone(work)

@@ -1,4 +1,4 @@
-"""Ranks whose devices sum dense gradients among themselves, by a stand-in for NCCL on the twin."""
+"""Ranks whose devices sum dense gradients by a stand-in for NCCL on the twin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_devices(c, twin, **options):
 
 
 def train(size, twin, **options):
-    """As `trained`, on a device of its own for each rank; the exchanges by NCCL of rank 0, too."""
+    """Like `trained`, with a device for each rank; also return the exchanges by NCCL of rank 0."""
 
     def work(c):
         with on_devices(c, twin, **options) as t:
@@ -52,7 +52,7 @@ def train(size, twin, **options):
 @pytest.mark.parametrize(
     ("size", "strategy", "by_nccl"),
     [
-        (1, None, 2),  # the last gradient goes alone
+        (1, None, 2),  # the last gradient is reduced alone
         (2, None, 2),
         (2, "Buckets", 2),
         (3, "AllReduce(chunk=2)", 5),
@@ -81,7 +81,7 @@ def test_the_same_training_as_on_cpus(twin, nccl, size, strategy, by_nccl):
         assert len(found[0][2]) == by_nccl
 
 
-def test_who_asks_for_nccl_gets_it_or_is_refused(twin, nccl):
+def test_nccl_on_request_is_used_or_refused(twin, nccl):
     expected = train(2, twin, strategy="AllReduce(chunk=2)")
     found = train(2, twin, strategy="AllReduce(chunk=2, spec='nccl')")
     for (values, _, there), (wanted, _, others) in zip(found, expected, strict=True):
@@ -118,7 +118,7 @@ def test_bytes_are_those_of_a_ring(twin, nccl):
     _, others, none = train(size, twin, strategy="Parallax", collectives="mpi")[1]
     dense = sum(count for _, count in exchange.ranges) * 8
     assert none == []
-    # On the host a little more is sent than a ring does, for sums this small go up a tree.
+    # The host sends a little more than a ring does, because small sums use a tree.
     ring, confirmed = 2 * (size - 1) * dense // size, 8
     for a, b in zip(reports, others, strict=True):
         assert ring < a.sent_bytes < ring + b.sent_bytes
@@ -133,7 +133,7 @@ def test_no_dense_gradient_crosses_the_bus_and_nothing_is_allocated(twin, nccl):
         with on_devices(c, twin, model=Wide, optimizer=optimizer) as t:
             for _ in range(3):
                 t.advance(part)
-            gc.collect()  # what earlier tests left must not go in between
+            gc.collect()  # objects of earlier tests must not be freed later
             before = twin.live()
             twin.reset()
             found["report"] = t.advance(part)
@@ -148,11 +148,13 @@ def test_no_dense_gradient_crosses_the_bus_and_nothing_is_allocated(twin, nccl):
     log, (before, after) = found["log"], found["live"]
     copies = [o for o in log if o.kind == "copy"]
     down = sorted(o.bytes for o in copies if o.name == "to host")
-    assert len(down) == 3 and down[0] == 8 and table in down  # the loss, and squares in parts
+    assert (
+        len(down) == 3 and down[0] == 8 and table in down
+    )  # the loss, and partial sums of squares
     assert down[1] < 1000 and max(dense) > 20_000
     assert sum(o.bytes for o in copies if o.name == "to device") < max(dense) + table
     assert before == after
-    # The sums wait for what is recorded while backward is still being launched.
+    # The sums wait for events that are recorded while backward is still being launched.
     stream = next(o.stream for o in log if o.kind == "record" and follows(log, o))
     waits = [o for o in log if o.kind == "wait" and o.stream == stream]
     made = [next(r for r in log if r.kind == "record" and r.to == o.from_) for o in waits]
@@ -163,7 +165,7 @@ def test_no_dense_gradient_crosses_the_bus_and_nothing_is_allocated(twin, nccl):
 
 
 def follows(log, record):
-    """Whether a stream of which nothing but events is known goes on after this record."""
+    """True if a stream known only by its events goes on after this record."""
     others = [o for o in log if o.stream == record.stream and o.kind in ("launch", "copy", "set")]
     return not others
 
@@ -175,7 +177,7 @@ def follows(log, record):
         ((0, 1), False, "rank 0: CuPy finds no NCCL library\n  rank 1: CuPy finds no NCCL"),
     ],
 )
-def test_without_a_device_each_or_nccl_the_hosts_sum(twin, nccl, ordinals, available, why):
+def test_hosts_sum_without_nccl_or_a_device_per_rank(twin, nccl, ordinals, available, why):
     nccl.available = available
 
     def work(c, collectives):
@@ -211,7 +213,7 @@ def test_collectives_are_checked(twin, nccl):
 # ---- faults ------------------------------------------------------------------------------------
 
 
-def test_an_error_of_nccl_is_one_on_all_ranks_which_go_on_in_a_new_group(twin, nccl):
+def test_ranks_go_on_in_a_new_group_after_an_error_of_nccl(twin, nccl):
     twin.adversarial(3)
     twin.set("devices", 4)
 
@@ -237,7 +239,7 @@ def test_an_error_of_nccl_is_one_on_all_ranks_which_go_on_in_a_new_group(twin, n
         assert_close(values[name], value, name)
 
 
-def test_a_batch_that_one_rank_cannot_compute_leaves_the_group_as_it_was(twin, nccl):
+def test_the_group_survives_an_error_of_one_rank(twin, nccl):
     bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
 
     def work(c):
@@ -257,18 +259,18 @@ def test_a_batch_that_one_rank_cannot_compute_leaves_the_group_as_it_was(twin, n
 
 
 class Never:
-    """An executor whose sums do not end."""
+    """An executor whose collectives never end."""
 
     def wait_collectives(self, seconds):
         return False
 
 
 @pytest.mark.parametrize("met", [None, "NCCL_ERROR_REMOTE_ERROR: a peer is gone"])
-def test_sums_that_never_end_are_given_up(twin, nccl, met):
+def test_sums_that_never_end_are_aborted(twin, nccl, met):
     def work(c):
         c.timeout = 0.2
         group = join_devices("nccl", device_of(twin, c.rank), c, None)
-        nccl.open_of(c.rank)[0].met = met
+        nccl.open_of(c.rank)[0].error = met
         try:
             group.finish(Never(), None)
         finally:
@@ -281,8 +283,8 @@ def test_sums_that_never_end_are_given_up(twin, nccl, met):
         assert isinstance(error, kind) and text in str(error)
 
 
-def test_who_has_sums_that_others_miss_says_where_it_is(twin, nccl):
-    """And those that wait like oneself say so."""
+def test_mismatched_sums_report_where_each_rank_is(twin, nccl):
+    """So do the ranks that wait with it."""
     both = threading.Barrier(2)
 
     def work(c):
@@ -309,8 +311,8 @@ def test_who_has_sums_that_others_miss_says_where_it_is(twin, nccl):
         assert re.search(f"rank {2 - rank} (is|has given up) in sums by NCCL", line)
 
 
-def test_survivors_make_a_group_of_their_own(twin, nccl):
-    nccl.timeout = 2.0  # a real one is given up as soon as a rank is missed
+def test_survivors_form_a_new_group(twin, nccl):
+    nccl.timeout = 2.0  # a real group is aborted as soon as a rank is missing
 
     def work(c):
         mortal(c, 1, 60)
@@ -319,7 +321,7 @@ def test_survivors_make_a_group_of_their_own(twin, nccl):
             for part in BATCHES:
                 t.advance(cavs.batch(part))
             return values_of(t), t.session.group.nccl.size
-        t.session.group.close()  # as its process would
+        t.session.group.close()  # as the end of its process would
         return None
 
     first, gone, third = run_threads(3, work, timeout=patience(20))

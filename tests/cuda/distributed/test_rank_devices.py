@@ -1,4 +1,4 @@
-"""Which device each rank opens, and what is told of it."""
+"""The choice of a device for each rank, and its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.distributed.test_trainer import BATCHES
 
 
 def opened(monkeypatch, wanted, count, size=3, fails=None):
-    """Names of the devices that ranks open, or errors, where there are `count`."""
+    """Record the devices that ranks open, of `count` devices; others are errors."""
 
     def open_device(name):
         if name == fails:
@@ -28,7 +28,7 @@ def opened(monkeypatch, wanted, count, size=3, fails=None):
     return outcomes(size, lambda c: devices.device_of_rank(wanted, c))
 
 
-def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
+def test_the_devices_of_a_host_are_distributed_to_its_ranks(monkeypatch, capfd):
     assert opened(monkeypatch, "cuda", 4) == ["cuda:0", "cuda:1", "cuda:2"]
     assert opened(monkeypatch, "cuda:1", 4) == ["cuda:1"] * 3
     assert opened(monkeypatch, "cpu", 0) == ["cpu"] * 3
@@ -41,7 +41,7 @@ def test_the_ranks_of_a_host_are_dealt_its_devices(monkeypatch, capfd):
     assert sorted(opened(monkeypatch, "cuda", 2)) == ["cuda:0", "cuda:0", "cuda:1"]
 
 
-def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
+def test_a_missing_device_is_an_error_on_all_ranks(monkeypatch):
     first, second, third = opened(monkeypatch, "cuda", 3, fails="cuda:1")
     assert isinstance(second, DeviceError) and "cuda:1 is broken" in str(second)
     for other in (first, third):
@@ -49,8 +49,8 @@ def test_a_device_that_one_rank_cannot_have_is_an_error_on_all(monkeypatch):
         assert "rank 1: DeviceError: cuda:1 is broken" in str(other)
 
 
-def test_a_balancer_goes_by_the_memory_of_the_device(twin, monkeypatch):
-    """Unless it was told by what: the memory of the host says nothing of room on a GPU."""
+def test_a_balancer_uses_the_memory_of_the_device(twin, monkeypatch):
+    """Unless another measure was given: the memory of the host says nothing of room on a GPU."""
     monkeypatch.setattr(usage, "CupyMemory", Full)
 
     def work(c, **options):

@@ -1,4 +1,4 @@
-"""Ranks that compute on devices train as those that compute on CPUs."""
+"""Ranks that compute on devices train like ranks on CPUs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ADAM = cavs.optim.Adam(lr=0.05, weight_decay=0.01)
 
 
 def device_on(twin, memory=None):
-    """A device of a rank's own: another rank's streams and turns are not its."""
+    """A device for one rank, which shares no streams or locks with other ranks."""
     return Device(twin.library, 0, "sm_90", twin.compiler, memory or Pool(twin))
 
 
 def trainer(c, twin, model=None, optimizer=ADAM, **options):
-    """On the CPU without a twin. model: what makes one."""
+    """Return a trainer, on the CPU without a twin. model: a function that builds one."""
     on = options.pop("device", "cpu" if twin is None else device_on(twin))
     if on != "cpu" and isinstance(options.get("strategy"), Strategy):
         options["strategy"] = on_gpus(options["strategy"])
@@ -46,7 +46,7 @@ def trainer(c, twin, model=None, optimizer=ADAM, **options):
 
 
 def on_gpus(strategy):
-    """The same for ranks on devices, if it is one for ranks on CPUs: owners are there, too."""
+    """Return the strategy for ranks on devices that equals one for ranks on CPUs."""
     if ":GPU:" in strategy.graph.replicas[0]:
         return strategy
     return from_text(to_text(strategy).replace(":CPU:", ":GPU:"))
@@ -62,7 +62,7 @@ def states_of(t):
 
 
 def trained(size, twin, *, settles=False, parts=BATCHES, **options):
-    """Parameters and reports of every rank after a step on each of `parts`."""
+    """Return parameters and reports of every rank after a step on each of `parts`."""
 
     def work(c):
         with trainer(c, twin, **options) as t:
@@ -81,7 +81,7 @@ def assert_close(found, expected, what="", limit=1e-12):
 
 
 def assert_same(found, expected):
-    """What `trained` gives, with the bytes that were sent."""
+    """Return the result of `trained`, with the bytes that were sent."""
     for (values, reports), (wanted, others) in zip(found, expected, strict=True):
         for name, value in wanted.items():
             assert_close(values[name], value, name)
@@ -89,7 +89,7 @@ def assert_same(found, expected):
         for i, (a, b) in enumerate(zip(reports, others, strict=True)):
             assert a.loss == pytest.approx(b.loss, rel=1e-12)
             assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-12)
-            # Before the first step ranks on devices tell each other which they have.
+            # Before the first step, ranks with devices exchange the names of these.
             assert a.sent_bytes == b.sent_bytes or i == 0
 
 
@@ -98,7 +98,7 @@ def test_parameters_frozen_and_thawed_in_mid_training(twin, strategy):
     def flipped(twin):
         def work(c):
             with trainer(c, twin, model=Tree, strategy=strategy) as t:
-                if strategy is None:  # a strategy knows what it was made for
+                if strategy is None:  # a strategy is made for its parameters
                     t.parameters["output.weight"].trainable = False
                 for i, part in enumerate(BATCHES[:4]):
                     t.parameters["cell.U"].trainable = i % 2 == 0
@@ -114,7 +114,7 @@ def test_parameters_frozen_and_thawed_in_mid_training(twin, strategy):
 
 
 def factors(size):
-    """Sufficient factors for every matrix; biases have none and are reduced, tables gathered."""
+    """A strategy with sufficient factors for matrices; biases are reduced, tables gathered."""
     nodes = tuple(
         NodeConfig(
             name=name,
@@ -143,10 +143,10 @@ STRATEGIES = [
 
 @pytest.mark.parametrize(("size", "strategy"), STRATEGIES)
 def test_ranks_on_devices_equal_ranks_on_cpus(twin, size, strategy):
-    """Parts are unequal, and there are batches of fewer graphs than ranks."""
+    """Shards are unequal, and some batches have fewer graphs than ranks."""
     assert min(map(len, BATCHES)) < 2
     options = {"strategy": factors(size) if strategy == "factors" else strategy, "max_norm": 0.5}
-    options["passes"] = Passes()  # as many rows to send
+    options["passes"] = Passes()  # equal numbers of rows to send
     expected = trained(size, None, **options)
     if strategy is None:
         alone = Tree()
@@ -161,7 +161,7 @@ def test_ranks_on_devices_equal_ranks_on_cpus(twin, size, strategy):
 
 
 def mixed(size):
-    """Parameters that all update beside such as have owners, some of which wait for nobody."""
+    """Parameters that all ranks update next to owned ones, some of which are asynchronous."""
     spec = ResourceSpec.local(size)
     owner = spec.cpu_devices[-1]
     kinds = [
@@ -179,7 +179,7 @@ def mixed(size):
 
 @pytest.mark.parametrize("strategy", ["PSLoadBalancing(staleness=2)", "Parallax(staleness=1)", ""])
 def test_stale_parameters_are_those_of_ranks_on_cpus(twin, strategy):
-    """Ranks that settle after each step make the same steps, in another order of the terms."""
+    """Ranks that settle after each step take the same steps, with sums in another order."""
     twin.adversarial(4)
     options = {"strategy": strategy or mixed(2), "settles": True}
     options["optimizer"] = cavs.optim.SGD(lr=0.1)
@@ -200,7 +200,7 @@ def test_dropout_masks_are_those_of_the_same_rank_on_a_cpu(twin):
 
 
 class Halves(Tree):
-    """So wide that values between kernels are stored in two bytes."""
+    """A model so wide that values between kernels are stored in two bytes."""
 
     def __init__(self, seed=0):
         self.embedding = cavs.nn.Embedding(40, 24)
@@ -214,7 +214,7 @@ class Halves(Tree):
 
 @pytest.mark.parametrize("strategy", [None, "factors"])
 def test_gradients_are_as_precise_as_those_of_one_process(twin, strategy):
-    """Operands that are stored in bfloat16 leave as float32."""
+    """Operands that are stored in bfloat16 are sent as float32."""
     options = {"optimizer": cavs.optim.SGD(lr=0.1), "dtype": np.float32, "model": Halves}
     options["strategy"] = factors(2) if strategy else None
     expected, start = trained(2, None, **options)[0][0], Halves().parameters()
@@ -228,8 +228,8 @@ def test_gradients_are_as_precise_as_those_of_one_process(twin, strategy):
 @pytest.mark.parametrize(
     ("size", "strategy"), [(2, None), (2, "Parallax"), (1, "PartitionedPS(staleness=1)")]
 )
-def test_a_checkpoint_goes_from_devices_to_cpus_and_back(twin, size, strategy, tmp_path):
-    """Whatever holds a state, the file has it; the rest of the run is the same anywhere."""
+def test_checkpoints_move_between_devices_and_cpus(twin, size, strategy, tmp_path):
+    """The file has every state, whatever holds it; the rest of the run is the same anywhere."""
     optimizer = cavs.optim.SGD(lr=0.1, momentum=0.9)
 
     def part(c, where, parts, path, resumed):
@@ -257,7 +257,7 @@ def test_a_checkpoint_goes_from_devices_to_cpus_and_back(twin, size, strategy, t
             assert_close(a, b)
 
 
-def test_a_fit_on_devices_is_one_on_cpus(twin, tmp_path):
+def test_fit_on_devices_equals_fit_on_cpus(twin, tmp_path):
     def work(c, where):
         with trainer(c, where, tagger, seed=3) as t:
             loader = cavs.DataLoader(graphs(), 3, shuffle=True, seed=1)
@@ -270,11 +270,11 @@ def test_a_fit_on_devices_is_one_on_cpus(twin, tmp_path):
     np.testing.assert_allclose(run_threads(2, lambda c: work(c, twin)), expected, rtol=1e-12)
 
 
-# ---- what crosses the bus ----------------------------------------------------------------------
+# ---- traffic between host and device -----------------------------------------------------------
 
 
 class Wide(cavs.Model):
-    """A table and a matrix that are much larger than what else crosses the bus in a step."""
+    """A table and a matrix, much larger than all other traffic of a step."""
 
     def __init__(self):
         self.embedding = cavs.nn.Embedding(3000, 6)
@@ -286,14 +286,14 @@ class Wide(cavs.Model):
         return cavs.ops.cross_entropy(self.output(h), batch["label"])
 
 
-def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(twin):
+def test_a_later_step_copies_only_gradients_and_does_not_allocate(twin):
     part, found = cavs.batch(trees(6, 1)), {}
 
     def work(c):
         t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9))
         for _ in range(3):
             t.advance(part)
-        gc.collect()  # what earlier tests left must not go in between
+        gc.collect()  # objects of earlier tests must not be freed later
         before = twin.live()
         twin.calls.twin_reset()
         t.advance(part)
@@ -307,7 +307,7 @@ def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(t
     rows, values = executor.gradient_view(list(kinds).index("embedding.weight"))
     log, (before, after) = found["log"], found["live"]
     down = [o.bytes for o in log if o.kind == "copy" and o.name == "to host"]
-    assert sorted(down) == sorted([*dense.values(), values.nbytes, 8])  # and the loss
+    assert sorted(down) == sorted([*dense.values(), values.nbytes, 8])  # with the loss
     up = sum(o.bytes for o in log if o.kind == "copy" and o.name == "to device")
     gaps = 128 * len(dense)
     assert sum(dense.values()) <= up < sum(dense.values()) + gaps + 16_000  # the batch, pieces
@@ -319,14 +319,14 @@ def test_a_steady_step_moves_gradients_and_no_parameters_and_allocates_nothing(t
     assert len({first.stream, last.stream}) == 2
 
 
-def test_of_a_table_that_ranks_own_only_rows_that_changed_go_up(twin):
+def test_only_changed_rows_of_an_owned_table_are_uploaded(twin):
     part, found = cavs.batch(trees(6, 1)), {}
 
     def work(c):
         t = trainer(c, twin, Wide, cavs.optim.SGD(lr=0.1, momentum=0.9), strategy="Parallax")
         for _ in range(3):
             t.advance(part)
-        gc.collect()  # what earlier tests left must not go in between
+        gc.collect()  # objects of earlier tests must not be freed later
         before = twin.live()
         twin.reset()
         t.advance(part)
@@ -343,8 +343,8 @@ def test_of_a_table_that_ranks_own_only_rows_that_changed_go_up(twin):
 # ---- faults ------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_cannot_go_on_is_an_error_on_all_which_train_on(twin):
-    """Its graphs have a token outside of the table, then its loss is not finite."""
+def test_training_goes_on_after_an_error_of_one_rank(twin):
+    """First its graphs have a token outside of the table, then its loss is not finite."""
     twin.adversarial(2)
     bad = [*trees(2, 3), cavs.Graph([[]], {"token": [99], "label": [0]})]
 
@@ -384,8 +384,8 @@ def test_a_device_without_memory_is_an_error_on_all_ranks(twin, place):
     assert "rank 1: DeviceError: out of memory on cuda:1" in str(first)
 
 
-def test_a_kernel_that_fails_is_an_error_on_all_ranks(twin):
-    """All ranks of this process share what has failed; none of them hangs."""
+def test_a_kernel_fault_is_an_error_on_all_ranks(twin):
+    """All ranks of this process share the failed device; none of them hangs."""
 
     def work(c):
         t = trainer(c, twin)
@@ -404,7 +404,7 @@ OWNERS = [("BytePS", False), ("given", False), ("BytePS(staleness=1)", True)]
 
 @pytest.mark.parametrize(("strategy", "settles"), OWNERS)
 def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, tmp_path):
-    """Two replicas on devices, and a server on a host without any; as all of them on CPUs."""
+    """Two replicas on devices and a server on a host without any, compared with CPUs."""
     nodes = (Node(address="a", gpus=(0, 1), chief=True), Node(address="b"))
     mixed, path = ResourceSpec(nodes=nodes), tmp_path / "c.safetensors"
     strategy = build("BytePS", variables_of(Tree()), mixed) if strategy == "given" else strategy
@@ -415,7 +415,7 @@ def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, 
         if twin is not None:
             where = {"strategy": strategy, "resources": mixed}
             if c.rank == 2:
-                where["device"] = "cuda" if settles else "cpu"  # there is none to open
+                where["device"] = "cuda" if settles else "cpu"  # it must not open one
         with trainer(c, twin, optimizer=cavs.optim.SGD(lr=0.1), **where) as t:
             for part in BATCHES:
                 t.advance(cavs.batch(part))
@@ -439,8 +439,8 @@ def test_ranks_that_only_own_parameters_have_no_device(twin, strategy, settles, 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("size", "collectives"), [(2, "mpi"), (1, "nccl")])
 def test_ranks_on_the_gpu_of_this_machine(size, collectives):
-    """Two that share it, and one that sums by NCCL."""
-    gpu()  # skips where there is none
+    """Two ranks that share it, and one that sums by NCCL."""
+    gpu()  # skips the test without one
     options = {"max_norm": 0.5}
     expected = trained(size, None, **options)
     found = trained(size, None, device="cuda", collectives=collectives, **options)
@@ -455,7 +455,7 @@ def test_ranks_on_the_gpu_of_this_machine(size, collectives):
 
 
 def trained_by_mpi(c, strategy):
-    """Of rank 0: parameters and states; each process has a twin of its own."""
+    """Return parameters and states of rank 0; each process has a twin of its own."""
     twin = Twin()
     t = trainer(c, twin, strategy=strategy, max_norm=0.5)
     for part in BATCHES:
@@ -468,7 +468,7 @@ def trained_by_mpi(c, strategy):
 class TestProcesses:
     pytestmark = needs_mpi
 
-    def test_ranks_without_a_gpu_say_so_once(self, tmp_path):
+    def test_ranks_without_a_gpu_report_it_once(self, tmp_path):
         process = cavs_command(
             *("launch", "-n", 2, "train", TOY, "--out", tmp_path, "--device", "cuda", "--quiet"),
             CUDA_VISIBLE_DEVICES="",

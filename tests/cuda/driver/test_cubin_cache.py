@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: whole or absent, whatever happens to its files and its disk."""
+"""The cache of compiled kernels: an entry is whole or absent, whatever happens to its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cache(tmp_path):
 
 
 class Counting:
-    """A compiler that says how often it was asked."""
+    """A compiler that counts its calls."""
 
     def __init__(self, version=(12, 9)):
         self.compiled, self._version = [], version
@@ -45,7 +45,7 @@ class Counting:
         return f"{source} {sorted(headers.items())} {options}".encode()
 
 
-def test_what_is_kept_comes_back(cache):
+def test_get_returns_what_was_put(cache):
     assert cache.get(KEY) is None
     cache.put(KEY, CUBIN)
     assert cache.get(KEY) == CUBIN
@@ -57,7 +57,7 @@ def test_what_is_kept_comes_back(cache):
     assert stat.S_IMODE(cache.folder.stat().st_mode) & 0o077 == 0
 
 
-def test_a_compiler_compiles_once_for_all_processes(cache):
+def test_a_kernel_is_compiled_once(cache):
     compiler = Counting()
     asked = ("f.cu", "source", {"a.cuh": "a", "b.cuh": "b"}, ["-DREAL=float"])
     cubin = CachedCompiler(compiler, cache).compile(*asked)
@@ -80,7 +80,7 @@ def test_a_compiler_compiles_once_for_all_processes(cache):
         ("source", {"a.cuh": "a"}, ["-DREAL=float"], (13, 9)),
     ],
 )
-def test_whatever_a_cubin_depends_on_is_in_its_key(cache, other):
+def test_the_key_depends_on_everything_that_the_cubin_does(cache, other):
     source, headers, options, version = other
     first, second = Counting(), Counting(version)
     CachedCompiler(first, cache).compile("f.cu", "source", {"a.cuh": "a"}, ["-DREAL=float"])
@@ -121,7 +121,7 @@ def damage(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["empty", "truncated", "half", "longer", "flipped", "header", "checksum", "zeros"]
 )
-def test_a_damaged_file_is_compiled_and_written_anew(cache, kind):
+def test_a_damaged_file_is_replaced(cache, kind):
     compiler = CachedCompiler(Counting(), cache)
     cubin = compiler.compile("f.cu", "source", {}, [])
     (entry,) = cache.folder.iterdir()
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_compiled_and_written_anew(cache, kind):
     assert compiler.compiler.compiled == ["f.cu"] * 2
     assert compiler.compile("f.cu", "source", {}, []) == cubin  # the file is whole again
     assert compiler.compiler.compiled == ["f.cu"] * 2
-    damage(entry, kind)  # said once; damage is found all the same
+    damage(entry, kind)  # warned once, but found again
     assert compiler.compile("f.cu", "source", {}, []) == cubin
     assert compiler.compiler.compiled == ["f.cu"] * 3
 
@@ -151,7 +151,7 @@ def test_any_changed_byte_is_found(place, change):
             assert cache.get(KEY) is None
 
 
-def test_a_warning_made_an_error_is_the_device_error(cache):
+def test_a_warning_raised_as_an_error_is_a_device_error(cache):
     cache.put(KEY, CUBIN)
     damage(cache.folder / f"{KEY}.cubin", "half")
     with warnings.catch_warnings():
@@ -162,11 +162,11 @@ def test_a_warning_made_an_error_is_the_device_error(cache):
     assert "compiled and written again" in error.value.hint
 
 
-# ---- places that cannot be read or written ------------------------------------------------------
+# ---- folders that cannot be read or written ------------------------------------------------------
 
 
 def unusable(cache: CubinCache, reason: str) -> None:
-    """Everything works without the cache, and is said once."""
+    """Check that everything works without the cache, with one warning."""
     compiler = CachedCompiler(Counting(), cache)
     with pytest.warns(CacheWarning, match=reason) as caught:
         cubin = compiler.compile("f.cu", "source", {}, [])
@@ -183,13 +183,13 @@ def test_a_folder_that_is_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_a_folder_that_nobody_can_make():
+def test_a_folder_that_cannot_be_created():
     unusable(CubinCache("/proc/cavs"), "/proc/cavs cannot be written: ")
 
 
 @pytest.fixture
 def locked():
-    """A folder of a cache that this process may read but not write; root becomes nobody for it."""
+    """A cache folder that this process can read but not write; root switches to an unprivileged user."""
     folder = Path(tempfile.mkdtemp(prefix="cavs-"))
     CubinCache(folder).put(KEY, CUBIN)
     os.chmod(folder / f"{KEY}.cubin", 0o644)
@@ -204,14 +204,14 @@ def locked():
     shutil.rmtree(folder)
 
 
-def test_a_read_only_cache_still_serves(locked):
+def test_a_read_only_cache_is_read(locked):
     cache = CubinCache(locked)
-    assert cache.get(KEY) == CUBIN  # without a word
+    assert cache.get(KEY) == CUBIN  # without a warning
     unusable(cache, "cannot be written: Permission denied")
     assert [file.name for file in locked.iterdir()] == [f"{KEY}.cubin"]
 
 
-def test_a_cache_that_may_not_be_read(locked):
+def test_a_cache_that_cannot_be_read(locked):
     user = os.geteuid()
     os.seteuid(0) if os.getuid() == 0 else None
     os.chmod(locked / f"{KEY}.cubin", 0)
@@ -238,12 +238,12 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path):
     assert cache.get(KEY) == kept
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/me")
     for variable in ("CAVS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     assert default_folder() == Path("/home/me/.cache/cavs")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, as XDG says
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # ignored according to XDG
     assert default_folder() == Path("/home/me/.cache/cavs")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
     assert default_folder() == CubinCache().folder == Path("/var/cache/me/cavs")
@@ -265,7 +265,7 @@ def names(cache: CubinCache) -> set[str]:
     return {file.stem for file in cache.folder.iterdir()}
 
 
-def test_the_least_recently_used_make_room(tmp_path):
+def test_the_least_recently_used_are_evicted(tmp_path):
     cache = CubinCache(tmp_path)
     cache.put("a", bytes(1000))
     size = (tmp_path / "a.cubin").stat().st_size
@@ -279,13 +279,13 @@ def test_the_least_recently_used_make_room(tmp_path):
     assert names(cache) == {"a", "c", "d"}
     cache.put("e", bytes(1000))
     assert names(cache) == {"c", "d", "e"}
-    cache.put("f", bytes(10_000))  # the newest stays, even if it alone is too large
+    cache.put("f", bytes(10_000))  # the newest stays, even if it is too large
     assert names(cache) == {"f"}
     cache.put("g", b"")
     assert names(cache) == {"g"}
 
 
-def test_files_of_writers_that_died_are_removed(tmp_path):
+def test_files_of_dead_writers_are_removed(tmp_path):
     cache = CubinCache(tmp_path)
     for name, age in ((".old.1.tmp", 4000), (".new.2.tmp", 10), ("notes.txt", 4000)):
         (tmp_path / name).write_bytes(b"part")
@@ -318,7 +318,7 @@ print(hits)
 
 
 def start(folder: Path, count: int, rounds: int, limit: int) -> list[subprocess.Popen[str]]:
-    """Processes that fill one cache at once; any warning ends them."""
+    """Run processes that fill one cache at once; a warning ends them."""
     command = [sys.executable, "-W", "error", "-c", WRITER, str(folder)]
     writers = [
         subprocess.Popen(
@@ -347,7 +347,7 @@ def test_processes_fill_one_cache_at_once(tmp_path, limit):
         assert int(out) > 0
     files = list(folder.iterdir())
     assert all(file.suffix == ".cubin" for file in files)
-    # Beyond the limit only what was written while the others counted.
+    # Entries written while other processes measured the size may exceed the limit.
     assert 0 < sum(file.stat().st_size for file in files) <= limit + 4 * 20_100
 
 

@@ -1,4 +1,4 @@
-"""Other libraries of a thread find the GPU that they left there current, whatever cavs does."""
+"""Every call of cavs restores the context that another library had made current on the thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cuda.tagger import SGD, STATES, single, tagger, trainer_on, values
 
 
 class Contexts:
-    """The contexts of two devices, and which is current on the calling thread."""
+    """The contexts of two devices; yields a function that returns the thread's current one."""
 
     def __init__(self, twin):
         self.twin = twin
@@ -50,7 +50,7 @@ def contexts(twin):
 
 
 class Watching(DriverMemory):
-    """The driver's memory; which context is current when it is asked. It leaves another one."""
+    """The driver's memory; records the current context of each call, and leaves another one."""
 
     def __init__(self, twin, contexts):
         super().__init__(twin)
@@ -108,7 +108,7 @@ def test_a_launch_that_fails_leaves_the_context_of_the_caller(twin, twin_device,
     assert contexts.current == 1
 
 
-def test_threads_keep_a_context_each(twin, twin_device, contexts):
+def test_each_thread_keeps_its_context(twin, twin_device, contexts):
     session, found = cavs.Session(tagger(), dtype=np.float64, device=twin_device), {}
     contexts.enter(0)
 
@@ -127,7 +127,7 @@ def test_threads_keep_a_context_each(twin, twin_device, contexts):
     assert contexts.current == 0
 
 
-def test_no_other_gpu_is_set_up_for_groups_of_ranks(nccl, contexts):
+def test_groups_of_ranks_initialise_no_other_gpu(nccl, contexts):
     nccl.twin.set("devices", 3)
 
     def work(theirs):
@@ -145,7 +145,7 @@ def test_no_other_gpu_is_set_up_for_groups_of_ranks(nccl, contexts):
     assert work(0) == ([0, 0], {0, 1, 2})
 
 
-def test_training_beside_another_library_gives_the_same(twin, twin_device, contexts):
+def test_training_next_to_another_library(twin, twin_device, contexts):
     trainer, host = trainer_on(replace(twin_device, ordinal=1)), trainer_on("cpu")
     for theirs, i in ((None, 2), (0, 4), (1, 3)):
         contexts.enter(theirs)

@@ -1,4 +1,4 @@
-"""Every error of a device names its cure: the line of pip where pip mends it, else what does."""
+"""Every DeviceError has a cure: the install command where that helps, or another one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = 'pip install "cavs[cuda'
 
 
 def cure(make, *arguments):
-    """The hint of the DeviceError that `make` raises."""
+    """Return the hint of the DeviceError that `make` raises."""
     with pytest.raises(DeviceError) as error:
         make(*arguments)
     assert "cavs[cuda" not in error.value.what
@@ -40,7 +40,7 @@ def driver_library(tmp_path_factory):
     [
         ({"INIT": 2}, "nvidia-smi lists the processes"),
         ({"INIT": 3}, "start processes by spawn"),
-        ({"INIT": 800}, "whoever runs this machine"),
+        ({"INIT": 800}, "ask the administrator for access to the GPU"),
         ({"INIT": 802}, "Fabric Manager"),
         ({"INIT": 803}, "restart the machine"),
         ({"INIT": 804}, "LD_LIBRARY_PATH"),
@@ -58,7 +58,7 @@ def test_drivers_and_gpus(driver_library, monkeypatch, facts, words):
     hint = cure(open_device, "cuda", driver_library)
     assert words in hint
     assert "device='cpu'" in hint
-    assert ("pip" in hint) == ("VERSION" in facts), "what pip cannot mend"
+    assert ("pip" in hint) == ("VERSION" in facts), "what pip cannot fix"
 
 
 def test_a_driver_that_cannot_be_loaded_or_is_too_old(twin, tmp_path):
@@ -72,7 +72,7 @@ def test_a_driver_that_cannot_be_loaded_or_is_too_old(twin, tmp_path):
     assert error.value.hint == "update NVIDIA's driver, then THE LINE; without it: device='cpu'"
 
 
-def test_the_line_of_a_device_fits_its_driver(twin, twin_device, monkeypatch):
+def test_the_install_command_fits_the_driver(twin, twin_device, monkeypatch):
     seen = []
     monkeypatch.setattr(libraries, "extras", lambda: {12: "cuda12", 13: "cuda13"})
     monkeypatch.setattr(libraries, "_is_installed", lambda name: False)
@@ -84,7 +84,7 @@ def test_the_line_of_a_device_fits_its_driver(twin, twin_device, monkeypatch):
 
 
 class Spoiled:
-    """A compiler of files that are no images."""
+    """A compiler whose files are not images."""
 
     def compile(self, name, source, headers, options):
         return b"/no/such/image"

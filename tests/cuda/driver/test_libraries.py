@@ -1,4 +1,4 @@
-"""Where libraries are found, and NVRTC as a compiler."""
+"""The search for libraries, and NVRTC as a compiler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_is_found_on_a_bare_machine(bare):
     assert [libraries.find(name) for name in ("nvrtc", "cublasLt", "cudnn", "nccl")] == [None] * 4
 
 
-def test_a_library_is_found_in_its_wheel_by_its_whole_name(bare, monkeypatch):
+def test_a_library_is_found_in_its_wheel_by_its_exact_name(bare, monkeypatch):
     others = ("libnvrtc-builtins.so.12.9", "libnvrtc.alt.so.12", "libnvrtc.so.12.old")
     put(bare / "nvidia/cuda_nvrtc/lib", *others, "libnvrtc.so.12")
     put(bare / "nvidia/cudnn/lib", "libcudnn.so.9", "libcudnn_ops.so.9")
@@ -67,7 +67,7 @@ def test_the_newest_that_the_driver_runs_is_taken(bare, monkeypatch):
     put(bare / "nvidia/cu13/lib", "libnvrtc.so.13")
     put(bare / "nvidia/cu14/lib", "libnvrtc.so.14")
     packages(monkeypatch, nvidia=bare / "nvidia")
-    # The folder of a major of its own is tried before older layouts.
+    # The folder of a CUDA major comes before older layouts.
     assert [libraries.find("nvrtc", newest).major for newest in (None, 14, 13, 12)] == [
         14,
         14,
@@ -77,7 +77,7 @@ def test_the_newest_that_the_driver_runs_is_taken(bare, monkeypatch):
     assert libraries.find("nvrtc", 11) is None
 
 
-def test_each_place_is_searched_after_the_ones_before(bare, monkeypatch):
+def test_search_order(bare, monkeypatch):
     put(bare / "torch/lib", "libnvrtc-1234abcd.so.12", "libnvrtc-builtins-1234abcd.so.12.1")
     packages(monkeypatch, torch=bare / "torch")
     assert libraries.find("nvrtc").path == str(bare / "torch/lib/libnvrtc-1234abcd.so.12")
@@ -120,7 +120,7 @@ def test_a_package_is_found_without_being_imported(monkeypatch, tmp_path):
     assert libraries._package_folders("no_such_package") == []
 
 
-def test_a_missing_library_says_where_it_was_searched(bare, monkeypatch):
+def test_a_missing_library_is_reported_with_the_search_path(bare, monkeypatch):
     with pytest.raises(DeviceError) as error:
         libraries.require("nvrtc", "this test")
     assert "libnvrtc.so was not found, but this test needs it\n  searched: " in error.value.what
@@ -140,22 +140,22 @@ def test_a_missing_library_says_where_it_was_searched(bare, monkeypatch):
         (13, [], 'pip install "cavs[cuda13]"'),
         (14, [], 'pip install "cavs[cuda13]"'),
         (11, [], 'pip install "cavs[cuda12]"'),
-        (13, [12], 'pip install "cavs[cuda12]"'),  # what is begun is completed
+        (13, [12], 'pip install "cavs[cuda12]"'),  # the installed CuPy takes precedence
         (None, [13], 'pip uninstall cupy-cuda13x; pip install "cavs[cuda12]"'),
         (12, [13], 'pip uninstall cupy-cuda13x; pip install "cavs[cuda12]"'),
         (12, [12, 13], 'pip uninstall cupy-cuda13x; pip install "cavs[cuda12]"'),
     ],
 )
-def test_the_line_to_install_fits_driver_and_environment(monkeypatch, newest, installed, line):
+def test_the_install_command_fits_driver_and_environment(monkeypatch, newest, installed, line):
     monkeypatch.setattr(libraries, "extras", lambda: {12: "cuda12", 13: "cuda13"})
     have = {f"cupy-cuda{major}x" for major in installed}
     monkeypatch.setattr(libraries, "_is_installed", have.__contains__)
-    if (newest, installed) == (None, [13]):  # no driver is known to refuse what is installed
+    if (newest, installed) == (None, [13]):  # no known driver is too old
         line = 'pip install "cavs[cuda13]"'
     assert libraries.install_line(newest) == line
 
 
-def test_extras_bring_the_same_libraries_for_every_major():
+def test_extras_of_all_majors_bring_the_same_libraries():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     names = {extra: set() for extra in extras if extra.startswith("cuda")}
@@ -169,7 +169,7 @@ def test_extras_bring_the_same_libraries_for_every_major():
     assert set(libraries.extras().values()) <= set(names)
 
 
-def test_no_code_for_gpus_names_a_major_of_cuda():
+def test_no_code_names_a_cuda_major():
     code = [
         path
         for folder in ("cavs", "cuda", "csrc")
@@ -195,7 +195,7 @@ def nvrtc():
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("real", ["float", "double"])
-def test_nvrtc_makes_cubins(nvrtc, architecture, real):
+def test_nvrtc_compiles_cubins(nvrtc, architecture, real):
     options = [f"--gpu-architecture={architecture}", f"-DREAL={real}"]
     cubin = nvrtc.compile("f.cu", KERNEL, HEADERS, options)
     assert cubin[:4] == b"\x7fELF"
@@ -203,7 +203,7 @@ def test_nvrtc_makes_cubins(nvrtc, architecture, real):
     assert cubin == nvrtc.compile("f.cu", KERNEL, HEADERS, options)
 
 
-def test_nvrtc_says_what_it_is(nvrtc):
+def test_nvrtc_reports_its_version(nvrtc):
     major, minor = nvrtc.version()
     assert major == NVRTC.major
     assert minor >= 0
@@ -233,7 +233,7 @@ def test_ptxas_reports_registers_and_spills(nvrtc):
     assert resources("") == []
 
 
-def test_an_error_shows_the_lines_it_is_about(nvrtc):
+def test_an_error_shows_its_source_lines(nvrtc):
     source = "// 1\n// 2\n// 3\n// 4\n" + KERNEL.replace("one()", "unknown")
     with pytest.raises(DeviceError) as error:
         nvrtc.compile("f.cu", source, HEADERS, [SM_90, "-DREAL=float"])
@@ -245,8 +245,8 @@ def test_an_error_shows_the_lines_it_is_about(nvrtc):
     assert "report" in error.value.hint
 
 
-def test_nvrtc_works_without_the_loaders_help(nvrtc, tmp_path):
-    """In a folder that the loader does not search, found through a link."""
+def test_nvrtc_outside_of_the_loaders_path(nvrtc, tmp_path):
+    """In a folder that the loader does not search, through a symbolic link."""
     link = tmp_path / "elsewhere"
     link.symlink_to(Path(nvrtc.path).resolve().parent)
     moved = str(link / Path(nvrtc.path).name)
@@ -274,12 +274,12 @@ def test_an_error_in_a_header_shows_the_header(nvrtc):
         ("__device__ int f;", [], "made no cubin"),
     ],
 )
-def test_what_nvrtc_refuses_is_a_device_error(nvrtc, source, options, found):
+def test_refusals_of_nvrtc_are_device_errors(nvrtc, source, options, found):
     with pytest.raises(DeviceError, match=found):
         nvrtc.compile("f.cu", source, {}, options)
 
 
-def test_a_file_that_is_no_nvrtc_is_refused(tmp_path):
+def test_a_file_that_is_not_nvrtc_is_refused(tmp_path):
     broken = tmp_path / "libnvrtc.so.12"
     broken.write_bytes(b"no library")
     for path in (str(broken), str(tmp_path / "absent.so"), ctypes.util.find_library("c")):

@@ -1,4 +1,4 @@
-"""A GPU is opened with all it needs, or what is missing is said; memory through CuPy."""
+"""Opening a GPU, with an error for each missing requirement; memory through CuPy."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def cupy(monkeypatch):
     return module
 
 
-def test_memory_is_counted_and_given_back(cupy):
+def test_memory_is_counted_and_released(cupy):
     cupy.expected = 1
     memory = CupyMemory(1)
     blocks = [memory.allocate(size) for size in (0, 1, 512, 513)]
     assert len(set(blocks)) == 4
     assert memory.used() == 512 + 512 + 512 + 1024 == 10_000 - cupy.free
-    assert cupy.pending == 0  # the engine's streams do not wait for CuPy's
+    assert cupy.pending == 0  # the engine's streams do not wait for CuPy's stream
     memory.release(blocks[1])
     assert memory.used() == 2048 == 10_000 - cupy.free
     with pytest.raises(DeviceError, match=f"no block at {blocks[1]:#x} to release"):
@@ -66,12 +66,12 @@ def test_memory_is_counted_and_given_back(cupy):
     assert cupy.current == [1], "a thread without a GPU has another one than that which it uses"
 
 
-def test_no_room_says_bytes_asked_free_and_total(cupy):
+def test_out_of_memory_reports_requested_free_and_total_bytes(cupy):
     memory = CupyMemory(0)
     kept = memory.allocate(4096)
     with pytest.raises(DeviceError) as error:
         memory.allocate(8000)
-    assert "8,000 bytes wanted, 5,904 free of 10,000; cavs holds 4,096" in error.value.what
+    assert "8,000 bytes requested, 5,904 free of 10,000; cavs holds 4,096" in error.value.what
     assert "batch_size" in error.value.hint
     memory.release(kept)
     assert memory.used() == 0
@@ -91,11 +91,11 @@ def test_a_gpu_that_fails_is_a_device_error(cupy):
 
 
 def test_a_gpu_that_cupy_does_not_see_is_a_device_error(cupy):
-    with pytest.raises(DeviceError, match="sees 2 GPUs, but cuda:2 is wanted"):
+    with pytest.raises(DeviceError, match="sees 2 GPUs, but the device is cuda:2"):
         CupyMemory(2)
 
 
-def test_a_missing_or_broken_cupy_names_the_line_to_install(monkeypatch, tmp_path):
+def test_a_missing_or_broken_cupy_names_the_install_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match="CuPy cannot be imported") as error:
         CupyMemory(0, 12)
@@ -172,7 +172,7 @@ def test_the_architecture_is_the_best_of_its_major(driver_library, facts, cupy):
         open_device("cuda", driver_library)
 
 
-def test_a_device_can_be_given_instead_of_looked_up(driver_library):
+def test_a_device_can_be_built_by_hand(driver_library):
     class Names:
         def compile(self, name, source, headers, options):
             return "\n".join([name, source, *headers, *options]).encode()
@@ -215,7 +215,7 @@ def test_no_driver(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"version": 11080}, r"is of CUDA 11.8, but cavs needs one of CUDA 12.0 or newer"),
+        ({"version": 11080}, r"supports CUDA 11.8, but cavs needs one for CUDA 12.0 or newer"),
         ({"devices": 0}, r"device is 'cuda', but the NVIDIA driver shows no GPU"),
         ({"capability": 75}, r"compute capability 7.5, but cavs needs 8.0 or newer"),
         ({"init": 999}, r"cuInit of the NVIDIA driver .* failed: CUDA_ERROR_UNKNOWN"),
@@ -224,7 +224,7 @@ def test_no_driver(monkeypatch, tmp_path):
         ({"fails": 999}, r"cuDriverGetVersion of .* failed: CUDA_ERROR_UNKNOWN"),
     ],
 )
-def test_what_a_driver_lacks_is_said_before_anything_else(
+def test_missing_requirements_of_the_driver_are_reported_first(
     driver_library, facts, bare, monkeypatch, values, found
 ):
     monkeypatch.setitem(sys.modules, "cupy", None)
@@ -249,7 +249,7 @@ def test_a_gpu_that_is_not_shown_is_named(driver_library, facts, monkeypatch):
         open_device("cuda", driver_library)
 
 
-def test_nvrtc_is_missed_before_cupy(driver_library, facts, bare, monkeypatch):
+def test_nvrtc_is_reported_before_cupy(driver_library, facts, bare, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     facts(version=13000)
     with pytest.raises(DeviceError, match=r"libnvrtc.so was not found, but device='cuda'") as error:
@@ -258,7 +258,7 @@ def test_nvrtc_is_missed_before_cupy(driver_library, facts, bare, monkeypatch):
 
 
 @needs_nvrtc
-def test_cupy_is_missed_last(driver_library, facts, monkeypatch):
+def test_cupy_is_reported_last(driver_library, facts, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     facts(version=99000)
     with pytest.raises(DeviceError, match="CuPy cannot be imported") as error:
@@ -277,9 +277,7 @@ def test_a_device_is_described_in_one_line(driver_library, facts, cupy):
 
 
 @needs_nvrtc
-def test_a_missing_cublas_is_said_once_and_products_are_our_own(
-    driver_library, facts, cupy, monkeypatch
-):
+def test_a_missing_cublas_is_a_warning_once(driver_library, facts, cupy, monkeypatch):
     facts(version=99050)
     found = device_module.find
     monkeypatch.setattr(
@@ -288,11 +286,11 @@ def test_a_missing_cublas_is_said_once_and_products_are_our_own(
     device_module._warn_of_products.cache_clear()
     line = libraries.install_line(99)
     assert describe("cuda", driver_library).endswith(
-        f", no cuBLASLt: all products are done by kernels of cavs ({line})"
+        f", no cuBLASLt: kernels of cavs compute all products ({line})"
     )
-    with pytest.warns(DeviceWarning, match="cuBLASLt was not found") as told:
+    with pytest.warns(DeviceWarning, match="cuBLASLt was not found") as warned:
         assert open_device("cuda", driver_library).cublas_lt is None
-    assert [(str(w.message.hint), w.filename) for w in told] == [(line, __file__)]
+    assert [(str(w.message.hint), w.filename) for w in warned] == [(line, __file__)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_device("cuda", driver_library)
@@ -308,14 +306,14 @@ def test_a_driver_without_an_entry_point_is_named(tmp_path):
         driver.name(0)
 
 
-def test_the_engine_takes_memory_from_the_device_or_from_the_driver(monkeypatch):
+def test_the_engine_uses_the_memory_of_the_device_or_of_the_driver(monkeypatch):
     calls = []
     monkeypatch.setattr(_cuda, "Device", lambda *arguments: calls.append(arguments) or len(calls))
     memory = types.SimpleNamespace(allocate=len, release=repr)
     device = Device("driver", 1, "sm_80", None, memory)
     assert device.native == device.native == 1
     assert Device("driver", 0, "sm_80", None, None).native == 2
-    line = libraries.install_line()  # such a driver does not say how new it is
+    line = libraries.install_line()  # this driver does not report its version
     switches = (True, device.few_rows, device.blas_rows, False, device.narrow_rows)
     assert calls == [
         ("driver", 1, len, repr, *switches, line),
@@ -323,7 +321,7 @@ def test_the_engine_takes_memory_from_the_device_or_from_the_driver(monkeypatch)
     ]
 
 
-def test_the_cpu_works_on_when_a_gpu_cannot_be_opened(driver_library, facts):
+def test_the_cpu_works_when_a_gpu_cannot_be_opened(driver_library, facts):
     class Model(cavs.Model):
         def __init__(self):
             self.cell = cavs.nn.ChildSumTreeLSTM(2, 3)

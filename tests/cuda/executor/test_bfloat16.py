@@ -1,4 +1,4 @@
-"""precision="bfloat16": weights and values between kernels stored in it, sums in float32."""
+"""precision="bfloat16" stores weights and values between kernels in it, with sums in float32."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.trees import Classifier, graph, treebank
 
 BOUND = 1e-2  # relative norm
-STORED = 3  # times what rounding does in the reference, at most
-CANCELLED = 25 * BOUND  # whatever cancels
+STORED = 3  # largest error relative to rounding in the reference
+CANCELLED = 25 * BOUND  # for sums that cancel
 CELLS = (nn.ChildSumTreeLSTM, nn.BinaryTreeLSTM, nn.TreeGRU, nn.TreeAttention)
 
 
@@ -41,7 +41,7 @@ def classifier(cell, size=24, hidden=40, seed=1):
 
 
 def exact(model, batch):
-    """Loss and gradients in float64."""
+    """Return loss and gradients in float64."""
     return cavs.Session(model, dtype=np.float64).gradients(batch)
 
 
@@ -77,15 +77,15 @@ def test_large_products_go_to_cublas(twin, twin_device):  # noqa: F811
 
 
 def rounded(x, grid):
-    """The nearest value of 8 significant bits, times ``grid``: another grid of the same spacing."""
+    """Round to 8 significant bits after scaling by ``grid``: another grid with the same spacing."""
     mantissa, exponent = np.frexp(np.asarray(x, np.float64) / grid)
     return np.ldexp(np.rint(mantissa * 256), exponent - 8) * grid
 
 
 def intrinsic(model, batch, wanted, of):
-    """How far ``of(values)`` moves when operands of products and values of rows are rounded.
+    """Return how much ``of(values)`` changes when operands of products and rows are rounded.
 
-    The most on several grids: on a single one few numbers may be lucky.
+    The largest change on several grids, because a single one may happen to suit a few numbers.
     """
     combine, errors = interpret._combine, []
     for grid in (1.0, 1.1, 1.2, 1.4, 1.6, 1.8):
@@ -125,13 +125,13 @@ def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
     for of in (lambda values: np.asarray(values["loss"]), whole):
         wanted = of(expected)
         error, size = np.linalg.norm(of(found) - wanted), np.linalg.norm(wanted)
-        if error > BOUND * size + 1e-6:  # what cancels: 8 bits alone take it as far
+        if error > BOUND * size + 1e-6:  # sums that cancel: rounding to 8 bits has the same effect
             alone = intrinsic(model, batch, wanted, of)
             assert error <= min(STORED * alone, CANCELLED * size) + 1e-6, (error, alone, size)
 
 
 class Highest(cavs.VertexFunction):
-    """Children compete column by column, and the columns of a vertex against each other."""
+    """Children compete column by column, and so do the columns of a vertex."""
 
     def __init__(self, size):
         self.state = cavs.State(h=size)
@@ -148,7 +148,7 @@ class Highest(cavs.VertexFunction):
         v.push(h)
 
 
-def test_whoever_was_the_maximum_gets_the_gradient(device):  # noqa: F811
+def test_the_maximum_gets_the_gradient(device):  # noqa: F811
     model = Classifier(Highest(16), input_size=16)
     model.initialize(2, np.float32)
     rng = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def test_whoever_was_the_maximum_gets_the_gradient(device):  # noqa: F811
         assert_near(g, expected[name], 2 * BOUND, name)
 
 
-def test_what_is_stored_takes_half(device):  # noqa: F811
+def test_stored_values_take_half_the_memory(device):  # noqa: F811
     batch, reports = treebank(20), {}
     for precision in ("tf32", "bfloat16"):
         model = classifier(nn.ChildSumTreeLSTM, 64, 64)
@@ -201,7 +201,7 @@ def test_logits_sums_and_results_stay_float32():
         assert program.buffers[b].role in ("arena", "scratch")
 
 
-def test_parameters_are_never_stored_so(twin_device):  # noqa: F811
+def test_parameters_are_never_stored_in_bfloat16(twin_device):  # noqa: F811
     model = classifier(nn.TreeGRU)
     program = cavs.Session(model).compiled(treebank(3)).program
     images = fixed_kernels(twin_device, "float", "bfloat16")

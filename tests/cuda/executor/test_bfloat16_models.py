@@ -1,4 +1,4 @@
-"""precision="bfloat16" over long chains and deep trees: every cell and model, near float64."""
+"""precision="bfloat16" is close to float64 for every cell and model, long chains and deep trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import Classifier, graph, treebank
 
 CELLS = ("BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeGRU", "TreeAttention", "TreeFC", "RNTN")
-SIZES = {  # of the state, as far as they are not those that models/ are trained with
+SIZES = {  # widths of states, where they differ from those in models/
     "ast-naming": {"size": 128},
     "tree-fc": {"hidden_size": 64, "leaves": 32, "trees": 8},
     "tree-lstm": {"embedding_size": 64, "hidden_size": 150},
@@ -22,7 +22,7 @@ SIZES = {  # of the state, as far as they are not those that models/ are trained
 
 
 def compare(model, batch, device, cancelling=()):  # noqa: F811
-    """Loss, outputs and every gradient; those of ``cancelling`` parameters within twice as much."""
+    """Compare loss, outputs and gradients; those of ``cancelling`` within twice the bound."""
     session = cavs.Session(model, device=device, precision="bfloat16")
     loss, gradients = session.gradients(batch)
     outputs = session.evaluate(batch).outputs
@@ -42,7 +42,7 @@ def chain(length, rng):
 
 
 def wide(count, rng):
-    """A tree whose vertices have any number of children and a word each."""
+    """A tree whose vertices have any number of children, and one word each."""
     children = [[] for _ in range(count)]
     for v in range(count - 1):
         children[int(rng.integers(v + 1, min(count, v + 6)))].append(v)
@@ -64,7 +64,7 @@ def test_trees(device, cell):  # noqa: F811
     made = getattr(nn, cell)(*([size] if cell in ("TreeFC", "RNTN") else [size, size]))
     model = Classifier(made, input_size=size)
     model.initialize(1, np.float32)
-    # Of random labels little is left in the sum over all vertices that a bias gets.
+    # With random labels the sum over all vertices nearly cancels in a bias.
     compare(model, treebank(12, longest=40), device, ["tree.b"])
     if cell in ("ChildSumTreeLSTM", "TreeGRU", "TreeAttention"):
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The CUDA engine on the host twin: what the CPU engine computes, the device computes."""
+"""The CUDA engine gives the results of the oracle, on the host twin and on a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request):
-    """The host twin, and the machine's own GPU where it has one."""
+    """The host twin, and the machine's GPU if there is one."""
     if request.param == "cuda":
         yield gpu()
         return
@@ -51,7 +51,7 @@ def device(request):
 
 @pytest.fixture
 def twin_device(twin):
-    """For tests that look at what was asked of the device."""
+    """For tests that read the log of the device."""
     yield Device(twin.library, 0, "sm_90", twin.compiler, None)
     assert twin.fault() == ""
 
@@ -63,13 +63,13 @@ def classifier(cell=nn.ChildSumTreeLSTM, dtype=np.float64):
 
 
 def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
-    """shuffle: as the fixture; one session then computes in the order of issue and in another."""
+    """shuffle: see the fixture; the session computes in issue order, then in another order."""
     at = {"seed": 5, "step": 2}
     graph, expected = reference(model, batch, **at)
     _, forward = reference(model, batch, training=False)
-    passes = ALL_ON if batch.num_vertices % 3 else None  # equal vertices merged, or as by default
+    passes = ALL_ON if batch.num_vertices % 3 else None  # equal vertices merged, or the default
     session = cavs.Session(model, device=device, passes=passes, dtype=dtype)
-    # These batches are small; in half of them products of child values are done at the child.
+    # The batches are small; half of them compute products of child values at the child.
     shared = 0.0 if batch.num_vertices % 2 else np.inf
     other = batch.num_vertices + 1
     seeds = (None,) if shuffle is None else (other, 0) if other % 3 else (0, other)
@@ -81,7 +81,7 @@ def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
                 check(session, batch, expected, forward, tolerance)
             except AssertionError:
                 if dtype == np.float32 and too_steep(graph, batch, expected, tolerance, **at):
-                    reject()  # another one is drawn
+                    reject()  # draw another one
                 raise
 
 
@@ -90,8 +90,8 @@ RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @settings(RANDOM, max_examples=40)
 @given(models(), batches())
-def test_float64_equals_the_oracle_whatever_the_order(device, shuffle, model, batch):
-    """Of streams, blocks and threads."""
+def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
+    """In any order of streams, blocks and threads."""
     batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
@@ -110,7 +110,7 @@ def test_operators_in_any_order_equal_the_oracle(device, shuffle, model, batch):
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
 
-# A product is rounded at its inputs: to 10 bits in tf32, to 7 in bfloat16.
+# Inputs of products are rounded to 10 bits in tf32 and to 7 in bfloat16.
 @pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-3), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_products_on_tensor_cores(device, precision, tolerance, rows):
@@ -205,7 +205,7 @@ def test_a_fit_with_dropout_equals_the_cpu(device):
         assert_close(value, ends[1][1][k], 1e-10, k)
 
 
-def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
+def test_parameters_written_by_the_host_are_uploaded(device, tmp_path):
     data = [treebank(3, seed) for seed in range(3)]
     model = classifier(dtype=np.float32)
     trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.01), device=device)
@@ -218,7 +218,7 @@ def test_parameters_written_by_the_host_go_up_and_come_back(device, tmp_path):
     assert [trainer.step(batch) for batch in data] == last  # the same bits from the same state
 
 
-def test_sessions_on_the_host_and_on_devices_see_each_others_steps(device):
+def test_sessions_on_host_and_devices_share_parameters(device):
     batch = treebank(3)
     alone, model = classifier(), classifier()
     optimizer = cavs.optim.SGD(lr=0.5)
@@ -241,7 +241,7 @@ def test_a_model_outlives_its_trainer_and_is_copied(device):
         cavs.Trainer(of, cavs.optim.SGD(lr=0.5), device=where).step(batch)
     gc.collect()
     copied = copy.deepcopy(model)
-    cavs.Session(model, device=device)  # the trainer's copy is asked before it is dropped
+    cavs.Session(model, device=device)  # downloads the trainer's copy before it is dropped
     for k, p in alone.parameters().items():
         assert_close(copied.parameters()[k].value, p.value, 1e-5, k)
         assert_close(model.parameters()[k].value, p.value, 1e-5, k)
@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_finite_updates_nothing(device):
         np.testing.assert_array_equal(p.value, before[k])
 
 
-def test_momentum_moves_what_leaves_make_no_gradient_of(device):
+def test_momentum_moves_parameters_without_a_gradient(device):
     leaves = cavs.batch([cavs.Graph([[]], {"token": [3], "label": [1]})] * 2)
     moved = []
     for where in (device, "cpu"):
@@ -281,7 +281,7 @@ def test_momentum_moves_what_leaves_make_no_gradient_of(device):
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
+def test_streams_in_any_order(twin, twin_device, seed):
     twin.adversarial(seed)
     batch = treebank(12, seed)
     compare(classifier(), batch, twin_device, 1e-11)
@@ -289,7 +289,7 @@ def test_whatever_the_order_of_the_streams(twin, twin_device, seed):
     assert len(streams) == 2
 
 
-def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):
+def test_bad_features_are_found_before_launching(twin, twin_device):
     batch = treebank(3)
     session = cavs.Session(classifier(), dtype=np.float64, device=twin_device)
     session.evaluate(batch)
@@ -301,7 +301,7 @@ def test_bad_features_are_found_before_anything_is_launched(twin, twin_device):
     assert twin.launches() == []
 
 
-def test_out_of_memory_leaves_the_cpu_at_work(twin, twin_device):
+def test_the_cpu_works_after_out_of_memory_on_the_device(twin, twin_device):
     batch = treebank(3)
     model = classifier()
     twin.memory(twin.used() + (1 << 12))
@@ -310,7 +310,7 @@ def test_out_of_memory_leaves_the_cpu_at_work(twin, twin_device):
     assert np.isfinite(cavs.Session(model, dtype=np.float64).evaluate(batch).loss)
 
 
-def test_steps_allocate_nothing_once_the_largest_batch_was_seen(twin, twin_device):
+def test_steps_do_not_allocate_after_the_largest_batch(twin, twin_device):
     data = [treebank(n) for n in (8, 3, 5)]
     trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
     for batch in data:
@@ -321,7 +321,7 @@ def test_steps_allocate_nothing_once_the_largest_batch_was_seen(twin, twin_devic
     assert (twin.allocations(), twin.used()) == before
 
 
-def test_what_a_session_has_loaded_goes_with_it(twin, twin_device):
+def test_modules_are_unloaded_with_their_session(twin, twin_device):
     batch = treebank(3)
     model = classifier()
 
@@ -332,13 +332,13 @@ def test_what_a_session_has_loaded_goes_with_it(twin, twin_device):
             p.copies.clear()
         return twin.live()
 
-    while gc.collect():  # what earlier tests left, and what that held
+    while gc.collect():  # objects of earlier tests, and their references
         pass
     first = run()
     assert run() == first
 
 
-def test_one_copy_a_batch_goes_up(twin, twin_device):
+def test_a_batch_is_uploaded_in_one_copy(twin, twin_device):
     data = [treebank(3), treebank(4)]
     trainer = cavs.Trainer(classifier(dtype=np.float32), cavs.optim.SGD(lr=0.1), device=twin_device)
     for batch in (*data, *data):
@@ -384,7 +384,7 @@ def test_the_report_names_all_memory(twin, twin_device, persistent):
     assert 2 * values <= parts["states"]
 
 
-def test_the_report_counts_what_instructions_move(device):
+def test_the_report_counts_traffic_of_instructions(device):
     batch, model = treebank(3), classifier()
     reports = []
     for where in ("cpu", device):

@@ -1,4 +1,4 @@
-"""A kernel that faults takes its device with it; the model at hand goes on on the CPU."""
+"""After a kernel fault the device is lost, and the model goes on on the CPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FAULT = "ILLEGAL_ADDRESS"
 
 @pytest.fixture
 def broken(twin):
-    """A device, and what breaks it for good at its nth launch from then on."""
+    """A device, and a function that breaks it for good at its nth launch from then on."""
     yield Device(twin.library, 0, "sm_90", twin.compiler, None), twin.fail_launch
     assert twin.fault() != ""
 
 
 def after_steps(device, *batches):
-    """A trainer that has evaluated once, and then made steps that the host has not seen."""
+    """A trainer that has evaluated once, then taken steps that the host has not seen."""
     trainer = trainer_on(device)
     trainer.session.evaluate(single(2))
     for i in batches:
@@ -36,20 +36,20 @@ def after_steps(device, *batches):
 
 
 def on_host(model):
-    """The host's arrays, where reading them asks no device."""
+    """Read the host's arrays without asking the device."""
     assert all(p.copies == [] for p in model.parameters().values())
     return values(model)
 
 
 @pytest.mark.parametrize("nth", [1, 4, 25])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_model_goes_on_on_the_cpu_from_the_step_that_the_host_has(broken, nth, ahead, tmp_path):
+def test_training_resumes_on_the_cpu_from_the_last_download(broken, nth, ahead, tmp_path):
     device, fail = broken
     trainer, host = trainer_on(device), trainer_on("cpu")
     for i in (2, 4):
         trainer.step(single(i))
         host.step(single(i))
-    read = values(trainer.model)  # brings step 2 to the host
+    read = values(trainer.model)  # downloads step 2
     trainer.step(single(3))
     fail(nth)
     with pytest.raises(DeviceError, match=FAULT) as error:
@@ -75,7 +75,7 @@ def test_a_model_goes_on_on_the_cpu_from_the_step_that_the_host_has(broken, nth,
     close(second, host, 1e-12)
 
 
-def test_nothing_is_lost_that_the_host_has(broken):
+def test_downloaded_steps_are_not_lost(broken):
     device, fail = broken
     trainer, host = trainer_on(device), trainer_on("cpu")
     for each in (trainer, host):
@@ -98,15 +98,15 @@ def test_nothing_is_lost_that_the_host_has(broken):
     ],
     ids=["value", "session", "copy"],
 )
-def test_what_reads_parameters_first_says_what_is_lost(broken, read, tmp_path):
+def test_the_first_read_of_parameters_reports_the_lost_steps(broken, read, tmp_path):
     device, fail = broken
     trainer, initial = after_steps(device, 2, 4, 3), values(tagger())
     fail()
     with pytest.raises(DeviceError, match=FAULT):
         trainer.session.evaluate(single(2))
-    with pytest.warns(DeviceWarning, match="with it 3 steps of training since") as told:
+    with pytest.warns(DeviceWarning, match="3 steps of training since the last download") as warned:
         read(trainer)
-    assert len(told) == 1 and "device='cpu'" in told[0].message.hint
+    assert len(warned) == 1 and "device='cpu'" in warned[0].message.hint
     for k, value in on_host(trainer.model).items():
         np.testing.assert_array_equal(value, initial[k])
     with pytest.raises(DeviceError, match=r"(?s)3 of 3 steps are lost.*those before the first"):
@@ -116,7 +116,7 @@ def test_what_reads_parameters_first_says_what_is_lost(broken, read, tmp_path):
     assert trainer.steps == 0
 
 
-def test_a_checkpoint_says_which_step_it_is_of(broken, tmp_path):
+def test_a_checkpoint_names_its_step(broken, tmp_path):
     device, fail = broken
     trainer = after_steps(device, 2)
     fail()
@@ -128,21 +128,21 @@ def test_a_checkpoint_says_which_step_it_is_of(broken, tmp_path):
     assert second.resume(tmp_path / "a.safetensors").progress["step"] == second.steps == 0
 
 
-def test_a_session_is_not_up_to_date_without_the_steps_that_are_lost(broken):
-    """What ranks save together is of one step on all of them, or is not written."""
+def test_update_host_fails_if_steps_were_lost(broken):
+    """Ranks that save together write one step of all of them, or nothing."""
     device, fail = broken
     trainer = after_steps(device, 2, 4)
     fail()
     with pytest.raises(DeviceError, match=FAULT):
         trainer.session.evaluate(single(2))
     for _ in range(2):
-        with pytest.raises(DeviceError, match="the GPU has failed, and with it 2 steps of"):
+        with pytest.raises(DeviceError, match="the GPU has failed, and 2 steps of"):
             trainer.session.download()
     assert trainer.session.lost_steps() == 2
     assert trainer.session.lost_steps() == 0
 
 
-def test_an_evaluation_that_fails_says_which_step_is_left(broken):
+def test_a_failing_evaluation_reports_the_remaining_step(broken):
     device, fail = broken
     trainer = after_steps(device, 2)
     fail()
@@ -171,7 +171,7 @@ def test_other_sessions_of_the_model_go_on(broken):
         on_host(trainer.model)
 
 
-def test_a_fit_ends_with_the_step_that_is_left(broken, tmp_path):
+def test_fit_ends_with_the_remaining_step(broken, tmp_path):
     device, fail = broken
     trainer = trainer_on(device)
     loader = cavs.DataLoader(graphs(), batch_size=2)
@@ -190,7 +190,7 @@ def test_a_fit_ends_with_the_step_that_is_left(broken, tmp_path):
         np.testing.assert_array_equal(value, on_host(trainer.model)[k])
 
 
-def test_a_device_that_only_lacks_memory_is_not_lost(twin, twin_device):
+def test_a_device_without_memory_is_not_lost(twin, twin_device):
     trainer, host = after_steps(replace(twin_device, memory=None), 2), trainer_on("cpu")
     host.step(single(2))
     native = trainer.session._cuda._parameters
@@ -204,8 +204,8 @@ def test_a_device_that_only_lacks_memory_is_not_lost(twin, twin_device):
 
 
 @pytest.mark.parametrize("library", ["cublas", "cudnn"])
-def test_a_fault_that_a_library_meets_first_is_the_kernels(broken, twin, library):
-    """The library knows only that it cannot go on, and its own cure would be the wrong one."""
+def test_a_fault_reported_by_a_library_is_that_of_the_kernel(broken, twin, library):
+    """The library only knows that it cannot go on, and its cure would be wrong."""
     device, fail = broken
     device = replace(device, cublas_lt=twin.cublaslt, cudnn=twin.cudnn, blas_rows=4)
     model = lstm_cells.Tagger(nn.LSTM)

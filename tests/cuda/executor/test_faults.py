@@ -1,4 +1,4 @@
-"""Memory that does not suffice and kernels that fail, on the twin and on the machine's own GPU."""
+"""Out of memory and kernel faults, on the twin and on the machine's GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = 1 << 14  # bytes
 
 
 class Narrow:
-    """Another's memory, to which a block above a size is one of a million times as many bytes."""
+    """Memory that allocates a million times the bytes for blocks above a size."""
 
     def __init__(self, memory):
         self.memory, self.most = memory, 1 << 62
@@ -38,7 +38,7 @@ class Narrow:
 
 @pytest.fixture
 def full(device, request):
-    """A device, and what leaves it without memory for large blocks."""
+    """A device, and a function that leaves it without memory for large blocks."""
     if device.memory is not None and hasattr(device.memory, "free_and_total"):
         memory = Narrow(device.memory)
         yield replace(device, memory=memory), lambda: setattr(memory, "most", LARGE)
@@ -47,7 +47,7 @@ def full(device, request):
     yield replace(device, memory=None), lambda: twin.memory(twin.used() + LARGE)
 
 
-def test_out_of_memory_says_how_much_and_loses_nothing(full):
+def test_out_of_memory_reports_sizes_and_loses_nothing(full):
     device, fill = full
     trainer, host = trainer_on(device), trainer_on("cpu")
     for each in (trainer, host):
@@ -71,8 +71,8 @@ def test_out_of_memory_says_how_much_and_loses_nothing(full):
 
 @pytest.mark.parametrize("way", ["fault", "launch"])
 @pytest.mark.parametrize("where", ["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_a_kernel_that_fails_in_a_step(where, way):
-    """In a process of its own, whose GPU a fault takes."""
+def test_a_kernel_fault_in_a_step(where, way):
+    """In a process of its own, since a fault takes its GPU."""
     if where == "cuda":
         gpu()
     elif reason := missing():

@@ -1,4 +1,4 @@
-"""Trainers that launch a step before the one before has ended: as on the CPU, errors too."""
+"""Trainers that launch a step before the previous one has ended train as on the CPU."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.cuda.tagger import (
 from tests.oracle import assert_close
 
 
-def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, twin_device):
+def test_fit_uploads_a_batch_before_it_waits_for_the_previous_step(twin, twin_device):
     trainer, loader = trainer_on(twin_device), cavs.DataLoader(graphs(), 1)
     trainer.fit(loader, epochs=1, progress=False)
     twin.reset()
     trainer.fit(loader, epochs=1, progress=False)
     log = twin.operations()
     copies = [o for o in log if o.kind == "copy" and o.name == "to device"]
-    judged = [o for o in log if o.kind == "launch" and o.name == "judge"]
-    assert len(copies) == len(judged) == 8
-    for step, (verdict, following) in enumerate(zip(judged, copies[1:], strict=False)):
+    outcomes = [o for o in log if o.kind == "launch" and o.name == "compute_outcome"]
+    assert len(copies) == len(outcomes) == 8
+    for step, (verdict, following) in enumerate(zip(outcomes, copies[1:], strict=False)):
         ends = next(o for o in log if o.kind == "copy" and o.issued > verdict.issued)
         done = next(o for o in log if o.kind == "record" and o.issued > ends.issued)
         waits = [o for o in log if o.kind == "synchronize" and o.from_ == done.to]
@@ -48,7 +48,7 @@ def test_a_fit_copies_a_batch_up_before_it_waits_for_the_step_before(twin, twin_
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("profiling", [False, True])
-def test_a_fit_equals_the_cpus_whatever_the_order(device, shuffle, seed, profiling):
+def test_fit_equals_the_cpu_in_any_order(device, shuffle, seed, profiling):
     shuffle(seed)
 
     def run(trainer):
@@ -65,9 +65,7 @@ def test_a_fit_equals_the_cpus_whatever_the_order(device, shuffle, seed, profili
 
 @pytest.mark.parametrize("bad", range(5))
 @pytest.mark.parametrize("options", [{}, {"checkpoint_every": 2}, {"checkpoint_every": 1}])
-def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(
-    device, shuffle, tmp_path, bad, options
-):
+def test_a_loss_that_is_not_finite_ends_fit_as_on_the_cpu(device, shuffle, tmp_path, bad, options):
     shuffle(bad)
     path = tmp_path / "c.safetensors"
     kept = []
@@ -92,7 +90,7 @@ def test_a_loss_that_is_not_finite_ends_a_fit_as_on_the_cpu(
     assert sum('"numerics"' in line and f'"step": {bad + 1},' in line for line in events) == 2
 
 
-def test_a_trainer_goes_on_after_a_step_that_failed(device):
+def test_a_trainer_goes_on_after_a_failed_step(device):
     data = [single(i, bad=[2, 5]) for i in range(8)]
 
     def run(trainer):
@@ -108,7 +106,7 @@ def test_a_trainer_goes_on_after_a_step_that_failed(device):
     expected = run(trainer_on("cpu"))
     trainer = trainer_on(device)
     found = run(trainer)
-    # Batch 3 was launched while 2 failed, 6 while 5 did: nothing of them counts.
+    # Batch 3 was launched while 2 failed, 6 while 5 did: neither is applied.
     assert trainer.steps == 4
     assert rounded(next(x for x in found if isinstance(x, str))) == rounded(expected[2])
     assert [b for b, _ in (x for x in found if not isinstance(x, str))] == [
@@ -145,7 +143,7 @@ def test_an_error_of_the_next_batch_comes_after_that_of_the_step(device, how, na
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])
-def test_an_interrupt_lets_what_was_launched_end(twin, device, tmp_path, at):
+def test_an_interrupt_waits_for_launched_steps(twin, device, tmp_path, at):
     path, calm = tmp_path / "c.safetensors", trainer_on("cpu")
     calm.fit(cavs.DataLoader(graphs(), 1), epochs=2, progress=False)
 
@@ -171,7 +169,7 @@ def test_an_interrupt_lets_what_was_launched_end(twin, device, tmp_path, at):
     close(resumed, calm)
 
 
-def test_a_second_interrupt_leaves_a_trainer_that_goes_on(device):
+def test_a_trainer_goes_on_after_a_second_interrupt(device):
     class Impatient(cavs.DataLoader):
         def __iter__(self):
             for i, batch in enumerate(super().__iter__()):
@@ -213,7 +211,7 @@ def test_threads_that_train_on_one_device(device, shuffle, seed):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_no_memory_for_the_next_step(twin, twin_device, late):
+def test_out_of_memory_in_the_next_step(twin, twin_device, late):
     small, large = [single(i) for i in (2, 3, 2)], cavs.batch(graphs((60,) * 20))
     host = trainer_on("cpu")
     trainer = trainer_on(replace(twin_device, memory=None))
@@ -223,7 +221,7 @@ def test_no_memory_for_the_next_step(twin, twin_device, late):
     twin.memory(twin.used() + (1 << 13 if late else 0))
     with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
         trainer.launch(large)
-    assert [step.batch for step in trainer.land()] == small[2:]  # which had not been returned
+    assert [step.batch for step in trainer.land()] == small[2:]  # which were not returned before
     assert trainer.steps == 3
     close(trainer, host)
     twin.memory(1 << 36)

@@ -1,4 +1,4 @@
-"""Training steps launched ahead of their outcome: what a CPU's training gives, in any order."""
+"""Training steps launched ahead of their outcome give the CPU's results, in any order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.cuda.tagger import (
 from tests.oracle import assert_close
 
 
-def test_a_launch_waits_for_nothing(twin, twin_device):
+def test_a_launch_does_not_wait(twin, twin_device):
     data = [single(4), single(2), single(3)]
     session = cavs.Session(tagger(), dtype=np.float64, device=twin_device)
     for batch in data:
         session.step(batch, SGD, STATES)
-    gc.collect()  # memory of sessions that are gone is freed when nothing is under way
+    gc.collect()  # memory of dropped sessions is freed now
     twin.reset()
-    twin.adversarial(0)  # in the order of issue
+    twin.adversarial(0)  # in issue order
     first = session.launch(data[0], SGD, STATES)
     of_first = twin.operations()
     second = session.launch(data[1], SGD, STATES)
@@ -49,7 +49,7 @@ def test_a_launch_waits_for_nothing(twin, twin_device):
     assert np.isfinite(second.loss)
 
 
-def test_the_host_may_write_to_parameters_as_soon_as_a_step_is_launched(twin, twin_device):
+def test_the_host_may_write_parameters_after_a_launch(twin, twin_device):
     host = cavs.Session(tagger(), dtype=np.float64)
     session = cavs.Session(tagger(), dtype=np.float64, device=twin_device)
     arrays = [p.value for p in session.parameters.values()]
@@ -64,7 +64,7 @@ def test_the_host_may_write_to_parameters_as_soon_as_a_step_is_launched(twin, tw
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_count_each_alone_or_after_another(device, shuffle, seed):
+def test_steps_launched_alone_or_after_another(device, shuffle, seed):
     shuffle(seed)
     good, bad, last = single(2), single(4, bad=[4]), single(3)
     host = cavs.Session(tagger(), dtype=np.float64)
@@ -78,11 +78,11 @@ def test_steps_count_each_alone_or_after_another(device, shuffle, seed):
     third = step(last, after=second)
     fourth = step(last, after=third)
     assert [s.applied for s in (first, second, third, fourth)] == [True, False, False, False]
-    fifth = step(last, after=fourth)  # what failed is known by now
+    fifth = step(last, after=fourth)  # the failure is known by now
     assert not fifth.applied
     assert step(last, after=first).applied
     assert np.isnan(step(bad).grad_norm)
-    sixth = step(good)  # asks nobody
+    sixth = step(good)  # depends on no other step
     assert sixth.applied
     losses = [host.step(b, SGD, STATES).loss for b in (good, last, good)]
     assert [first.loss, sixth.loss] == pytest.approx([losses[0], losses[2]], rel=1e-11)
@@ -95,7 +95,7 @@ def test_steps_count_each_alone_or_after_another(device, shuffle, seed):
 def test_a_run_behind_two_steps(device, shuffle, seed):
     data = [single(i) for i in (4, 2, 5, 6, 3, 4)]
     host, session = (cavs.Session(tagger(), dtype=np.float64, device=d) for d in ("cpu", device))
-    for batch in data:  # whatever grows has grown
+    for batch in data:  # everything has its final size
         host.step(batch, SGD, STATES)
         session.step(batch, SGD, STATES)
     shuffle(seed)
@@ -118,7 +118,7 @@ def test_a_step_after_one_of_another_model_is_refused(device):
         sessions[1].launch(single(2), SGD, STATES, after=other)
 
 
-def test_a_program_compiled_anew_keeps_the_updates_before_it(device):
+def test_recompilation_keeps_earlier_updates(device):
     host, trainer, watched = trainer_on("cpu"), trainer_on(device), trainer_on(device)
     for i in (1, 2, 0):  # no vertex of the first has children
         assert trainer.step(single(i)) == pytest.approx(host.step(single(i)), rel=1e-11)
@@ -141,7 +141,7 @@ def test_launching_on_the_cpu():
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_whatever_reads_waits(device, shuffle, seed, tmp_path):
+def test_reads_wait(device, shuffle, seed, tmp_path):
     shuffle(seed)
     data = [single(i) for i in (2, 4, 0)]
     path = tmp_path / "c.safetensors"
@@ -156,7 +156,7 @@ def test_whatever_reads_waits(device, shuffle, seed, tmp_path):
         loss, gradients = session.gradients(data[0])
         found += [loss, *(g.sum() for g in gradients.values())]
         trainer.launch(data[0])
-        for p in trainer.parameters.values():  # what is written counts, and goes up
+        for p in trainer.parameters.values():  # written values are uploaded
             p.value *= 0.9
         session.invalidate()
         trainer.launch(data[1])
@@ -179,22 +179,22 @@ def test_whatever_reads_waits(device, shuffle, seed, tmp_path):
     close(there, host)
 
 
-def test_parameters_that_are_read_wait_for_a_step(device):
+def test_reading_parameters_waits_for_a_step(device):
     trainer, host, other = trainer_on(device), trainer_on("cpu"), single(3)
-    beside = cavs.Session(trainer.model, dtype=np.float64)
+    other_session = cavs.Session(trainer.model, dtype=np.float64)
     for i in (2, 4, 2):
         host.step(single(i))
         trainer.launch(single(i))
         close(trainer, host)
         expected = host.session.evaluate(other).loss
-        assert beside.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
+        assert other_session.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
         host.step(single(i))
         trainer.launch(single(i))
         expected = host.session.evaluate(other).loss
-        assert beside.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
+        assert other_session.evaluate(other).loss == pytest.approx(expected, rel=1e-11)
 
 
-def test_what_the_host_writes_counts_more_than_a_step_on_its_way(device):
+def test_written_parameters_override_a_step_in_flight(device):
     trainer, host = trainer_on(device), trainer_on("cpu")
     written = [p.value for p in trainer.parameters.values()]
     trainer.step(single(2))
@@ -221,7 +221,7 @@ def test_a_batch_may_be_changed_once_it_is_launched(device):
     close(trainer, host)
 
 
-def test_a_fault_of_a_kernel_is_raised_by_what_waits(twin):
+def test_waiting_raises_a_kernel_fault(twin):
     device = Device(twin.library, 0, "sm_90", twin.compiler, None)
     trainer = trainer_on(device)
     trainer.step(single(2))
@@ -233,7 +233,7 @@ def test_a_fault_of_a_kernel_is_raised_by_what_waits(twin):
     assert trainer.land() == []
 
 
-def test_a_session_may_go_with_a_step_on_its_way(twin, twin_device):
+def test_a_session_may_be_dropped_with_a_step_in_flight(twin, twin_device):
     twin.adversarial(2)
     batch, model = single(4), tagger()
     gc.collect()

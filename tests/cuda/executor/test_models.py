@@ -1,4 +1,4 @@
-"""Every cell of cavs.nn and every model of models/ on a device: what they do on the CPU."""
+"""Every cell of cavs.nn and every model of models/ gives the CPU's results on a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE = (nn.LSTM, nn.GRU, nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU, nn
 
 
 def compare(model, batches, device):
-    """Loss, gradients and predictions, then three steps of training."""
+    """Compare loss, gradients and predictions, then three steps of training."""
     other = copy.deepcopy(model)
     host = cavs.Session(other, dtype=np.float64)
     there = cavs.Session(model, dtype=np.float64, device=device)
@@ -51,7 +51,7 @@ def cell_and_batches(name):
     model = Classifier(CELLS[name]())
     model.initialize(3, np.float64)
     rng = np.random.default_rng(4)
-    for p in model.parameters().values():  # zero biases would hide their use
+    for p in model.parameters().values():  # biases of zero would hide errors
         p.value += rng.normal(0, 0.3, p.shape)
     structures = taken(model)
     return model, [cavs.batch(graphs(structures, seed)) for seed in range(2)]
@@ -99,7 +99,7 @@ def test_models(device, name, tmp_path):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_in_float32(device, name, tmp_path):
-    """As users run them: kernels of another type, with wider loads, within the CPU's float64."""
+    """In float32, as users run them, within the bound of the CPU's float64."""
     entry, bound = registry.find(name), BOUNDS["float32"]
     rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
     task = build(entry, tmp_path, **rate)
@@ -136,7 +136,7 @@ def chains(count):
 
 
 def check_products(cell, device, precision, batch, hidden):
-    """Of 128 rows and 33 columns at least: forward, transposed, and summed over rows."""
+    """At least 128 rows and 33 columns: forward, transposed, and summed over rows."""
     model = trees.Classifier(cell(40, hidden), input_size=40)
     model.initialize(1, np.float32)
     loss, wanted = cavs.Session(model, dtype=np.float64).gradients(batch)
@@ -146,7 +146,7 @@ def check_products(cell, device, precision, batch, hidden):
     together = [np.concatenate([of[k].reshape(-1) for k in wanted]) for of in (gradients, wanted)]
     for name, ours, exact, bound in (
         ("all", *together, BOUNDS[precision]),
-        # Of random labels little is left in the sum over all vertices that a bias gets.
+        # With random labels the sum over all vertices nearly cancels in a bias.
         *((name, g, wanted[name], 3 * BOUNDS[precision]) for name, g in gradients.items()),
     ):
         assert np.linalg.norm(ours - exact) <= bound * np.linalg.norm(exact), name

@@ -1,4 +1,4 @@
-"""Every operator of the registry on a device: values and gradients are those of the oracle."""
+"""Every operator of the registry on a device gives the values and gradients of the oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ops import test_slopes_of_losses as losses
 from tests.ops.test_registry import ELSEWHERE, case_of, graphs
 from tests.oracle import assert_close, reference
 
-GROUPS = 6  # programs: a compilation for each operator would take long
+GROUPS = 6  # number of programs, since one per operator would compile for long
 OF_ALL = sorted(set(REGISTRY) - ELSEWHERE)
 NAMES = [OF_ALL[i::GROUPS] for i in range(GROUPS)]
 BOUNDS = {  # relative to the largest value
@@ -27,7 +27,7 @@ BOUNDS = {  # relative to the largest value
     "bfloat16": 5e-2,
 }
 
-# The twin rounds as the CPU does: of its kinds the most exact one shows a wrong operator.
+# The twin rounds like the CPU: its most exact type is enough to find a wrong operator.
 WHERE = [
     pytest.param("twin", "float64"),
     *(pytest.param("cuda", kind, marks=pytest.mark.cuda) for kind in BOUNDS),
@@ -35,7 +35,7 @@ WHERE = [
 
 
 class Together(cavs.Model):
-    """A model for each of some operators; they share nothing but the batch."""
+    """A model that applies some operators, each to the batch."""
 
     def __init__(self, names):
         self.parts = {name: case_of(name) for name in names}
@@ -50,7 +50,7 @@ class Together(cavs.Model):
         return sum(others, first)
 
 
-def test_there_are_as_many_as_in_the_registry():
+def test_all_operators_of_the_registry_are_covered():
     assert {name for group in NAMES for name in group} | ELSEWHERE == set(REGISTRY)
 
 

@@ -1,4 +1,4 @@
-"""Loops whose narrow tasks one kernel walks: equal results, and barriers where they are needed."""
+"""Persistent kernels: equal results, and barriers exactly where they are needed."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from tests.runtime.trees import Classifier, binary, graph, treebank
 
 @pytest.fixture
 def walking(device):
-    """The twin and the machine's own GPU, one kernel for all tasks that follow each other."""
+    """The twin and the machine's GPU, with persistent kernels for all tasks."""
     return replace(device, persistent="always")
 
 
 @pytest.fixture
 def on_twin(twin_device):
-    """For tests that look at what was asked of the device."""
+    """For tests that read the log of the device."""
     return replace(twin_device, persistent="always")
 
 
 def walks(twin):
-    """How often each kernel that walks tasks was launched."""
+    """Return the number of launches of each persistent kernel."""
     return Counter(o.name for o in twin.operations() if o.cooperative)
 
 
 @settings(RANDOM, max_examples=5)
 @given(models(), batches())
-def test_float64_equals_the_oracle_whatever_the_order(walking, shuffle, model, batch):
+def test_float64_equals_the_oracle_in_any_order(walking, shuffle, model, batch):
     batch = traced_parameters(model, batch)
     compare(model, batch, walking, FLOAT64, shuffle=shuffle)
 
@@ -87,7 +87,7 @@ def test_models(walking, name, tmp_path):
 @pytest.mark.parametrize("narrow", [1, 16, 40])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_structures(walking, name, narrow):
-    """Also those of which only some tasks are narrow."""
+    """Including structures of which only some tasks are narrow."""
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph(children, rng) for children in STRUCTURES[name]])
     compare(classifier(), batch, replace(walking, narrow_rows=narrow), 1e-11)
@@ -114,7 +114,7 @@ def test_precisions(walking, cell, hidden, precision):
     assert all(np.array_equal(again[1][k], g) for k, g in gradients.items())
 
 
-def test_one_launch_for_all_tasks_of_a_chain_and_of_what_comes_after_it(twin, on_twin):
+def test_one_launch_for_all_tasks_of_a_loop(twin, on_twin):
     rng = np.random.default_rng(0)
     chain = graph([[], *([i] for i in range(399))], rng)
     model = classifier()
@@ -140,8 +140,8 @@ def test_wide_tasks_are_launched_one_by_one(twin, on_twin):
     assert names["matmul_16"] + names["matmul"] > 6
 
 
-def test_a_lone_narrow_task_is_launched(twin, on_twin):
-    """One kernel for it would spare nothing; leaves have no part in the loop."""
+def test_a_single_narrow_task_is_launched(twin, on_twin):
+    """A persistent kernel would save no launch; leaves have no part in the loop."""
     rng = np.random.default_rng(0)
     session = cavs.Session(classifier(), dtype=np.float64, device=on_twin)
     session.gradients(cavs.batch([graph([[], [], [0, 1]], rng)]))
@@ -151,11 +151,11 @@ def test_a_lone_narrow_task_is_launched(twin, on_twin):
 
 
 @pytest.mark.parametrize("value", [3.402e38, -3.402e38, 1e30])
-def test_float32_goes_to_its_ends(walking, value):
-    """Numbers are cut in two there: no part may overflow where the whole does not."""
+def test_float32_at_the_ends_of_its_range(walking, value):
+    """Numbers are split in two there: no part may overflow if the number does not."""
     model = Classifier(nn.BinaryTreeLSTM(8, 16))
     model.initialize(1, np.float32)
-    model.tree.U.value[3] = value  # gates saturate; zeros meet it as well
+    model.tree.U.value[3] = value  # gates saturate; it is multiplied by zeros as well
     batch = treebank(5)
     outputs = [
         cavs.Session(model, device=where).predict(batch)["output"] for where in ("cpu", walking)
@@ -163,7 +163,7 @@ def test_float32_goes_to_its_ends(walking, value):
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_written_beside_scratch(on_twin):
+def test_guard_bytes_of_scratch_are_intact(on_twin):
     batch = treebank(8)
     model = Classifier(nn.TreeAttention(8, 6))
     model.initialize(1, np.float64)
@@ -175,7 +175,7 @@ def test_nothing_is_written_beside_scratch(on_twin):
 
 
 def test_steps_are_captured_and_replayed(twin, on_twin):
-    """Batches that come again are graphs, the walks among their nodes."""
+    """Repeated batches are graphs that contain persistent kernels."""
     model = classifier(dtype=np.float32)
     batch = treebank(8)
     session = cavs.Session(model, device=replace(on_twin, replay="always"))
@@ -186,13 +186,13 @@ def test_steps_are_captured_and_replayed(twin, on_twin):
 
 
 def checked(twin):
-    """A device whose kernels tell races between blocks."""
+    """A device whose kernels detect races between blocks."""
     return Device(twin.library, 0, "sm_90", TwinCompiler(True), None, persistent="always")
 
 
 @pytest.mark.parametrize("hidden", [4, 16])  # on two blocks, and on four
 @pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.TreeAttention, nn.TreeGRU])
-def test_no_block_reads_what_another_writes_meanwhile(twin, cell, hidden):
+def test_blocks_do_not_race(twin, cell, hidden):
     model = Classifier(cell(8, hidden))
     model.initialize(1, np.float32)
     twin.adversarial(3)
@@ -204,7 +204,7 @@ def test_no_block_reads_what_another_writes_meanwhile(twin, cell, hidden):
 
 
 class ChecksWalks(TwinCompiler):
-    """Checks the kernels that walk tasks alone, so that random models run in little time."""
+    """A compiler that checks persistent kernels only, so that random models run fast."""
 
     def compile(self, name, *arguments):
         return TwinCompiler(name == "persistent.cu").compile(name, *arguments)
@@ -223,7 +223,7 @@ def test_random_models_have_no_race(twin, model, batch):
 
 @pytest.mark.parametrize("number", range(2))
 def test_every_barrier_is_needed(twin, monkeypatch, number):
-    """A kernel without one of them is told, forward and backward."""
+    """Without one of them a kernel has a race, forward and backward."""
     given, dropped = persistent.barriers, []
 
     def without(*arguments):
@@ -258,36 +258,36 @@ PRODUCT = [access(0, BELOW, slices=None), access(1, OWN, True)]
 MAP = [access(1, OWN), access(0, OWN, True)]
 
 
-def test_a_loop_waits_once_a_task():
-    """Before the product, which reads all columns of what the tasks before have made."""
+def test_a_loop_waits_once_per_task():
+    """Before the product, which reads all columns that earlier tasks have written."""
     assert barriers([[PRODUCT, MAP]], {1}, False) == [[True, False]]
 
 
-def test_what_goes_column_by_column_never_waits():
+def test_columnwise_instructions_never_wait():
     own = [access(0, BELOW), access(0, OWN, True)]
     assert barriers([[own]], set(), False) == [[False]]
     assert barriers([[own]], set(), True) == [[False]]
 
 
-def test_what_is_cut_otherwise_waits():
+def test_instructions_with_different_slices_wait():
     other = [access(1, OWN, slices=Slices(4, 1)), access(0, OWN, True)]
     assert barriers([[PRODUCT, other]], {1}, False) == [[True, True]]
 
 
-def test_columns_that_do_not_meet_do_not_wait():
+def test_disjoint_columns_do_not_wait():
     first, second = [access(0, OWN, True)], [access(0, BELOW, columns=(8, 16), slices=None)]
     assert barriers([[first, second]], set(), False) == [[False, False]]
 
 
-def test_rows_that_come_later_may_not_be_written_before_they_were_read():
-    """Above in a loop upwards, below in one downwards; in memory that tasks share, always."""
+def test_rows_of_later_tasks_are_read_before_they_are_written():
+    """Above in a loop upwards, below in one downwards; in scratch, which tasks share, always."""
     reads, writes = [access(0, ABOVE, slices=None)], [access(0, OWN, True, slices=None)]
     assert barriers([[reads, writes]], set(), False) == [[False, True]]
     assert barriers([[reads, writes]], set(), True) == [[True, False]]
     assert barriers([[writes, writes]], set(), False) == [[False, True]]
 
 
-def test_what_one_kind_of_task_leaves_another_finds():
+def test_accesses_carry_over_between_kinds_of_tasks():
     makes, reads = [access(0, OWN, True)], [access(0, BELOW, slices=None)]
     assert barriers([[makes], [reads]], set(), False) == [[False], [True]]
 
@@ -310,8 +310,8 @@ def test_a_device_that_cannot_run_all_blocks_at_once(twin, on_twin):
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])  # None: float64
-def test_weights_that_do_not_fit_stay_in_memory(twin, on_twin, monkeypatch, precision):
-    """Where there is room for all, for some, for none, and not even for the sums of products."""
+def test_weights_that_do_not_fit_are_read_from_memory(twin, on_twin, monkeypatch, precision):
+    """With room for all, for some, for none, and not even for the sums of products."""
     given, resident = persistent.persistent_loops, []
 
     def noted(*arguments):
@@ -329,7 +329,7 @@ def test_weights_that_do_not_fit_stay_in_memory(twin, on_twin, monkeypatch, prec
     bound = 1e-9 if precision is None else 2 * BOUNDS[precision]
     value = np.dtype(dtype).itemsize
     sums = 128 * 10 * value  # bytes
-    weight = 2 * 32 * 4 * (2 if precision == "bfloat16" else value)  # of one product
+    weight = 2 * 32 * 4 * (2 if precision == "bfloat16" else value)  # per product
     for room in (3 * weight, weight, 0, -1):
         twin.reset()
         twin.set("shared_optin", sums + room)
@@ -342,19 +342,19 @@ def test_weights_that_do_not_fit_stay_in_memory(twin, on_twin, monkeypatch, prec
     assert resident == [{3}, {1}, {0}, {0}]
 
 
-def test_a_launch_that_is_refused_is_told(twin, on_twin):
+def test_a_refused_launch_is_an_error(twin, on_twin):
     twin.fail_call("cuLaunchCooperativeKernel", 720)
     with pytest.raises(DeviceError, match="persistent_") as error:
         cavs.Session(classifier(), dtype=np.float64, device=on_twin).gradients(treebank(5))
     assert "persistent='never'" in error.value.hint
 
 
-def test_an_unknown_choice_is_refused(twin):
+def test_an_invalid_option_is_refused(twin):
     with pytest.raises(ConfigError, match="persistent"):
         Device(twin.library, 0, "sm_90", twin.compiler, None, persistent="sometimes")
 
 
-def test_an_explanation_says_what_a_kernel_can_walk(on_twin):
+def test_explain_lists_persistent_kernels(on_twin):
     model, batch = classifier(dtype=np.float32), treebank(5)
     text = str(cavs.explain(model, batch, device=on_twin, run=False))
     assert "== persistent\npersistent='always': tasks of up to 128 rows are walked by" in text
@@ -366,7 +366,7 @@ def test_an_explanation_says_what_a_kernel_can_walk(on_twin):
 
 
 class Largest(cavs.VertexFunction):
-    """A maximum over what is made for each child, beside a product: rows of edges in scratch."""
+    """A maximum over the values of each child, next to a product: rows of edges in scratch."""
 
     def __init__(self):
         self.state = cavs.State(h=6)
@@ -381,7 +381,7 @@ class Largest(cavs.VertexFunction):
         v.push(h)
 
 
-def test_what_is_read_by_segments_stays_in_memory(walking):
+def test_operands_read_by_segments_stay_in_memory(walking):
     model = Classifier(Largest())
     model.initialize(1, np.float64)
     compare(model, treebank(6), walking, FLOAT64)

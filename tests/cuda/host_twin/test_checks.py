@@ -1,4 +1,4 @@
-"""The host twin: undefined behaviour in every module; bounds and races in checked ones."""
+"""The host twin: undefined behaviour in all modules, bounds and races in checked ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.cuda.twin.launch import Context, DriverError
 
 @pytest.fixture
 def checked(twin: Twin) -> Context:
-    """A context whose kernels show every access to the driver."""
+    """A context whose kernels report every access to the driver."""
     twin.compiler = TwinCompiler(checked=True)
     return Context(twin)
 
 
 def run(context: Context, body: str, *arguments: object, grid: int = 1, block: int = 64) -> None:
-    """A kernel of integers ``x`` and a number ``n``, with ``s`` in shared memory; from line 2."""
+    """Return a kernel of integers ``x`` and a number ``n``, with shared ``s``; body from line 2."""
     first = (
         'extern "C" __global__ void kernel(int* x, int n) { __shared__ int s[64];'
         " const int t = threadIdx.x, at = blockIdx.x * 64 + t;"
@@ -50,7 +50,7 @@ def test_undefined_behaviour(context: Context, body: str, message: str) -> None:
         run(context, body)
 
 
-def test_the_line_of_a_bad_access_is_named(context: Context) -> None:
+def test_errors_name_the_line_of_the_access(context: Context) -> None:
     with pytest.raises(DriverError, match=r"access to 0x.* in wrong\.cu:3$"):
         run(context, "if (threadIdx.x == 9)\n  x[1 << 28] = 1;")
 
@@ -63,7 +63,7 @@ RACES = [
         r"reads shared memory in wrong\.cu:3; no barrier parts it from thread .* wrote it in .*:2|"
         r"writes shared memory in wrong\.cu:2; no barrier parts it from thread .* read it in .*:3",
     ),
-    # Written again before all have read.
+    # Overwritten before all threads have read.
     (
         "for (int i = 0; i < 2; ++i) { s[t] = i; __syncthreads(); x[at] = s[63 - t]; }",
         "for (int i = 0; i < 2; ++i) {\n"
@@ -89,7 +89,7 @@ RACES = [
         "if (threadIdx.x == 0) x[blockIdx.x] = x[blockIdx.x] + 1;",
         r"; block \([012], 0, 0\), thread \(0, 0, 0\), which (read|wrote) it in wrong\.cu:2",
     ),
-    # Words of which each thread has a byte.
+    # Words of which each thread uses one byte.
     (
         "if (threadIdx.x < 2) reinterpret_cast<char*>(x)[2] = 1;",
         "reinterpret_cast<char*>(x)[threadIdx.x] = 1;",
@@ -112,8 +112,8 @@ def test_threads_may_read_the_same(checked: Context) -> None:
     run(checked, "x[100 + blockIdx.x * 64 + threadIdx.x] = x[0] + x[1] + n;", grid=3)
 
 
-def test_every_byte_beside_an_allocation(checked: Context) -> None:
-    """The guards would show a write, and nothing would show a read."""
+def test_bytes_outside_of_an_allocation(checked: Context) -> None:
+    """Guard bytes would show a write, but not a read."""
     x = checked.array(np.zeros(1001, np.int32))
     run(checked, "x[1000] = x[1000];", x, 0, block=1)
     for body, where in (
@@ -172,14 +172,14 @@ extern "C" __global__ void sum(const int* x, int n, int* y) {
 
 
 def made(context: Context, what: str) -> ctypes.c_void_p:
-    """A stream apart from the default one, or an event."""
+    """Create a stream that is independent of the default one, or an event."""
     found = ctypes.c_void_p()
     context.call(f"cu{what}Create", ctypes.byref(found), 1)
     return found
 
 
 class Streams:
-    """Two streams that work on the same array, and what may order them."""
+    """Two streams that work on the same array, and calls that may order them."""
 
     def __init__(self, context: Context):
         self.context, self.module = context, context.module("streams.cu", STREAMS)
@@ -241,14 +241,14 @@ def both_read(s: Streams) -> None:
     s.sum(s.second)
 
 
-def apart(s: Streams) -> None:
+def independent(s: Streams) -> None:
     s.add(s.first, 32)
     x = ctypes.c_ulonglong(s.x.address + 128)
     s.context.call("cuMemsetD8Async", x, 0, ctypes.c_size_t(128), s.second)
 
 
 def two_graphs(s: Streams) -> None:
-    """Two chains each; those of the second graph come after those of the first."""
+    """Two chains in each of two graphs; the second graph is ordered after the first."""
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     s.context.call("cuStreamBeginCapture_v2", s.first, 2)
     s.after(s.first, s.second)
@@ -264,7 +264,7 @@ def two_graphs(s: Streams) -> None:
 
 @pytest.mark.parametrize(
     "run",
-    [by_event, by_host, by_query, by_two_events, both_read, apart, two_graphs],
+    [by_event, by_host, by_query, by_two_events, both_read, independent, two_graphs],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -315,7 +315,7 @@ def fill(s: Streams) -> None:
     s.context.call("cuMemsetD8Async", x, 0, ctypes.c_size_t(4), s.second)
 
 
-def graph_beside_a_stream(s: Streams) -> None:
+def graph_next_to_a_stream(s: Streams) -> None:
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     s.context.call("cuStreamBeginCapture_v2", s.first, 2)
     s.add(s.first)
@@ -334,13 +334,13 @@ def graph_beside_a_stream(s: Streams) -> None:
         read_is_overwritten,
         two_read_and_one_is_waited_for,
         fill,
-        graph_beside_a_stream,
+        graph_next_to_a_stream,
     ],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_streams_that_race(checked: Context, run: object, seed: int) -> None:
-    """Found in whatever order they run: in that of issue the results are right."""
+    """Races are found in any order of execution, even in issue order, where results are right."""
     streams = Streams(checked)
     checked.twin.adversarial(seed)
     with pytest.raises(DriverError, match=r"a race of streams: .* no event and no wait orders it"):

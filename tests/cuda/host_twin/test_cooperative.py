@@ -1,4 +1,4 @@
-"""The host twin: cooperative launches, whose blocks meet at barriers of the grid."""
+"""The host twin: cooperative launches, whose blocks wait at barriers of the grid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ extern "C" __global__ void ring(int* x, int rounds) {
 
 @pytest.fixture
 def checked(twin: Twin) -> Context:
-    """A context whose kernels show every access to the driver."""
+    """A context whose kernels report every access to the driver."""
     twin.compiler = TwinCompiler(checked=True)
     return Context(twin)
 
@@ -39,14 +39,14 @@ def ring(context: Context, barrier: str = "twin::grid_barrier();") -> Module:
 
 
 def start(blocks: int) -> np.ndarray:
-    """Two buffers of the ring, the second empty."""
+    """Two buffers of the ring, the second one empty."""
     x = np.zeros((2, blocks, THREADS), np.int32)
     x[0] = np.arange(blocks * THREADS).reshape(blocks, THREADS)
     return x
 
 
 def after(blocks: int, rounds: int = ROUNDS) -> np.ndarray:
-    """What the ring leaves in both buffers."""
+    """The expected contents of both buffers."""
     x = start(blocks)
     for i in range(rounds):
         x[(i + 1) % 2] = 3 * np.roll(x[i % 2], 1, axis=0)[:, ::-1] + np.arange(blocks)[:, None]
@@ -78,7 +78,7 @@ def test_a_ring_without_its_barrier_is_wrong(context: Context) -> None:
         assert not np.array_equal(x, after(4))
 
 
-def test_blocks_go_on_in_another_order(context: Context) -> None:
+def test_blocks_continue_in_another_order(context: Context) -> None:
     source = """
         extern "C" __global__ void turns(unsigned* counts, unsigned* turn) {
           for (int i = 0; i < 4; ++i) {
@@ -149,19 +149,20 @@ RACES = [
         "__syncthreads();",
         r"a race: it (reads|writes) 0x.*; block \([012], 0, 0\), thread .*, which (read|wrote) it",
     ),
-    # After a barrier as before it.
+    # After a barrier as well as before it.
     (
         "twin::grid_barrier();\nx[b * 64 + t] = 1;\nBARRIER\nx[(b + 1) % 3 * 64 + t] = 2;",
         "",
         r"a race: it writes 0x.*; block \([012], 0, 0\), thread .*, which wrote it",
     ),
-    # Read before another block writes it anew.
+    # Read before another block overwrites it.
     (
         "const int before = x[(b + 1) % 3 * 64 + t];\nBARRIER\nx[b * 64 + t] = before;",
         "__syncthreads();",
         r"which (read|wrote) it",
     ),
-    # Shared memory: of the same addresses in all blocks, and a barrier of the grid is one of each.
+    # Shared memory, at the same addresses in all blocks; a barrier of the grid is one of each
+    # block.
     (
         "s[t] = b;\nBARRIER\nx[b * 64 + t] = s[63 - t];",
         "",
@@ -188,7 +189,7 @@ def test_races(checked: Context, body: str, instead: str, message: str, seed: in
         module = checked.module("race.cu", source)
         x = checked.array(np.zeros(512, np.int32))
         if barrier != instead:
-            for _ in range(2):  # nothing is left of the launch before
+            for _ in range(2):  # no state is left of the previous launch
                 module.launch("kernel", 3, THREADS, x, cooperative=True)
             continue
         with pytest.raises(DriverError, match=message):
@@ -282,7 +283,7 @@ OTHERWISE = "in line 5, while other threads wait in that of line 3"
     ],
 )
 @pytest.mark.parametrize("seed", [0, 2])
-def test_what_ends_a_cooperative_launch(
+def test_faults_of_cooperative_launches(
     context: Context, body: str, message: str, seed: int
 ) -> None:
     first = 'extern "C" __global__ void wrong() { const int t = threadIdx.x, b = blockIdx.x;'
@@ -291,13 +292,13 @@ def test_what_ends_a_cooperative_launch(
     with pytest.raises(DriverError, match=message) as error:
         module.launch("wrong", 3, THREADS, cooperative=True)
     assert error.value.code == 719
-    context.twin.reset()  # and the threads that were left behind are forgotten
+    context.twin.reset()  # the threads of the failed launch are dropped
     x = start(4)
     ring(context).launch("ring", 4, THREADS, x, ROUNDS, cooperative=True)
     np.testing.assert_array_equal(x, after(4))
 
 
-def test_blocks_may_meet_from_different_lines(context: Context) -> None:
+def test_blocks_may_wait_at_different_lines(context: Context) -> None:
     source = """
         extern "C" __global__ void two(int* x) {
           if (blockIdx.x == 0) {
@@ -329,8 +330,8 @@ def test_a_kernel_without_barriers(context: Context) -> None:
     assert x.all()
 
 
-def test_stacks_are_used_again(context: Context) -> None:
-    """Else a launch left two mappings a thread, and these would leave 15 thousand."""
+def test_stacks_are_reused(context: Context) -> None:
+    """Otherwise a launch would leave two mappings per thread, these about 15 thousand."""
 
     def mappings() -> int:
         return len(Path("/proc/self/maps").read_text().splitlines())
@@ -357,7 +358,7 @@ def test_a_grid_that_is_too_large(context: Context) -> None:
     assert [(o.grid, o.cooperative) for o in twin.launches()] == [((6, 1, 1), True)]
 
 
-def test_more_threads_than_the_twin_holds(context: Context) -> None:
+def test_more_threads_than_the_twin_supports(context: Context) -> None:
     context.twin.set("multiprocessors", 33)
     module, x = ring(context), context.array(start(33))
     with pytest.raises(DriverError, match="more than the 16384 threads") as error:
@@ -396,7 +397,7 @@ def resident(context: Context, function: ctypes.c_void_p, threads: int, shared: 
     return blocks.value
 
 
-def test_what_a_device_says_of_its_blocks(context: Context) -> None:
+def test_attributes_of_blocks(context: Context) -> None:
     module = context.module("keep.cu", SHARED.replace("SIZE", "300"))
     function = module.function("keep")
     assert attribute(context, 97) == 232448
@@ -414,7 +415,7 @@ def test_what_a_device_says_of_its_blocks(context: Context) -> None:
     y = np.zeros((2, THREADS), np.int32)
     module.launch("keep", 2, THREADS, y, 1, shared=100_000, cooperative=True)
     assert (y > 0).all()
-    context.twin.set("shared_optin", 300_000)  # more than what the compiler sets aside
+    context.twin.set("shared_optin", 300_000)  # more than the compiler reserves
     module.allow_shared("keep", 300_000)
     with pytest.raises(DriverError, match="INVALID_VALUE"):
         module.launch("keep", 2, THREADS, y, 1, shared=300_000)
@@ -424,7 +425,7 @@ def test_what_a_device_says_of_its_blocks(context: Context) -> None:
 
 
 def captured(context: Context, module: Module, x: Array, stream: ctypes.c_void_p) -> object:
-    """Two cooperative launches and, between them, one that is none."""
+    """Two cooperative launches with an ordinary one between them."""
     graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
     context.call("cuStreamBeginCapture_v2", stream, 2)
     with pytest.raises(DriverError, match="COOPERATIVE_LAUNCH_TOO_LARGE"):

@@ -104,7 +104,7 @@ def products(context: Context) -> Iterator[Products]:
 
 
 def stored(matrix: np.ndarray, order: int, extra: int) -> tuple[np.ndarray, int]:
-    """A matrix in memory, lines ``extra`` longer than need be and NaN there; its ld."""
+    """Return a matrix in memory and its ld: lines have ``extra`` values of NaN at the end."""
     lines = matrix if order == 1 else matrix.T
     padded = np.full((lines.shape[0], lines.shape[1] + extra), np.nan, matrix.dtype)
     padded[:, : lines.shape[1]] = lines
@@ -126,7 +126,7 @@ def test_products(products: Products, dtype: type, order: int, transposes: tuple
             memory, ld = stored(matrix, order, 3)
             layout = products.layout(code, *matrix.shape, ld, order)
             operands.append((products.context.array(memory), layout))
-        if beta == 0.0:  # C may hold anything
+        if beta == 0.0:  # C is not read
             operands[2] = operands[3]
         workspace = products.context.array(np.zeros(1 << 16, np.uint8))
         products.matmul(compute, tuple(operands), transposes, (2.0, beta), workspace)
@@ -135,7 +135,7 @@ def test_products(products: Products, dtype: type, order: int, transposes: tuple
         result = result[:, :-3] if order == 1 else result[:, :-3].T
         expected = 2.0 * a.astype(np.float64) @ b + beta * c
         np.testing.assert_allclose(result, expected, rtol=1e-5 if dtype is np.float32 else 1e-13)
-        assert np.isnan(workspace.get()[:4].view(np.float32)).all()  # spoilt
+        assert np.isnan(workspace.get()[:4].view(np.float32)).all()  # overwritten by the library
         for _, layout in operands[:2]:
             products.call("cublasLtMatrixLayoutDestroy", layout)
 
@@ -175,14 +175,14 @@ def test_bfloat16_operands(products: Products) -> None:
     np.testing.assert_allclose(d.get(), wide[0] @ wide[1], rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_refused(products: Products) -> None:
+def test_refusals(products: Products) -> None:
     array = products.context.array(np.zeros((8, 8), np.float32))
     good = simple(products, FLOAT, array, array, array)
     products.matmul("float", good)
-    with pytest.raises(Status, match="Matmul: 15"):  # promised more alignment than there is
+    with pytest.raises(Status, match="Matmul: 15"):  # an alignment that the address does not have
         shifted = (array.address + 4, products.layout(FLOAT, 7, 7, 8, 1))
         products.matmul("float", (shifted,) * 4, alignment=16)
-    with pytest.raises(Status, match="Matmul: 7"):  # beyond the end of the allocation
+    with pytest.raises(Status, match="Matmul: 7"):  # past the end of the allocation
         products.matmul("float", ((array.address + 4, good[0][1]), *good[1:]))
     with pytest.raises(Status, match="GetHeuristic: 7"):  # inner sizes differ
         products.matmul("float", ((array, products.layout(FLOAT, 8, 7, 8, 1)), *good[1:]))

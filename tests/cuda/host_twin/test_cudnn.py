@@ -1,4 +1,4 @@
-"""The host twin's cuDNN: what it computes, and what it takes for a mistake."""
+"""The host twin's cuDNN: its results, and the mistakes that it detects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made(context, name, *arguments):
 
 
 class Lstm:
-    """One LSTM of random weights over sequences, called as the documentation says."""
+    """One LSTM with random weights over sequences, called as documented."""
 
     def __init__(self, context: Context, lengths=(3, 2), layout=PACKED, padded=0):
         self.context, self.lengths, rng = context, lengths, np.random.default_rng(0)
@@ -58,7 +58,7 @@ class Lstm:
         assert status == OK, (name, status)
 
     def spaces(self, weights, reserve=None):
-        """Sizes and addresses of the spaces for weights, work and reserve."""
+        """Return sizes and addresses of the spaces for weights, work and reserve."""
         size = self.reserve.nbytes if reserve is None else reserve
         found = [(weights.nbytes, weights), (self.work.nbytes, self.work), (size, self.reserve)]
         return [f(v) for n, a in found for f, v in ((ctypes.c_size_t, n), (at, a))]
@@ -82,7 +82,7 @@ class Lstm:
         return self.context.calls.cudnnRNNBackwardWeights_v8(*arguments, *self.spaces(self.grads))
 
     def matrix(self, gate, recurrent, space):
-        """A matrix or, with None for `recurrent`, a bias."""
+        """Return a matrix or, with None for `recurrent`, a bias."""
         where, bias = ctypes.c_void_p(), ctypes.c_void_p()
         shapes = [made(self.context, "cudnnCreateTensorDescriptor") for _ in range(2)]
         number = gate + (4 if recurrent else 0)
@@ -102,9 +102,9 @@ def test_it_computes_an_lstm(context):
     lstm = Lstm(context, (3, 2, 1))
     assert lstm.forward() == OK
     w, u, b = ([lstm.matrix(g, r, lstm.weights) for g in range(4)] for r in (False, True, None))
-    places = [[0, 3, 5], [1, 4], [2]]  # of each sequence, packed step by step
+    positions = [[0, 3, 5], [1, 4], [2]]  # by sequence, packed time step by time step
     y = lstm.y.get()
-    for rows in places:
+    for rows in positions:
         h, c = np.zeros((2, H))
         for row in rows:
             i, f, g, o = (w[n] @ lstm.host[row] + u[n] @ h + b[n][:, 0] for n in range(4))
@@ -140,18 +140,18 @@ def test_gradients_of_weights_add(context):
     assert lstm.backward_weights(mode=1) == NOT_SUPPORTED
 
 
-def test_what_is_padded_or_packed_must_be_said(context):
+def test_padding_must_match_the_layout(context):
     assert Lstm(context, (2, 2), UNPACKED, padded=1).forward() == OK
     assert Lstm(context, (2, 2), UNPACKED, padded=0).forward() == BAD_PARAM
     assert Lstm(context, (2, 1), PACKED, padded=1).forward() == BAD_PARAM
-    assert Lstm(context, (1, 2), PACKED).forward() == BAD_PARAM  # the longest first
+    assert Lstm(context, (1, 2), PACKED).forward() == BAD_PARAM  # the longest must come first
 
 
 def test_spaces_must_be_large_enough(context):
     lstm = Lstm(context)
     assert lstm.forward(reserve=lstm.reserve.nbytes - 8) == TOO_SMALL
     lstm.reserve = context.array(np.zeros(8))
-    assert lstm.forward(reserve=1 << 20) == BAD_PARAM  # more than there is
+    assert lstm.forward(reserve=1 << 20) == BAD_PARAM  # more than the space has
     sizes = [ctypes.c_size_t() for _ in range(2)]
     given = (lstm.handle, lstm.rnn, 1, lstm.of_x, *(ctypes.byref(s) for s in sizes))
     lstm.call("cudnnGetRNNTempSpaceSizes", *given)
@@ -159,7 +159,7 @@ def test_spaces_must_be_large_enough(context):
 
 
 @pytest.mark.parametrize("call", ["backward_data", "backward_weights"])
-def test_calls_out_of_order_are_a_fault(twin, context, call):
+def test_calls_in_the_wrong_order_are_a_fault(twin, context, call):
     lstm = Lstm(context)
     if call == "backward_weights":
         assert lstm.forward() == OK

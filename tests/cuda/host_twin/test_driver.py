@@ -1,4 +1,4 @@
-"""The host twin: streams, events, memory, the log, and drivers that fail."""
+"""The host twin: streams, events, memory, the log, and failing drivers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def module(context: Context) -> Module:
 
 
 def handle(context: Context, what: str, flags: int = 1) -> ctypes.c_void_p:
-    """A new stream (flags 1: apart from the default one) or event (flags 1: blocking waits)."""
+    """Create a stream (flags 1: non-blocking) or an event (flags 1: blocking waits)."""
     made = ctypes.c_void_p()
     context.call(f"cu{what}Create", ctypes.byref(made), flags)
     return made
@@ -47,7 +47,7 @@ def address(array: Array) -> ctypes.c_ulonglong:
 
 
 def pinned(context: Context) -> tuple[ctypes.c_void_p, np.ndarray]:
-    """Pinned memory of N integers, and the same as an array."""
+    """Return pinned memory of N integers, also as an array."""
     where = ctypes.c_void_p()
     context.call("cuMemHostAlloc", ctypes.byref(where), SIZE, 0)
     kind = ctypes.POINTER(ctypes.c_int)
@@ -55,7 +55,7 @@ def pinned(context: Context) -> tuple[ctypes.c_void_p, np.ndarray]:
 
 
 def two_streams(context: Context, module: Module, seed: int, with_event: bool) -> int:
-    """(0 + 1) * 2 over two streams."""
+    """Compute (0 + 1) * 2 over two streams."""
     context.twin.adversarial(seed)
     x = context.array(np.zeros(N, np.int32))
     first, second, event = (handle(context, kind) for kind in ("Stream", "Stream", "Event"))
@@ -74,8 +74,8 @@ def two_streams(context: Context, module: Module, seed: int, with_event: bool) -
     return int(result)
 
 
-def test_a_missing_event_shows(context: Context, module: Module) -> None:
-    assert two_streams(context, module, 0, with_event=False) == 2  # as issued
+def test_a_missing_event_gives_wrong_results(context: Context, module: Module) -> None:
+    assert two_streams(context, module, 0, with_event=False) == 2  # in issue order
     for seed in SEEDS:
         assert two_streams(context, module, seed, with_event=True) == 2
     assert {two_streams(context, module, seed, with_event=False) for seed in SEEDS} == {1, 2}
@@ -93,25 +93,25 @@ def test_the_default_stream_waits_for_blocking_ones(context: Context, module: Mo
         assert set(x.get()) == {5}
 
 
-def test_an_event_stands_for_what_was_recorded_when_it_is_waited_for(
-    context: Context, module: Module
-) -> None:
+def test_a_wait_refers_to_the_last_record(context: Context, module: Module) -> None:
     x = context.array(np.zeros(N, np.int32))
     first, second, event = (handle(context, kind) for kind in ("Stream", "Stream", "Event"))
-    context.call("cuStreamWaitEvent", second, event, 0)  # never recorded: nothing to wait for
+    context.call(
+        "cuStreamWaitEvent", second, event, 0
+    )  # never recorded, so there is nothing to wait for
     context.call("cuStreamSynchronize", second)
     context.call("cuEventRecord", event, first)
     context.call("cuStreamWaitEvent", second, event, 0)
     module.launch("add", 1, 32, x, N, 1, stream=first)
     context.call("cuEventRecord", event, first)
     context.call("cuStreamSynchronize", second)
-    assert context.twin.launches()[0].ran == -1  # came after what was waited for
+    assert context.twin.launches()[0].ran == -1  # ordered after the awaited work
     context.call("cuEventSynchronize", event)
     assert context.twin.launches()[0].ran > 0
     assert set(x.get()) == {1}
 
 
-def test_memory_of_the_host_is_read_when_the_copy_runs(context: Context) -> None:
+def test_host_memory_is_read_when_the_copy_runs(context: Context) -> None:
     where, host = pinned(context)
     x = context.array(np.zeros(N, np.int32))
     stream = handle(context, "Stream")
@@ -123,12 +123,12 @@ def test_memory_of_the_host_is_read_when_the_copy_runs(context: Context) -> None
     pageable = np.full(N, 3, np.int32)
     source = ctypes.c_void_p(pageable.ctypes.data)
     context.call("cuMemcpyHtoDAsync_v2", address(x), source, SIZE, stream)
-    pageable[:] = 4  # too early, too: nobody promises that it is put aside first
+    pageable[:] = 4  # too early as well: a copy is not promised
     context.call("cuStreamSynchronize", stream)
     assert set(x.get()) == {4}
     host[:] = 0
     context.call("cuMemcpyDtoHAsync_v2", where, address(x), SIZE, stream)
-    assert set(host) == {0}  # nobody waited
+    assert set(host) == {0}  # without a wait
     context.call("cuStreamSynchronize", stream)
     assert set(host) == {4}
     context.call("cuMemFreeHost", where)
@@ -180,12 +180,12 @@ def test_time_between_events(context: Context) -> None:
     context.call("cuEventSynchronize", plain)
     context.call("cuEventElapsedTime", ctypes.byref(time), start, end)
     assert 0 <= time.value < 1000
-    with pytest.raises(DriverError, match="INVALID_HANDLE"):  # made without timing
+    with pytest.raises(DriverError, match="INVALID_HANDLE"):  # created without timing
         context.call("cuEventElapsedTime", ctypes.byref(time), start, plain)
 
 
 def test_the_log(context: Context, module: Module) -> None:
-    gc.collect()  # sessions that errors of earlier tests hold wait for the device when they go
+    gc.collect()  # sessions held by errors of earlier tests wait for the device when freed
     context.twin.reset()
     x = context.array(np.zeros(N, np.int32))
     stream = handle(context, "Stream")
@@ -215,7 +215,7 @@ def test_the_log(context: Context, module: Module) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_fault_shows_when_the_host_waits(context: Context, module: Module, seed: int) -> None:
+def test_waiting_reports_a_fault(context: Context, module: Module, seed: int) -> None:
     context.twin.adversarial(seed)
     context.twin.fail_launch(nth=2, code=700)
     x = context.array(np.zeros(N, np.int32))
@@ -227,12 +227,12 @@ def test_a_fault_shows_when_the_host_waits(context: Context, module: Module, see
             context.synchronize()
         assert e.value.code == 700
     context.twin.reset()
-    assert set(x.get()) == {1}  # what came after the fault did not run
+    assert set(x.get()) == {1}  # operations after the fault did not run
 
 
-def test_what_is_live(context: Context, module: Module) -> None:
-    """After a fault too everything can be given back, though every call says that it failed."""
-    gc.collect()  # arrays that errors of earlier tests hold
+def test_live_objects(context: Context, module: Module) -> None:
+    """Even after a fault everything can be released, although every call reports it."""
+    gc.collect()  # arrays held by errors of earlier tests
     before = context.twin.live()
     assert before["modules"] >= 1
     for faulty in (False, True):
@@ -276,7 +276,7 @@ def test_out_of_memory(context: Context) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (65536, 1), (1, 0), (1, 1025)])
-def test_extents_that_a_device_refuses(
+def test_grids_that_a_device_refuses(
     context: Context, module: Module, arguments: tuple[int, int]
 ) -> None:
     y, block = arguments
@@ -284,7 +284,7 @@ def test_extents_that_a_device_refuses(
         module.launch("add", (1, y), block, context.array(np.zeros(N, np.int32)), N, 1)
 
 
-def test_what_is_no_module(context: Context, module: Module) -> None:
+def test_invalid_modules(context: Context, module: Module) -> None:
     for image in (b"\x7fELF", b"/nowhere.twin.so", b"/etc/passwd", bytes(8)):
         with pytest.raises(DriverError, match="INVALID_IMAGE"):
             Module(context, image)
@@ -320,9 +320,7 @@ def test_an_image_need_not_end_with_zero(context: Context) -> None:
     assert set(x.get()) == {4}
 
 
-def test_whoever_asks_for_an_event_finds_what_its_stream_has_reached(
-    context: Context, module: Module
-) -> None:
+def test_queries_of_events(context: Context, module: Module) -> None:
     x = context.array(np.zeros(N, np.int32))
     context.synchronize()
     stream, event = handle(context, "Stream"), handle(context, "Event")
@@ -360,7 +358,7 @@ def attribute(context: Context, number: int) -> int:
     return value.value
 
 
-def test_drivers_and_devices_of_every_kind(twin: Twin) -> None:
+def test_settings_of_drivers_and_devices(twin: Twin) -> None:
     twin.no_device()
     with pytest.raises(DriverError, match="NO_DEVICE"):
         Context(twin)

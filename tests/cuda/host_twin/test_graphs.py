@@ -1,4 +1,4 @@
-"""The host twin: streams that are captured, and graphs."""
+"""The host twin: stream capture and graphs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Driver(Context):
         return self.made("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
 
     def after(self, first: Handle, second: Handle) -> None:
-        """What comes in `second` comes after what is in `first`."""
+        """Order later work of `second` after the work in `first`."""
         event = self.event()
         self.call("cuEventRecord", event, first)
         self.call("cuStreamWaitEvent", second, event, 0)
@@ -87,7 +87,7 @@ def refused(name: str, work, *arguments: object) -> None:
 
 
 def diamond(driver: Driver, module: Module, x: Array, y: Array, joined: bool = True) -> Handle:
-    """x = (x + 1) * 2 beside y = (y + 1) * 2, from one start to one end, then both + 3."""
+    """x = (x + 1) * 2 and y = (y + 1) * 2 on two streams, which join, then both + 3."""
     first, second = driver.stream(), driver.stream()
     driver.begin(first)
     driver.after(first, second)
@@ -101,7 +101,7 @@ def diamond(driver: Driver, module: Module, x: Array, y: Array, joined: bool = T
     return driver.end(first)
 
 
-def test_what_is_captured_runs_when_its_graph_does(driver: Driver, module: Module) -> None:
+def test_captured_operations_run_with_their_graph(driver: Driver, module: Module) -> None:
     x, y, stream = zeros(driver), zeros(driver), driver.stream()
     before = driver.twin.live()["graphs"]
     graph = diamond(driver, module, x, y)
@@ -133,7 +133,7 @@ def test_nodes_run_in_any_order_that_streams_and_events_allow(
     driver.twin.adversarial(seed)
     module.launch("add", 1, 32, x, N, 10, stream=first)
     driver.call("cuGraphLaunch", run, first)
-    driver.call("cuGraphExecDestroy", run)  # what is under way goes on
+    driver.call("cuGraphExecDestroy", run)  # launched work goes on
     module.launch("twice", 1, 32, x, N, stream=first)
     driver.after(first, second)
     module.launch("add", 1, 32, x, N, 1, stream=second)
@@ -142,19 +142,19 @@ def test_nodes_run_in_any_order_that_streams_and_events_allow(
     assert (value(x), value(y)) == (51, 5)  # 2 (2 (10 + 1) + 3) + 1
 
 
-def test_nodes_of_two_streams_run_either_way(driver: Driver, module: Module) -> None:
-    """And between those of a stream that does not wait for the graph."""
+def test_nodes_of_two_streams_run_in_either_order(driver: Driver, module: Module) -> None:
+    """And between operations of a stream that does not wait for the graph."""
     orders, between = set(), set()
     for seed in range(1, 30):
         x, y, z = zeros(driver), zeros(driver), zeros(driver)
         run = driver.executable(diamond(driver, module, x, y))
-        stream, beside = driver.stream(), driver.stream()
+        stream, other = driver.stream(), driver.stream()
         driver.twin.reset()
         driver.twin.adversarial(seed)
         driver.call("cuGraphLaunch", run, stream)
-        module.launch("add", 1, 32, z, N, 1, stream=beside)
+        module.launch("add", 1, 32, z, N, 1, stream=other)
         driver.wait(stream)
-        driver.wait(beside)
+        driver.wait(other)
         ran = {o.arguments[0]: o.ran for o in driver.twin.launches() if o.name != "add"}
         orders.add(ran[x.address] < ran[y.address])
         (other,) = [o.ran for o in driver.twin.launches() if o.arguments[0] == z.address]
@@ -196,7 +196,7 @@ def test_arguments_fills_and_copies_are_those_of_the_capture(
         assert (value(x), value(y)) == (8, 8)
 
 
-def test_a_capture_that_was_refused_something_is_no_graph(driver: Driver, module: Module) -> None:
+def test_a_capture_with_a_refused_call_has_no_graph(driver: Driver, module: Module) -> None:
     x, stream, other, event = zeros(driver), driver.stream(), driver.stream(), driver.event()
     driver.call("cuEventRecord", event, other)
 
@@ -217,7 +217,7 @@ def test_a_capture_that_was_refused_something_is_no_graph(driver: Driver, module
     assert value(x) == 0
 
 
-def test_what_a_capture_forbids(driver: Driver, module: Module) -> None:
+def test_calls_that_a_capture_forbids(driver: Driver, module: Module) -> None:
     stream, other, blocking = driver.stream(), driver.stream(), driver.stream(0)
     event, late, x = driver.event(), driver.event(), zeros(driver)
     refused("CAPTURE_UNSUPPORTED", driver.begin, None)  # the default stream
@@ -227,7 +227,9 @@ def test_what_a_capture_forbids(driver: Driver, module: Module) -> None:
     refused("CAPTURE_INVALIDATED", driver.end, blocking)
     driver.begin(stream)
     refused("ILLEGAL_STATE", driver.begin, stream)
-    driver.call("cuStreamWaitEvent", stream, late, 0)  # never recorded: nothing to wait for
+    driver.call(
+        "cuStreamWaitEvent", stream, late, 0
+    )  # never recorded, so there is nothing to wait for
     driver.call("cuEventRecord", event, stream)
     refused("CAPTURED_EVENT", driver.call, "cuEventSynchronize", event)
     refused("CAPTURED_EVENT", driver.call, "cuEventQuery", event)
@@ -245,7 +247,7 @@ def test_what_a_capture_forbids(driver: Driver, module: Module) -> None:
     assert value(x) == 0
 
 
-def test_captures_of_some_modes_forbid_calls_that_may_wait(driver: Driver) -> None:
+def test_some_capture_modes_forbid_calls_that_may_wait(driver: Driver) -> None:
     stream, where = driver.stream(), ctypes.c_ulonglong()
 
     def allocate() -> None:
@@ -280,7 +282,7 @@ def test_captures_of_some_modes_forbid_calls_that_may_wait(driver: Driver) -> No
     refused("CAPTURE_INVALIDATED", driver.end, stream)
 
 
-def test_calls_that_fail_as_asked(driver: Driver, module: Module) -> None:
+def test_calls_fail_on_request(driver: Driver, module: Module) -> None:
     x, stream = zeros(driver), driver.stream()
     twin = driver.twin
 
@@ -317,7 +319,7 @@ def test_calls_that_fail_as_asked(driver: Driver, module: Module) -> None:
         twin.fail_call("cuMemAlloc_v2", 2)
 
 
-def test_a_fault_in_a_graph_shows_when_the_host_waits(driver: Driver, module: Module) -> None:
+def test_waiting_reports_a_fault_in_a_graph(driver: Driver, module: Module) -> None:
     x, y, stream = zeros(driver), zeros(driver), driver.stream()
     run = driver.executable(diamond(driver, module, x, y))
     driver.twin.fail_launch(nth=3)
@@ -331,7 +333,7 @@ def test_a_fault_in_a_graph_shows_when_the_host_waits(driver: Driver, module: Mo
     assert all(o.ran >= 0 for o in launched)
 
 
-def test_the_clock_of_events_may_be_set(driver: Driver, module: Module) -> None:
+def test_the_clock_of_events_can_be_set(driver: Driver, module: Module) -> None:
     x, y, stream = zeros(driver), zeros(driver), driver.stream()
     run = driver.executable(diamond(driver, module, x, y))
     driver.twin.clock(command=1000, node=10)
@@ -348,4 +350,4 @@ def test_the_clock_of_events_may_be_set(driver: Driver, module: Module) -> None:
         time = ctypes.c_float()
         driver.call("cuEventElapsedTime", ctypes.byref(time), start, end)
         times.append(round(time.value * 1e6))
-    assert times == [4000, 2060]  # with the record, with the launch of the graph
+    assert times == [4000, 2060]  # at the record, at the launch of the graph

@@ -1,4 +1,4 @@
-"""The host twin: the device language, launches, and what it finds wrong with a kernel."""
+"""The host twin: the device language, launches, and the errors of kernels that it finds."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_shuffles(context: Context, dtype: str, seed: int) -> None:
         np.testing.assert_array_equal(y, np.array(expected).astype(numpy_type))
 
 
-def test_half_a_warp_may_shuffle_alone(context: Context) -> None:
+def test_half_a_warp_may_shuffle(context: Context) -> None:
     module = kernels(
         context,
         """
@@ -120,7 +120,7 @@ def test_half_a_warp_may_shuffle_alone(context: Context) -> None:
     np.testing.assert_array_equal(y, [*(i ^ 1 for i in range(16)), *range(16, 32)])
 
 
-def test_the_values_of_a_warp_gathered(context: Context) -> None:
+def test_a_gather_of_the_values_of_a_warp(context: Context) -> None:
     module = kernels(
         context,
         """
@@ -158,7 +158,7 @@ def test_vectors_functions_structures_and_every_index(context: Context) -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
-def test_kernels_made_by_macros_and_bounds_before_the_type(context: Context) -> None:
+def test_kernels_defined_by_macros_and_bounds_before_the_type(context: Context) -> None:
     module = kernels(
         context,
         """
@@ -198,8 +198,8 @@ def test_unset_shared_memory_is_nan_in_every_block(context: Context, seed: int) 
         assert (np.isnan(y[1]) == (np.arange(64) % 2 == 0)).all()
 
 
-def test_a_missing_barrier_shows(context: Context) -> None:
-    """In order, thread by thread, this kernel is right; on a device it is not."""
+def test_a_missing_barrier_gives_wrong_results(context: Context) -> None:
+    """Thread by thread, in order, this kernel is right; on a device it is not."""
     module = kernels(
         context,
         """
@@ -221,8 +221,8 @@ def test_a_missing_barrier_shows(context: Context) -> None:
     assert wrong == len(SEEDS)
 
 
-def test_a_missing_barrier_after_reading_shows(context: Context) -> None:
-    """The second round overwrites what slow threads have yet to read of the first."""
+def test_a_missing_barrier_after_reading_gives_wrong_results(context: Context) -> None:
+    """The second round overwrites values of the first that slow threads have yet to read."""
     source = """
         extern "C" __global__ void rounds(const float* x, float* y) {
           __shared__ float s[64];
@@ -246,7 +246,7 @@ def test_a_missing_barrier_after_reading_shows(context: Context) -> None:
         assert all(same) if right else not any(same)
 
 
-def test_a_race_between_blocks_shows(context: Context) -> None:
+def test_a_race_between_blocks_gives_wrong_results(context: Context) -> None:
     module = kernels(
         context,
         """
@@ -285,7 +285,7 @@ def test_a_race_between_blocks_shows(context: Context) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", [0, 2])
-def test_what_ends_a_kernel(context: Context, body: str, message: str, seed: int) -> None:
+def test_faults_of_kernels(context: Context, body: str, message: str, seed: int) -> None:
     module = kernels(context, f'extern "C" __global__ void wrong(float* x) {{\n{body}\n}}')
     context.twin.adversarial(seed)
     with pytest.raises(DriverError, match=message) as error:
@@ -310,7 +310,7 @@ extern "C" __global__ void read(const float* x, float* y, long long i) {
 
 @pytest.mark.parametrize("index", [1024, None])
 def test_a_read_outside_of_every_allocation(context: Context, index: int | None) -> None:
-    """Right behind one, and in the first page of the memory, where none ever is."""
+    """Right after one, and in the first page of the memory, which no allocation has."""
     module = kernels(context, READ)
     x = context.array(numbers(1000))
     if index is None:
@@ -336,7 +336,7 @@ def test_an_address_of_the_host(context: Context) -> None:
     assert error.value.code == 700
 
 
-def test_a_stack_without_end(context: Context) -> None:
+def test_infinite_recursion(context: Context) -> None:
     module = kernels(
         context,
         """
@@ -374,7 +374,7 @@ def test_guards(context: Context) -> None:
     del x
     with pytest.raises(AssertionError, match="1 bytes before and 3 bytes behind"):
         context.twin.check_guards()
-    context.twin.reset()  # or the fixture finds it too
+    context.twin.reset()  # or the fixture would find it as well
 
 
 def test_dynamic_shared_memory(context: Context) -> None:
@@ -433,14 +433,14 @@ def test_a_module_is_compiled_once(twin: Twin, monkeypatch: pytest.MonkeyPatch) 
     assert one == twin.compiler.compile("k.cu", source, {}, ["--define-macro=REAL=float"])
 
 
-def test_old_modules_are_forgotten(
+def test_old_modules_are_removed(
     twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "CACHE", tmp_path)
     made = [Path(twin.compiler.compile("k.cu", f"// {i}", {}, []).decode()) for i in range(2)]
     for path in made:
         os.utime(path, (0, 0))
-    twin.compiler.compile("k.cu", "// 1", {}, [])  # is asked for
+    twin.compiler.compile("k.cu", "// 1", {}, [])  # used again
     build.forget_old()
     assert [path.exists() for path in made] == [False, True]
     assert list(tmp_path.iterdir()) == made[1:]

@@ -1,4 +1,4 @@
-"""Every kernel source compiles for sm_80 and sm_90, spills nothing, and declares what it should."""
+"""Every kernel source compiles for sm_80 and sm_90 without spills, with the expected parameters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ needs_nvrtc = pytest.mark.skipif(LIBRARY is None, reason=NO_NVRTC)
 every_source = pytest.mark.parametrize(
     ("file", "dtype"), [(file, dtype) for file in SIGNATURES for dtype in dtypes_of(file)]
 )
-REGISTERS = 65536  # of a multiprocessor, handed out to a warp in steps of 8 a thread
+REGISTERS = 65536  # registers of a multiprocessor, allocated per warp in steps of 8 per thread
 
 
 def blocks(file: str, name: str, dtype: str) -> int:
-    """Blocks of 256 threads that a multiprocessor must hold, by their registers."""
-    if "matmul" in name:  # those of few rows run on few multiprocessors anyway
+    """Least number of blocks of 256 threads per multiprocessor, by their registers."""
+    if "matmul" in name:  # kernels for few rows use few multiprocessors anyway
         return 2 if dtype == "half" or (dtype == "float32" and not name.endswith("_16")) else 1
     if file == "update.cu":
         return 3 if dtype != "float64" else 2
@@ -63,7 +63,7 @@ def test_kernels_compile_without_spills(file: str, dtype: str, architecture: str
 
 
 @needs_nvrtc
-def test_a_spill_and_an_error_are_seen() -> None:
+def test_spills_and_errors_are_detected() -> None:
     assert LIBRARY is not None
     lines = [f"  float x{i} = p[{i}];" for i in range(64)]
     body = "\n".join([*lines, "  __syncthreads();", *(f"  p[{i}] = x{i};" for i in range(64))])
@@ -79,7 +79,7 @@ def test_a_spill_and_an_error_are_seen() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_numbers_that_are_not_finite_compile(real: str) -> None:
-    """As constants, and where a maximum over columns starts."""
+    """As constants, and as the start of a maximum over columns."""
     assert LIBRARY is not None
     values = (float("inf"), -float("inf"), float("nan"))
     constants = [MapOp("constant", i, 0, 0, 0, v) for i, v in enumerate(values)]
@@ -90,7 +90,7 @@ def test_numbers_that_are_not_finite_compile(real: str) -> None:
 
 
 @needs_nvrtc
-def test_kernels_know_their_lines_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_numbers_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LIBRARY is not None
     text = 'extern "C" __global__ void k(float* p) {\n  p[threadIdx.x] = 1;\n}\n'
     compiler = Nvrtc(LIBRARY.path)
@@ -106,7 +106,7 @@ def test_every_source_is_known() -> None:
 
 @pytest.mark.parametrize("name", sorted(itertools.chain(*SIGNATURES.values())))
 def test_signatures(name: str) -> None:
-    """Kinds and sizes of the parameters of each kernel, as its source declares them."""
+    """Types and sizes of the parameters of each kernel are those of its source."""
     device = Case("twin", "float32").device
     assert device.twin is not None
     function, types = device.function(name, "half" if "bf16" in name else "float32")

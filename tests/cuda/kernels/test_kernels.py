@@ -30,7 +30,7 @@ Grid = tuple[int, ...]
 
 
 def grids(width: int) -> tuple[Grid, ...]:
-    """Every grid for some widths, one for the others."""
+    """Yield every grid for some widths, and one for the others."""
     return GRIDS if width in (1, 64, 65) else GRIDS[1:2]
 
 
@@ -68,7 +68,7 @@ def copied(
 
 @every_case
 @aligned_or_not
-def test_copies_side_by_side(case: Case, aligned: bool) -> None:
+def test_copies_of_several_sources(case: Case, aligned: bool) -> None:
     rng = np.random.default_rng(3)
     for widths in ((4,), (8, 12, 4), (5, 0, 3, 64), (1,) * 8):
         sources = [
@@ -84,7 +84,7 @@ def test_copies_side_by_side(case: Case, aligned: bool) -> None:
 @aligned_or_not
 @pytest.mark.parametrize("indexed", [False, True])
 def test_long_segments_are_added_in_order(case: Case, aligned: bool, indexed: bool) -> None:
-    """However many rows are on their way at a time."""
+    """However many loads are in flight."""
     rng = np.random.default_rng(5)
     counts = np.array([0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 15, 16, 17, 31, 100])
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -105,7 +105,7 @@ def test_long_segments_are_added_in_order(case: Case, aligned: bool, indexed: bo
 def sum_rows(
     case: Case, grid: Grid, sources: list[Source], r0: int, r1: int, start: float, parts: int
 ) -> np.ndarray:
-    """Side by side; every other one is added to `start`, if that is not 0."""
+    """Sum sources into adjacent columns; every other sum is added to `start`, if that is not 0."""
     starts = [start * (i % 2 == 0) for i in range(len(sources))]
     outputs = [case.guarded(1, s.rows.width, x) for s, x in zip(sources, starts, strict=True)]
     sums = Sums()
@@ -127,7 +127,7 @@ def assert_sums(
     values = np.concatenate([s.values for s in sources], 1)
     for start, parts in ((0.0, 1), (3.0, 1), (0.0, 3), (3.0, 5)):
         got = agree(case, grids, sum_rows, sources, r0, r1, start, parts)
-        # Each of the terms, rows of segments too, may be rounded away once.
+        # Each term, and each row of a segment, may be rounded once.
         bound = case.eps * (4 + 6 * (r1 - r0)) * (np.abs(values).sum(0) + start + 4)
         assert (np.abs(got - start * starts - values.sum(0)) <= bound).all()
 
@@ -154,8 +154,8 @@ def test_sums_over_the_same_rows(case: Case) -> None:
 
 @every_case
 @pytest.mark.parametrize("parts", [1, 3])
-def test_sums_of_what_nearly_cancels(case: Case, parts: int) -> None:
-    """Only what is stored is rounded: the sum of a part, and the whole."""
+def test_sums_that_nearly_cancel(case: Case, parts: int) -> None:
+    """Only stored results are rounded: the sum of a part, and the whole."""
     rng = np.random.default_rng(4)
     for count in (9, 60, 600):
         terms = case.normal(rng, count, 40)
@@ -187,9 +187,9 @@ def test_segment_max(case: Case, aligned: bool) -> None:
     for width in SIZES:
         data = case.fitting(
             rng.standard_normal((30, width)) - 5
-        )  # a maximum below zero is not the empty segment's
+        )  # a maximum below zero differs from that of an empty segment
         index = rng.integers(4, 34, 12)
-        index[[0, 2]] = -1  # a segment with an absent row, and one of nothing else
+        index[[0, 2]] = -1  # a segment with an absent row, and one with nothing else
         memory, where, ends = case.stored(data), case.ints(index), case.ints(offsets)
         maps = (where.address, ends.address, SEGMENT, case.half)
         source = Rows(memory.address, width, 4, *maps, width)
@@ -201,7 +201,7 @@ def test_segment_max(case: Case, aligned: bool) -> None:
 
 
 @every_case
-def test_segment_max_hands_nan_on(case: Case) -> None:
+def test_segment_max_propagates_nan(case: Case) -> None:
     data = case.array(np.array([[1, np.nan, 3], [np.nan, 2, 1]]))
     ends = case.ints([0, 2])
     source = Rows(data.address, 3, 0, 0, ends.address, SEGMENT, 0, 3)
@@ -221,7 +221,7 @@ def loss_and_gradient(x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.
 def cross_entropy(
     case: Case, grid: Grid, logits: Rows, label: Any, r0: int, r1: int, slope: Rows | None = None
 ) -> np.ndarray:
-    """The loss in front of its gradient, which is multiplied by the slope if there is one."""
+    """Return the loss followed by its gradient, multiplied by the slope if there is one."""
     loss, grad = case.guarded(r1 - r0, 1), case.guarded(r1 - r0, logits.width, half=True)
     rows = (label, r0, r1)
     case.launch("cross_entropy", grid, logits, *rows, loss, loss.stride, r0, loss.half)
@@ -265,11 +265,11 @@ def test_slopes_of_cross_entropy(case: Case, kind: str, classes: int) -> None:
 @cases("float32")
 @pytest.mark.parametrize("classes", [2, 3, 31, 32])
 def test_few_classes_are_rounded_once(case: Case, classes: int) -> None:
-    """Loss and gradient, whatever cancels in either: only what is stored is rounded."""
+    """Only stored results of loss and gradient are rounded, whatever cancels in them."""
     rng, count = np.random.default_rng(classes), 300
     label = rng.integers(0, classes, count)
     x = 3 * case.normal(rng, count, classes)
-    x[np.arange(count), label] += 4  # most are nearly sure of their label
+    x[np.arange(count), label] += 4  # most rows nearly predict their label
     slope = case.plain(case.normal(rng, count, 1))
     logits, where = case.plain(x), case.ints(label)
     got = agree(case, ((1,), (3,)), cross_entropy, logits.rows, where, 0, count, slope.rows)
@@ -304,7 +304,7 @@ def test_cross_entropy_of_large_logits_and_bad_labels(case: Case) -> None:
 def pack(
     case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
 ) -> np.ndarray:
-    """All pieces in one launch; `inputs` are memory, strides and what is taken from there."""
+    """Pack all pieces in one launch; `inputs`: memory, strides and shape of each piece."""
     outputs = [
         case.guarded(*x.shape, aligned=i % 2 == 0, half=True) for i, (_, _, x) in enumerate(inputs)
     ]
@@ -335,7 +335,7 @@ def test_pack(case: Case) -> None:
 def unpack(
     case: Case, grid: Grid, inputs: list[tuple[Any, tuple[int, int], np.ndarray]]
 ) -> np.ndarray:
-    """As `pack`, added to 2."""
+    """Like `pack`, added to 2."""
     outputs = [
         case.guarded(*x.shape, fill=2, aligned=i % 2 == 0) for i, (*_, x) in enumerate(inputs)
     ]
@@ -363,7 +363,7 @@ def test_unpack(case: Case) -> None:
 def lookup_grad(
     case: Case, grid: Grid, values: Rows, lists: tuple[Any, ...], count: int, *start: np.ndarray
 ) -> np.ndarray:
-    """`start`: what is there already; without it the gradient is written."""
+    """start: initial values; without it the gradient is written."""
     rows = len(start[0]) if start else count
     out = case.guarded(1, rows * values.width, fill=start[0].reshape(1, -1) if start else np.nan)
     case.launch("lookup_grad", grid[:1], values, *lists, count, out, not start)
@@ -386,7 +386,7 @@ def test_lookup_grad(case: Case, aligned: bool, one: bool) -> None:
         if rows is None:
             picked = np.maximum(picked, 7)
             rows = source.values[picked - 7]
-            picked[::5], rows[::5] = -1, 0  # rows that are nowhere
+            picked[::5], rows[::5] = -1, 0  # absent rows
         sums = np.zeros((10, width))
         for s in range(10):
             sums[s] = rows[offsets[s] : offsets[s + 1]].sum(0)

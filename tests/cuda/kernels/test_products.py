@@ -14,7 +14,7 @@ from tests.cuda.kernel_signatures import Sources
 
 Grid = tuple[int, ...]
 GRIDS = ((1, 1, 1), (2, 3, 2), (3, 2, 5))
-BITS = {"": 23, "_tf32": 10, "_bf16": 7}  # of a significand
+BITS = {"": 23, "_tf32": 10, "_bf16": 7}  # bits of the significand
 CASES = [
     (case_of(name, dtype), precision)
     for name in ("twin", "gpu")
@@ -36,7 +36,7 @@ every_precision = pytest.mark.parametrize(
 
 
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:
-    """Operands as a tensor core takes them: tf32 rounds ties away from zero, bfloat16 to even."""
+    """Round operands like a tensor core: tf32 ties away from zero, bfloat16 to even."""
     if precision == "":
         return x
     drop = 23 - BITS[precision]
@@ -58,11 +58,10 @@ def assert_product(
     slack: float = 0.0,
     stored: bool = False,
 ) -> None:
-    """Compares with start + a @ b; the bound grows with the terms of each sum.
+    """Compare with start + a @ b; the bound grows with the number of terms of each sum.
 
-    `slack`: how much larger than those of `a` and `b` the values are that they were summed from;
-    such sums may also be rounded to the other side as operands. `stored`: in bfloat16 if the case
-    is.
+    slack: the ratio of the values that `a` and `b` were summed from to `a` and `b`; such sums may
+    also be rounded the other way as operands. stored: in bfloat16 if the case is.
     """
     terms = (np.abs(a) + slack) @ (np.abs(b) + slack)
     unit = case.eps * (2 + a.shape[1])
@@ -85,7 +84,7 @@ def matmul(
     aligned: bool,
     parts: int = 1,
 ) -> np.ndarray:
-    """parts: of the depth, of kernels for few rows."""
+    """parts: of the depth, in kernels for few rows."""
     (k, n), add = w.shape, start != 0
     out = case.guarded(r1 - r0, n, fill=start, aligned=aligned, half=aligned)
     arguments = (a, r0, r1, w, k, n, out, out.stride, r0, out.half, add)
@@ -97,7 +96,7 @@ def matmul(
     tiles = -(-(r1 - r0) // 16) * -(-n // 64)
     arrived = case.array(np.zeros(tiles + 1), "u4")
     case.launch(name, grid, *arguments, partial, parts, arrived)
-    assert not arrived.get().any()  # as it was found
+    assert not arrived.get().any()  # reset by the kernel
     partial.get()
     return out.get()
 
@@ -109,7 +108,7 @@ def names(precision: str) -> tuple[str, str]:
 def sources_of_widths(
     case: Case, rng: np.random.Generator, kinds: list[str], widths: list[int], r0: int, r1: int
 ) -> tuple[Sources, np.ndarray, list[object]]:
-    """Sources side by side; every other one is aligned."""
+    """Return several sources; every other one is aligned."""
     parts = [
         case.source(rng, kind, r0, r1, width, i % 2 == 0)
         for i, (kind, width) in enumerate(zip(kinds, widths, strict=True))
@@ -155,7 +154,7 @@ def test_matmul_row_maps(case: Case, precision: str, kind: str, start: float) ->
 
 
 @every_precision
-def test_sources_side_by_side(case: Case, precision: str) -> None:
+def test_several_sources(case: Case, precision: str) -> None:
     rng = np.random.default_rng(2)
     kinds = [*SOURCE_KINDS, "self"]
     widths, n, r0, r1 = [7, 0, 33, 64, 5, 20, 1, 0], 70, 2, 40
@@ -175,7 +174,7 @@ def test_sources_side_by_side(case: Case, precision: str) -> None:
 @every_precision
 @pytest.mark.parametrize("rows", [0, 1, 31, 33, 127, 128])
 def test_parts_of_the_depth(case: Case, precision: str, rows: int) -> None:
-    """Of whole slabs; there may be more of them than slabs."""
+    """Parts are whole slabs; there may be more parts than slabs."""
     rng = np.random.default_rng(rows)
     name = names(precision)[1]
     for widths, n, start in (([300], 68, 0.0), ([7, 0, 130, 64, 5], 33, 1.5), ([512], 64, 1.5)):
@@ -286,7 +285,7 @@ def test_products_of_any_shape(data: st.DataObject) -> None:
 
 
 @every_precision
-def test_what_is_not_finite_is_handed_on(case: Case, precision: str) -> None:
+def test_values_that_are_not_finite_propagate(case: Case, precision: str) -> None:
     a = np.array([[np.inf], [-np.inf], [np.nan], [1.5], [-0.0]], case.dtype)
     source, w = case.plain(a), case.stored(np.ones((1, 33)))
     for name in names(precision):

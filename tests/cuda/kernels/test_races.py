@@ -1,4 +1,4 @@
-"""The kernels on the twin that looks for races and accesses outside of allocations."""
+"""The kernels on the checked twin, which finds races and accesses outside of allocations."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CASE, HALF = Case("checked", "float32"), Case("checked", "float32", half=True)
         (test_kernels.test_cross_entropy, ("self", 5000)),
         (test_kernels.test_pack, ()),
         (test_kernels.test_lookup_grad, (True, False)),
-        (test_products.test_sources_side_by_side, ("",)),
-        (test_products.test_sources_side_by_side, ("_tf32",)),
-        (test_products.test_sources_side_by_side, ("_bf16",)),
+        (test_products.test_several_sources, ("",)),
+        (test_products.test_several_sources, ("_tf32",)),
+        (test_products.test_several_sources, ("_bf16",)),
         (test_updates.test_square, ()),
-        (test_updates.test_judge, ()),
+        (test_updates.test_outcome, ()),
         (test_updates.test_update, ("ADAM",)),
     ],
     ids=lambda x: getattr(x, "__name__", "-".join(map(str, x)) if isinstance(x, tuple) else None),
@@ -57,8 +57,8 @@ def test_no_race_in_bfloat16(test: Callable[..., None], arguments: tuple[Any, ..
     test(HALF, *arguments)
 
 
-def test_lanes_without_a_row_read_nothing_that_others_write(twin: Twin, context: Context) -> None:
-    """Of a fused kernel that sums, and writes over what it reads."""
+def test_lanes_without_a_row_do_not_race(twin: Twin, context: Context) -> None:
+    """In a fused kernel that sums, and overwrites its operand."""
     stores = [Store(1, 8), Store(1, 1, mode="sum")]
     text = PRELUDE + kernel_text("k", [Load(8)], [MapOp("mul", 1, 0, 0, 0, 0.0)], stores, 1, 8)
     module = Module(context, TwinCompiler(True).compile("maps.cu", text, {}, []))

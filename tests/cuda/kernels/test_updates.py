@@ -1,4 +1,4 @@
-"""The update half of a step: norm, judgement, optimisers."""
+"""The update half of a step: norm, outcome, optimisers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.kernel_cases import SIZES, Array, Case, agree, every_case
-from tests.cuda.kernel_signatures import Optimizer, Outcome, Stretch
+from tests.cuda.kernel_signatures import Optimizer, Outcome, UpdateChunk
 from tests.kernels.test_update import reference
 
 Grid = tuple[int, ...]
@@ -17,7 +17,7 @@ KINDS = ("SGD", "MOMENTUM", "ADAGRAD", "ADAM", "ADAMW")
 
 def options(kind: str) -> dict[str, float]:
     return {
-        "kind": KINDS.index("MOMENTUM" if kind == "NESTEROV" else kind),
+        "type": KINDS.index("MOMENTUM" if kind == "NESTEROV" else kind),
         "nesterov": kind == "NESTEROV",
         "lr": 0.1,
         "momentum": 0.9,
@@ -39,9 +39,9 @@ Problem = list[tuple[list[np.ndarray], np.ndarray, np.ndarray | None, int]]
 
 
 def problem(case: Case, rng: np.random.Generator) -> Problem:
-    """Stretches: parameter and states, gradient, rows of the parameter or None, its offset."""
+    """Return chunks: parameter and states, gradient, rows of the parameter or None, its offset."""
     found: Problem = []
-    for n in (*SIZES, 5000):  # dense ones, from another place of the parameter on
+    for n in (*SIZES, 5000):  # dense, starting inside the parameter
         offset = n % 5
         values = [np.abs(case.normal(rng, 1, n + 7)) for _ in range(3)]
         found.append((values, case.normal(rng, 1, n), None, offset))
@@ -55,16 +55,16 @@ def problem(case: Case, rng: np.random.Generator) -> Problem:
 
 
 def update(
-    case: Case, grid: Grid, work: Problem, states: int, o: dict[str, float], judged: Any
+    case: Case, grid: Grid, work: Problem, states: int, o: dict[str, float], result: Any
 ) -> np.ndarray:
-    """Parameters and states after the update."""
-    memory, stretches = [], []
+    """Return parameters and states after the update."""
+    memory, chunks = [], []
     for values, grad, rows, offset in work:
         arrays = [case.array(x) for x in values[: 1 + states]]
         of_grad, where = case.array(grad), case.ints(rows) if rows is not None else None
         addresses = [x.address for x in arrays] + [0] * (2 - states)
-        stretches.append(
-            Stretch(
+        chunks.append(
+            UpdateChunk(
                 addresses[0],
                 of_grad.address,
                 *addresses[1:],
@@ -75,8 +75,8 @@ def update(
             )
         )
         memory += [*arrays, of_grad, where]
-    table = case.device.structures(stretches)
-    case.launch("update", grid, table, len(stretches), Optimizer(*o.values()), judged)
+    table = case.device.structures(chunks)
+    case.launch("update", grid, table, len(chunks), Optimizer(*o.values()), result)
     changed = [memory[i + j] for i in range(0, len(memory), 3 + states) for j in range(1 + states)]
     return np.concatenate([x.get().reshape(-1) for x in changed])
 
@@ -94,7 +94,7 @@ def test_update(case: Case, kind: str) -> None:
         width = grad.shape[1]
         at = rows if rows is not None else slice(len(p))
         columns = slice(offset, offset + width)
-        views = [x[at, columns] for x in (p, s1, s2)]  # copies where there are rows
+        views = [x[at, columns] for x in (p, s1, s2)]  # copies if there are rows
         reference(name, views[0], grad.astype("f8"), *views[1:], o | {"grad_scale": 0.5 * 0.25})
         for x, view in zip((p, s1, s2), views, strict=True):
             x[at, columns] = view
@@ -104,11 +104,11 @@ def test_update(case: Case, kind: str) -> None:
     np.testing.assert_allclose(got, flat, rtol=50 * case.eps, atol=20 * case.eps)
     before = np.concatenate([x.reshape(-1) for v, *_ in work for x in v[: 1 + states]])
     same = np.concatenate([x.reshape(-1) for x in expected]) == before
-    np.testing.assert_array_equal(got[same], before[same])  # beside the stretches: untouched
+    np.testing.assert_array_equal(got[same], before[same])  # outside of the chunks: unchanged
 
 
 @every_case
-def test_nothing_is_updated_after_a_step_that_failed(case: Case) -> None:
+def test_a_refused_step_updates_nothing(case: Case) -> None:
     rng = np.random.default_rng(1)
     work = problem(case, rng)
     got = agree(case, ((3,),), update, work, 2, options("ADAM"), outcome(case, ok=0))
@@ -119,7 +119,10 @@ def test_nothing_is_updated_after_a_step_that_failed(case: Case) -> None:
 def square(case: Case, grid: Grid, grads: list[np.ndarray]) -> np.ndarray:
     memory = [case.array(g) for g in grads]
     table = case.device.structures(
-        [Stretch(0, m.address, 0, 0, 0, *g.shape, 0, 0) for m, g in zip(memory, grads, strict=True)]
+        [
+            UpdateChunk(0, m.address, 0, 0, 0, *g.shape, 0, 0)
+            for m, g in zip(memory, grads, strict=True)
+        ]
     )
     partial = case.array(np.full(len(grads) + 1, -1.0), "f8")
     case.launch("square", grid, table, len(grads), partial)
@@ -136,7 +139,7 @@ def test_square(case: Case) -> None:
     np.testing.assert_allclose(got, [(g.astype("f8") ** 2).sum() for g in grads], rtol=1e-13)
 
 
-def judge(
+def compute_outcome(
     case: Case,
     grid: Grid,
     squares: np.ndarray,
@@ -144,37 +147,42 @@ def judge(
     max_norm: float,
     before: Any = None,
 ) -> np.ndarray:
-    judged = outcome(case, scale=-7.0, ok=-7)
+    result = outcome(case, scale=-7.0, ok=-7)
     value = None if loss is None else case.array([loss])
     partial = case.array(squares, "f8")
-    case.launch("judge", grid, partial, len(squares), value, max_norm, before, judged)
-    found = Outcome.from_buffer_copy(judged.get().tobytes())
+    case.launch("compute_outcome", grid, partial, len(squares), value, max_norm, before, result)
+    found = Outcome.from_buffer_copy(result.get().tobytes())
     return np.array([found.loss, found.norm, found.scale, found.ok])
 
 
 @every_case
-def test_judge(case: Case) -> None:
+def test_outcome(case: Case) -> None:
     rng = np.random.default_rng(3)
     for count in (0, 1, 5, 255, 256, 257, 1000):
         squares = rng.random(count)
         norm = np.sqrt(squares.sum())
         for max_norm, scale in ((0.0, 1), (-1.0, 1), (norm * 2 + 1, 1), (norm / 2, 0.5)):
-            got = agree(case, ((1,), (3,)), judge, squares, 2.5, max_norm)
+            got = agree(case, ((1,), (3,)), compute_outcome, squares, 2.5, max_norm)
             np.testing.assert_allclose(got, [2.5, norm, scale if norm else 1, 1], rtol=1e-14)
-    assert agree(case, ((1,),), judge, np.ones(4), None, 0.0).tolist() == [0, 2, 1, 1]
+    assert agree(case, ((1,),), compute_outcome, np.ones(4), None, 0.0).tolist() == [0, 2, 1, 1]
 
 
 @every_case
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_judge_sees_what_is_not_finite(case: Case, bad: float) -> None:
-    assert agree(case, ((1,),), judge, np.ones(4), bad, 1.0)[3] == 0
+def test_outcome_of_values_that_are_not_finite(case: Case, bad: float) -> None:
+    assert agree(case, ((1,),), compute_outcome, np.ones(4), bad, 1.0)[3] == 0
     squares = np.ones(300)
     squares[270] = abs(bad)
-    assert agree(case, ((1,),), judge, squares, 1.0, 1.0)[3] == 0
+    assert agree(case, ((1,),), compute_outcome, squares, 1.0, 1.0)[3] == 0
 
 
 @every_case
-def test_judge_asks_the_step_before(case: Case) -> None:
+def test_outcome_depends_on_the_step_before(case: Case) -> None:
     for ok in (0, 1):
         before = outcome(case, ok=ok)
-        assert agree(case, ((1,),), judge, np.ones(4), 2.5, 0.0, before).tolist() == [2.5, 2, 1, ok]
+        assert agree(case, ((1,),), compute_outcome, np.ones(4), 2.5, 0.0, before).tolist() == [
+            2.5,
+            2,
+            1,
+            ok,
+        ]

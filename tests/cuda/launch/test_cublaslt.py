@@ -1,4 +1,4 @@
-"""What cuBLASLt is asked for: once for sizes near each other, and for fixed orders of sums."""
+"""Requests to cuBLASLt: algorithms shared by similar sizes, and a fixed order of sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def session(device, dtype=np.float64, size=36, **options):
 
 
 def products(twin):
-    """(m, n, k) of every product since the last reset, and the schemes that were allowed."""
+    """Return (m, n, k) of every product since the last reset, and the allowed schemes."""
     found = [o.arguments for o in twin.operations() if o.kind == "product"]
     return [tuple(a[:3]) for a in found], {a[3] for a in found}
 
@@ -41,7 +41,7 @@ def compare(found, wanted):
 
 @pytest.mark.parametrize("exact", [False, True], ids=["shared", "exact"])
 def test_new_numbers_of_rows_share_an_algorithm(twin, where, exact):
-    """As many shapes as one likes; the heuristic is asked for each only if it cannot be shared."""
+    """Any number of shapes; the heuristic is asked for a shape only if it cannot share."""
     ours, host = session(where), session("cpu")
     twin.exact_algorithms(exact)
     asked, made = [], []
@@ -67,7 +67,7 @@ def test_new_numbers_of_rows_share_an_algorithm(twin, where, exact):
 
 
 @pytest.mark.parametrize("status", [7, 15])
-def test_our_own_kernels_do_what_the_library_refuses(twin, where, status):
+def test_our_own_kernels_compute_refused_products(twin, where, status):
     twin.refuse_odd_strides(status)
     ours, host, batch = session(where), session("cpu"), treebank(40)
     compare(ours.gradients(batch), host.gradients(batch))
@@ -80,7 +80,7 @@ def test_our_own_kernels_do_what_the_library_refuses(twin, where, status):
 
 @pytest.mark.parametrize("status", [7, 15])
 @pytest.mark.parametrize("replay", ["never", "always"])
-def test_an_algorithm_refused_in_spite_of_its_check_is_asked_for_anew(twin, where, status, replay):
+def test_an_algorithm_refused_after_its_check_is_replaced(twin, where, status, replay):
     ours, host = session(replace(where, replay=replay)), session("cpu")
     twin.refuse_other_sizes(status)
     batches = [treebank(40, seed) for seed in range(3)] * 3
@@ -96,7 +96,7 @@ def test_a_product_that_fails_otherwise_is_an_error(twin, where):
         session(where).gradients(treebank(40))
 
 
-def test_what_ran_before_does_not_matter(twin, where):
+def test_results_do_not_depend_on_earlier_batches(twin, where):
     batches = [treebank(24 + seed, seed) for seed in range(3)]
 
     def run(order):
@@ -112,7 +112,7 @@ def test_what_ran_before_does_not_matter(twin, where):
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_sums_that_may_be_split(twin, where, precision, deterministic):
+def test_split_sums(twin, where, precision, deterministic):
     ours = session(where, np.float32, size=40, precision=precision, deterministic=deterministic)
     loss, gradients = ours.gradients(treebank(24))
     assert ours.deterministic is deterministic
@@ -130,7 +130,7 @@ def test_sums_that_may_be_split(twin, where, precision, deterministic):
     assert all(np.isfinite(g).all() for g in gradients.values())
 
 
-def test_the_switch_is_one_of_sessions_and_trainers(where):
+def test_the_option_deterministic_of_sessions_and_trainers(where):
     model = Classifier(nn.ChildSumTreeLSTM(36, 33), input_size=36)
     trainer = cavs.Trainer(model, cavs.optim.SGD(0.1), device=where, deterministic=True)
     assert trainer.session.deterministic
@@ -143,8 +143,8 @@ def test_the_switch_is_one_of_sessions_and_trainers(where):
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_operands_that_are_gathered_are_one_product(twin, where, precision):
-    """States of left and right children: each product more reads and writes the result."""
+def test_gathered_operands_are_one_product(twin, where, precision):
+    """States of left and right children: each product reads and writes the result."""
     model = Classifier(nn.BinaryTreeLSTM(40, 33), input_size=40)
     model.initialize(1, np.float32)
     batch = treebank(60, longest=40)

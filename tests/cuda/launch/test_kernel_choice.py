@@ -1,4 +1,4 @@
-"""Which kernels and grids the engine chooses for products and for what they read."""
+"""The choice of kernels and grids for products and their operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session(device, size, hidden, dtype=np.float64, **options):
 
 
 def log_of(twin, device, size=40, hidden=36, batch=None):
-    """What a step asks of the device, whose gradients are those of the CPU."""
+    """Return the log of a step, whose gradients must be those of the CPU."""
     batch = treebank(24) if batch is None else batch
     ours = session(device, size, hidden)
     twin.reset()
@@ -44,7 +44,7 @@ def rows_of(operation):
 
 @pytest.mark.parametrize("few_rows", [0, 1, 31, 33, 127, 2**31 - 1])
 def test_products_of_few_rows(twin, twin_device, few_rows):
-    """Up to the number of the device they are done by tiles of 16 rows."""
+    """Up to few_rows they use tiles of 16 rows."""
     log = log_of(twin, replace(twin_device, few_rows=few_rows))
     own = [o for o in log if o.kind == "launch" and o.name in OWN]
     assert {rows_of(o) for o in own} & set(range(2, 30)), "products of many sizes"
@@ -61,7 +61,7 @@ def test_products_by_cublas(twin, twin_device, blas_rows):
     assert len([o for o in log if o.kind == "product"]) > 10
 
 
-def test_defaults_and_what_is_no_number_of_rows(twin, twin_device):
+def test_defaults_and_invalid_numbers_of_rows(twin, twin_device):
     assert (twin_device.few_rows, twin_device.blas_rows) == (127, 128)
     for name, value in (("few_rows", -1), ("blas_rows", 1.5), ("few_rows", True)):
         with pytest.raises(ConfigError, match=f"{name} is {value}, but must be a whole number"):
@@ -70,18 +70,21 @@ def test_defaults_and_what_is_no_number_of_rows(twin, twin_device):
 
 
 def test_an_operand_is_copied_once(twin, twin_device):
-    """For all products of a gradient that it is in."""
+    """Once for all products of a gradient that it is part of."""
     log = log_of(twin, replace(twin_device, cublas_lt=twin.cublaslt), batch=treebank(40))
     launches = [o for o in log if o.kind == "launch"]
     assert len([o for o in launches if o.name == "copy_rows"]) > 5
-    for o, next_ in itertools.pairwise(launches):  # between them there are products by cuBLASLt
+    for o, next_ in itertools.pairwise(launches):  # with products by cuBLASLt between them
         assert o.name != "copy_rows" or next_.arguments != o.arguments
 
 
 @pytest.mark.parametrize("graphs", [20, 400])
-def test_children_of_complete_trees_are_no_copies(twin, twin_device, graphs):
-    """Left and right children alternate: each level is a matrix of both side by side. The gradient
-    is a product of the lowest level and one of the others, if each has a thousand rows."""
+def test_children_of_complete_trees_are_not_copied(twin, twin_device, graphs):
+    """Left and right children alternate, so each level is a strided matrix.
+
+    The gradient is one product of the lowest level and one of the others, if each has a thousand
+    rows.
+    """
     levels = [[]] * 8 + [[2 * i, 2 * i + 1] for i in range(7)]
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph(levels, rng) for _ in range(graphs)])
@@ -101,28 +104,28 @@ def test_children_of_complete_trees_are_no_copies(twin, twin_device, graphs):
     assert len(copies) == (0 if graphs == 400 else 1)
 
 
-def test_wide_rows_are_shared_out(twin, twin_device):
-    """Few of them do not leave most of the device idle."""
+def test_wide_rows_are_split_among_blocks(twin, twin_device):
+    """A few of them occupy most of the device."""
     where = replace(twin_device, cublas_lt=twin.cublaslt, blas_rows=2)
     log = log_of(twin, where, 300, 36, treebank(3, longest=12))
     wide = [o for o in log if o.name == "copy_rows" and o.arguments[4] == 300]
     assert wide
-    for o in wide:  # 64 values a block, on 4 multiprocessors of 16 blocks each
+    for o in wide:  # 64 values per block, on 4 multiprocessors of 16 blocks each
         assert o.grid[1] == min(-(-300 // 64), 64 // o.grid[0])
 
 
 def with_multiprocessors(twin, device, count):
-    """A device that has so many, which it finds out when it is opened."""
+    """Return a device with so many multiprocessors, which it reads when it is opened."""
     twin.set("multiprocessors", count)
     assert device.native.multiprocessors == count
     return device
 
 
 @pytest.mark.parametrize("count", [2, 8, 132])
-def test_depth_is_split_where_tiles_are_few(twin, twin_device, count):
-    """From 512 on, into parts of 128 and more, one for each multiprocessor that would be idle.
+def test_the_depth_of_few_tiles_is_split(twin, twin_device, count):
+    """A depth of 512 is split into parts of at least 128, for multiprocessors without a tile.
 
-    The last block of a tile adds them: no launch does.
+    The last block of a tile adds them, without another launch.
     """
     where = with_multiprocessors(twin, replace(twin_device), count)
     log = log_of(twin, where, 800, 36, treebank(2, longest=12))
@@ -137,14 +140,14 @@ def test_depth_is_split_where_tiles_are_few(twin, twin_device, count):
         most = depth // 128 if depth >= 512 else 1
         assert parts == max(1, min(count // tiles, most)) == o.grid[2]
         assert (partial != 0) == (parts > 1)
-        assert parts == 1 or tiles <= count // 2  # each has a number that counts its parts
+        assert parts == 1 or tiles <= count // 2  # each has a counter of its parts
         split += parts > 1
     assert bool(split) == (count > 2)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_bits_of_split_products(twin, twin_device, precision):
-    """The same in every order of blocks and streams, whatever ran before."""
+def test_split_products_have_the_same_bits(twin, twin_device, precision):
+    """In every order of blocks and streams, after any other work."""
     batches = [treebank(2, 1, longest=12), treebank(3, 2, longest=20)]
     where = with_multiprocessors(twin, replace(twin_device), 132)
     exact = [session("cpu", 512, 40).gradients(batch) for batch in batches]
@@ -166,13 +169,14 @@ def test_bits_of_split_products(twin, twin_device, precision):
             assert np.linalg.norm(g - exact[i][1][k]) <= 2e-2 * np.linalg.norm(exact[i][1][k]), k
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_sums_over_the_same_rows_are_one_launch(twin, twin_device, beside):
-    """Each gate's part of a bias, whatever runs beside them."""
+@pytest.mark.parametrize("second_stream", [False, True])
+def test_sums_over_the_same_rows_are_one_launch(twin, twin_device, second_stream):
+    """The parts of a bias, one per gate, are summed jointly on either lane."""
     model = Classifier(nn.BinaryTreeLSTM(40, 36), input_size=40)
     model.initialize(1, np.float64)
     batch = treebank(40)
-    ours = cavs.Session(model, dtype=np.float64, device=replace(twin_device, beside=beside))
+    device = replace(twin_device, second_stream=second_stream)
+    ours = cavs.Session(model, dtype=np.float64, device=device)
     loss, wanted = cavs.Session(model, dtype=np.float64).gradients(batch)
     for seed in range(4):
         twin.reset()
@@ -181,7 +185,7 @@ def test_sums_over_the_same_rows_are_one_launch(twin, twin_device, beside):
         assert found == pytest.approx(loss, rel=1e-11)
         for k, g in gradients.items():
             assert_close(g, wanted[k], 1e-10, k)
-        if seed == 0:  # later ones may be one graph
+        if seed == 0:  # later runs may be a graph
             log = [o for o in twin.operations() if o.kind == "launch"]
     widths = [o.arguments[2] for o in log if o.name == "sum_parts_of_rows"]
     assert max(widths) >= 3 * 36

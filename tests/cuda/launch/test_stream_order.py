@@ -1,7 +1,7 @@
-"""Whatever the engine does on several streams is ordered by events or by waits of the host.
+"""Operations of the engine on several streams are ordered by events or by waits of the host.
 
-Checked kernels tell the twin what they touch, and it looks for two operations that touch the same
-and that nothing orders: one run suffices, in whatever order they ran.
+Checked kernels report their accesses to the twin, which looks for two operations that access the
+same memory without an order: a single run suffices, in whatever order it ran.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.runtime.trees import Classifier, treebank
 
 @pytest.fixture
 def watched(twin):
-    """A device whose operations must be ordered; both lanes and cuBLASLt are at work."""
+    """A device whose operations must be ordered, with both lanes and cuBLASLt in use."""
     twin.watch_order()
     twin.compiler = TwinCompiler(checked=True)
     yield Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin), cublas_lt=twin.cublaslt)
@@ -40,7 +40,7 @@ def watched(twin):
 
 
 def train(model, batches, device, steps=3, **options):
-    """Gradients and predictions, then steps of which each is launched before the last has ended."""
+    """Gradients and predictions, then steps, each launched before the last one has ended."""
     session = cavs.Session(model, device=device, **options)
     session.gradients(batches[0])
     session.predict(batches[0])
@@ -74,7 +74,7 @@ def test_models(watched, name, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @pytest.mark.parametrize("replay", ["never", "always"])
 def test_products_and_graphs(watched, twin, precision, replay):
-    """Of 16 rows cuBLASLt takes over, in both lanes, each of which has a workspace."""
+    """cuBLASLt multiplies from 16 rows on, in both lanes, each with its workspace."""
     device = replace(watched, replay=replay, blas_rows=16)
     model = Classifier(nn.BinaryTreeLSTM(40, 33), input_size=40)
     model.initialize(1, np.float32)
@@ -93,15 +93,15 @@ def test_lstms_by_cudnn(watched, twin):
     assert any(o.name.startswith("cudnn") for o in twin.operations())
 
 
-def test_steps_of_which_none_is_waited_for(watched):
-    """What a batch brings takes the place of what the batch before the last has brought."""
+def test_steps_launched_without_waiting(watched):
+    """A staged batch reuses the buffer of the batch before the last."""
     session = cavs.Session(tagger(), dtype=np.float64, device=watched)
     launched = [session.launch(single(i % 5), SGD, STATES) for i in range(8)]
     assert all(np.isfinite(step.loss) for step in launched)
 
 
-def test_a_fit(watched):
-    """The loader's thread collates, evaluations and checkpoints come in between."""
+def test_fit(watched):
+    """The loader's thread collates; evaluations and checkpoints come in between."""
     data = graphs()
     loader = cavs.DataLoader(data, batch_size=2, shuffle=True, seed=1)
     trainer = trainer_on(watched, tagger(rate=0.3))
@@ -109,8 +109,8 @@ def test_a_fit(watched):
 
 
 @pytest.mark.parametrize("strategy", [None, "PSLoadBalancing", "Parallax"])
-def test_gradients_that_leave(watched, twin, strategy):
-    """Ranks whose gradients go to the host while they are made, each on streams of its own."""
+def test_gradients_copied_during_a_run(watched, twin, strategy):
+    """Ranks whose gradients are copied to the host during a run, each on streams of its own."""
 
     def work(c):
         device = Device(twin.library, 0, "sm_90", twin.compiler, Pool(twin))

@@ -1,4 +1,4 @@
-"""LSTMs over chains by cuDNN: on the host twin's stand-in for it, and on the machine's own GPU."""
+"""LSTMs over chains by cuDNN, on the host twin's stand-in and on the machine's GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = {"ragged": RAGGED, "fixed": [6] * 5, "one": [1], "alone": [23], "ones":
 
 @pytest.fixture(params=["twin", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request):
-    """The host twin, and the machine's own GPU where it has one with cuDNN."""
+    """The host twin, and the machine's GPU if it has one with cuDNN."""
     if request.param == "cuda":
         yield gpu_with_cudnn()
         return
@@ -54,7 +54,7 @@ def calls(twin):
 
 
 def compare(model, batch, device, tolerance, dtype=np.float64, **options):
-    """Loss, outputs and gradients against the oracle's."""
+    """Compare loss, outputs and gradients with the oracle's."""
     _, expected = reference(model, batch, seed=5, step=2)
     _, forward = reference(model, batch, training=False)
     session = by_cudnn(model, device, dtype, **options)
@@ -110,7 +110,7 @@ def test_stacked(device, twin, vectors, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_beside_each_other_and_weights_used_twice(twin, on_twin, seed):
+def test_parallel_lstms_and_shared_weights(twin, on_twin, seed):
     twin.adversarial(seed)
     compare(made(BothWays()), chains(RAGGED), on_twin, 1e-9)
 
@@ -143,11 +143,11 @@ def test_frozen_parameters(device):
 def test_other_cells_run_on_our_own_kernels(twin, on_twin, cell):
     model, batch = made(Tagger(cell)), chains([5, 3])
     compare(model, batch, on_twin, 1e-9)
-    # Nothing is dropped in an evaluation: there that cell is an LSTM.
+    # In an evaluation nothing is dropped, and that cell is an LSTM.
     assert calls(twin) == (["cudnnRNNForward"] if cell is DroppedState else [])
 
 
-def test_chains_and_trees_in_turns(twin, on_twin):
+def test_chains_and_trees_alternate(twin, on_twin):
     model = made(Tagger(nn.LSTM))
     here, there = cavs.Session(model, dtype=np.float64), by_cudnn(model, on_twin)
     rng = np.random.default_rng(0)
@@ -205,7 +205,7 @@ def test_a_program_is_switched_off_pass_by_pass(on_twin):
 
 
 def clocks(monkeypatch, own, cudnn):
-    """What a run seems to take on the device, with our own kernels and with cuDNN."""
+    """Make a run seem to take given times on the device, with our own kernels and with cuDNN."""
     from cavs import _cuda
 
     real = _cuda.Executor.clocked
@@ -220,7 +220,7 @@ def clocks(monkeypatch, own, cudnn):
 
 
 @pytest.mark.parametrize(("own", "cudnn"), [(1.0, 2.0), (2.0, 1.0)])
-def test_the_faster_stays(monkeypatch, twin, on_twin, own, cudnn):
+def test_the_faster_one_is_kept(monkeypatch, twin, on_twin, own, cudnn):
     clocks(monkeypatch, own, cudnn)
     model = made(Tagger(nn.LSTM))
     session = cavs.Session(model, dtype=np.float64, device=on_twin, cudnn="auto")
@@ -234,13 +234,13 @@ def test_the_faster_stays(monkeypatch, twin, on_twin, own, cudnn):
     (found,) = session.report()["cudnn"]["classes"]
     assert (found["own_seconds"], found["cudnn_seconds"]) == (own, cudnn)
     assert found["cudnn"] is (cudnn < own)
-    # Another class of batches is decided for itself, and so is a run without gradients.
+    # Another class of batches is timed separately, and so is a run without gradients.
     session.gradients(chains([5] * 9))
     session.evaluate(chains([5, 4]))
     assert [c["cudnn"] for c in session.report()["cudnn"]["classes"]] == [cudnn < own, None, None]
 
 
-def test_a_real_clock_decides(on_twin):
+def test_measured_times_decide(on_twin):
     session = cavs.Session(made(Tagger(nn.LSTM)), dtype=np.float64, device=on_twin, cudnn="auto")
     for _ in range(2 * TRIALS + 3):
         session.gradients(chains([5, 4]))
@@ -249,7 +249,7 @@ def test_a_real_clock_decides(on_twin):
     assert found["cudnn"] is faster and min(found["cudnn_seconds"], found["own_seconds"]) > 0
 
 
-def test_what_was_decided_is_kept_in_checkpoints(monkeypatch, twin, on_twin):
+def test_the_decision_is_stored_in_checkpoints(monkeypatch, twin, on_twin):
     clocks(monkeypatch, 2.0, 1.0)
     model = made(Tagger(nn.LSTM))
     session = cavs.Session(model, dtype=np.float64, device=on_twin, cudnn="auto")
@@ -287,7 +287,7 @@ def test_it_is_explained(on_twin):
         cavs.explain(model, batch, device=on_twin, cudnn="auto")
 
 
-def test_a_trainer_with_a_session_leaves_the_choice_to_it(on_twin):
+def test_a_trainer_with_a_session_uses_its_choice(on_twin):
     model = made(Tagger(nn.LSTM), np.float32)
     with pytest.raises(ConfigError, match="a choice of its own"):
         cavs.Trainer(model, cavs.optim.SGD(0.1), session=cavs.Session(model), cudnn="auto")
@@ -304,16 +304,16 @@ def test_replicas_run_our_own_kernels(twin, on_twin):
     assert calls(twin) == []
 
 
-def test_the_switch_for_determinism_takes_our_own_kernels(twin, on_twin):
+def test_deterministic_uses_our_own_kernels(twin, on_twin):
     model = made(Tagger(nn.LSTM))
     options = {"device": on_twin, "cudnn": "auto", "deterministic": True}
     cavs.Session(model, dtype=np.float64, **options).gradients(chains([3, 2]))
     assert calls(twin) == []
 
 
-def test_memory_is_named(twin, on_twin):
+def test_memory_is_reported(twin, on_twin):
     session = by_cudnn(made(Tagger(nn.LSTM)), on_twin)
-    gc.collect()  # what other tests have left on the twin is not freed in between
+    gc.collect()  # objects of earlier tests are not freed in between
     before = twin.used()
     session.gradients(chains([3, 2]))
     memory = session.report()["memory"]
@@ -321,13 +321,13 @@ def test_memory_is_named(twin, on_twin):
     assert sum(memory.values()) == twin.used() - before
 
 
-def test_never_is_never(twin, on_twin):
+def test_never(twin, on_twin):
     model = made(Tagger(nn.LSTM))
     cavs.Session(model, dtype=np.float64, device=on_twin).gradients(chains([3, 2]))
     assert calls(twin) == []
 
 
-def test_cudnn_is_looked_up_when_it_is_wanted(monkeypatch, on_twin):
+def test_cudnn_is_searched_for_on_first_use(monkeypatch, on_twin):
     asked = []
     monkeypatch.setattr(
         device_module, "find_cudnn", lambda newest: asked.append(newest) or on_twin_cudnn
@@ -354,7 +354,7 @@ def test_cublas_is_loaded_before_cudnn(monkeypatch, twin):
     assert libraries.find_cudnn(12) is None and loaded == []
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def lacking(twin, what, tmp_path):
@@ -395,7 +395,7 @@ def test_a_call_that_fails_is_an_error_and_the_next_batch_runs(twin, on_twin):
     expected = session.gradients(batch)
     before = len(calls(twin))
     other, failed = chains([4, 4, 1], 1), set()
-    for _ in range(2):  # while its shape is new, and once it is known
+    for _ in range(2):  # while its shape is new, and when it is known
         for nth in range(1, 100):
             twin.fail_cudnn(nth)
             try:
@@ -423,7 +423,7 @@ def test_a_call_that_fails_is_an_error_and_the_next_batch_runs(twin, on_twin):
     assert len(calls(twin)) > before
 
 
-def test_each_call_of_setting_up_may_fail(twin, on_twin):
+def test_each_call_of_the_setup_may_fail(twin, on_twin):
     model, batch = made(Tagger(nn.LSTM)), chains([3, 2])
     expected = cavs.Session(model, dtype=np.float64).gradients(batch)
     failed = set()
@@ -440,11 +440,11 @@ def test_each_call_of_setting_up_may_fail(twin, on_twin):
     assert {"cudnnCreate", "cudnnGetRNNWeightParams"} <= failed and len(failed) > 5 and nth < 290
 
 
-def test_a_step_that_fails_moves_nothing(twin, on_twin):
+def test_a_failing_step_changes_nothing(twin, on_twin):
     batches = [chains([3, 2], i) for i in range(3)]
     losses, values = train(made(Tagger(nn.LSTM)), batches, dtype=np.float64)
     model = made(Tagger(nn.LSTM))
-    session = by_cudnn(model, replace(on_twin, replay="never"))  # every step calls it anew
+    session = by_cudnn(model, replace(on_twin, replay="never"))  # every step calls it
     trainer = cavs.Trainer(model, cavs.optim.Adam(lr=0.02), max_norm=0.05, session=session)
     found = []
     for i, batch in enumerate(batches * 3):
@@ -460,7 +460,7 @@ def test_a_step_that_fails_moves_nothing(twin, on_twin):
         assert_close(model.parameters()[name].value, value, 1e-9, name)
 
 
-def test_out_of_memory_names_itself(twin, on_twin):
+def test_out_of_memory(twin, on_twin):
     session = by_cudnn(made(Tagger(nn.LSTM)), on_twin)
     batch = chains([3, 2])
     expected = session.gradients(batch)
@@ -471,7 +471,7 @@ def test_out_of_memory_names_itself(twin, on_twin):
     assert session.gradients(batch)[0] == expected[0]
 
 
-def test_dropout_around_it(on_twin):
+def test_dropout_around_an_lstm(on_twin):
     class Dropped(Tagger):
         def forward(self, batch):
             x = ops.dropout(self.embedding(batch["token"]), 0.4)
@@ -480,8 +480,8 @@ def test_dropout_around_it(on_twin):
     compare(made(Dropped(nn.LSTM)), chains(RAGGED), on_twin, 1e-9)
 
 
-def test_the_other_direction_runs_beside_it(twin, on_twin):
-    """cuDNN takes what runs from left to right, loops what runs the other way."""
+def test_the_other_direction_runs_in_a_loop(twin, on_twin):
+    """cuDNN runs the direction from left to right, a loop the other one."""
 
     class TwoWays(Tagger):
         def forward(self, batch):

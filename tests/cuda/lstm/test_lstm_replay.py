@@ -1,4 +1,4 @@
-"""LSTMs by cuDNN whose commands come again: calls of a library become parts of a graph."""
+"""Replays of LSTMs by cuDNN: calls of a library become nodes of a graph."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.oracle import assert_close
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_its_commands_are_replayed(device, twin, seed):  # noqa: F811
-    """Batches of other lengths come in between, and the library is told of those then."""
+def test_calls_of_cudnn_are_replayed(device, twin, seed):  # noqa: F811
+    """Batches of other lengths come in between, which need other descriptors."""
     twin.adversarial(seed)
     batches = [chains(RAGGED), chains([6] * 5), chains([7, 7, 2])]
     model = made(Tagger(nn.LSTM, 2))
@@ -42,11 +42,11 @@ def test_its_commands_are_replayed(device, twin, seed):  # noqa: F811
     assert of_report(never)["replays"] == 0
 
 
-def test_a_capture_that_cudnn_refuses_is_told(twin, on_twin):  # noqa: F811
+def test_a_capture_that_cudnn_refuses_is_a_warning(twin, on_twin):  # noqa: F811
     session = by_cudnn(made(Tagger(nn.LSTM)), replace(on_twin, replay="always"))
     batch = chains(RAGGED)
     expected = session.gradients(batch)[0]
-    for _ in range(3):  # two places of the staging take turns: the fifth time is a graph
+    for _ in range(3):  # staging is double-buffered: the fifth run is a graph
         session.gradients(batch)
     twin.fail_cudnn(2)
     with pytest.warns(DeviceWarning, match="cudnnRNNForward"):

@@ -1,4 +1,4 @@
-"""The engine on memory that Python gives: what its allocator may do, and what it may not break."""
+"""Device memory from an allocator in Python: its errors, and when it gets blocks back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.runtime.trees import Classifier, treebank
 
 
 class TwinMemory:
-    """The twin's own memory; afterwards no context is current, as a pool of many GPUs may leave it.
+    """The twin's memory; its calls leave no context current, as a pool of several GPUs may.
 
-    fails: the number of the allocation that finds no room. stubborn: blocks are not given back.
+    fails: number of the allocation that fails. stubborn: blocks are never released.
     """
 
     def __init__(self, twin, fails=0, stubborn=False):
@@ -56,7 +56,7 @@ class TwinMemory:
 
 
 class Scarce:
-    """Another's memory, in which the allocation of a number finds no room."""
+    """Memory in which the allocation with a given number fails."""
 
     def __init__(self, memory, fails=0):
         self.memory, self.fails, self.asked, self.blocks = memory, fails, 0, set()
@@ -84,8 +84,8 @@ def on(twin, memory):
     return Device(twin.library, 0, "sm_90", twin.compiler, memory)
 
 
-def test_all_memory_is_of_the_allocator_and_goes_back_to_it(twin):
-    gc.collect()  # what other tests have left
+def test_the_allocator_provides_all_memory_and_gets_it_back(twin):
+    gc.collect()  # objects of earlier tests
     before = twin.allocations()
     memory = TwinMemory(twin)
     assert loss_on(on(twin, memory)) == pytest.approx(loss_on("cpu"), rel=1e-5)
@@ -96,13 +96,13 @@ def test_all_memory_is_of_the_allocator_and_goes_back_to_it(twin):
     assert twin.allocations() == before
 
 
-def test_memory_goes_back_when_nothing_uses_it_any_more(twin):
-    twin.adversarial(3)  # the twin runs what is asked for late, and only when it must
+def test_memory_is_released_after_its_last_use(twin):
+    twin.adversarial(3)  # the twin runs operations as late as possible
     whole = TwinMemory(twin)
     loss_on(on(twin, whole))
     gc.collect()
     assert whole.pending == 0
-    for nth in range(1, whole.asked + 1, 3):  # an error leaves work behind that nobody waited for
+    for nth in range(1, whole.asked + 1, 3):  # an error leaves work that was not waited for
         memory = TwinMemory(twin, fails=nth)
         with pytest.raises(DeviceError):
             loss_on(on(twin, memory))
@@ -110,7 +110,7 @@ def test_memory_goes_back_when_nothing_uses_it_any_more(twin):
         assert memory.pending == 0
 
 
-def test_no_room_is_the_allocators_error_and_leaves_nothing(twin):
+def test_a_failed_allocation_raises_the_allocators_error_and_leaks_nothing(twin):
     whole = TwinMemory(twin)
     loss_on(on(twin, whole))
     for nth in range(1, whole.asked + 1):
@@ -122,7 +122,7 @@ def test_no_room_is_the_allocators_error_and_leaves_nothing(twin):
     assert loss_on("cpu") > 0
 
 
-def test_no_room_in_the_memory_of_a_device(device):
+def test_out_of_memory_on_a_device(device):
     whole, expected = Scarce(device.memory), loss_on("cpu")
     assert loss_on(replace(device, memory=whole)) == pytest.approx(expected, rel=1e-5)
     for nth in range(2, whole.asked + 1, 4):
@@ -136,11 +136,11 @@ def test_no_room_in_the_memory_of_a_device(device):
     )
 
 
-def test_an_error_of_the_allocator_while_memory_goes_back_is_told_not_fatal(twin, monkeypatch):
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda it: told.append(str(it.exc_value)))
+def test_an_error_of_release_is_reported_but_not_fatal(twin, monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: reported.append(str(it.exc_value)))
     memory = TwinMemory(twin, stubborn=True)
     assert loss_on(on(twin, memory)) > 0
     gc.collect()
     assert memory.blocks == {}
-    assert {text.splitlines()[0] for text in told} == {"this block stays"}
+    assert {text.splitlines()[0] for text in reported} == {"this block stays"}

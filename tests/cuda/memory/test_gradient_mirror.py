@@ -1,4 +1,4 @@
-"""Gradients leave during a run behind all that writes them, and wait for nothing else."""
+"""Gradients are copied to the host during a run, behind the launches that write them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ MATRIX, OTHER, BIAS = range(3)
 SHAPES = [(K + 1, W), (K, W), (W,)]
 WRITES = {"product": MATRIX, "row": MATRIX, "other": OTHER, "left": BIAS, "right": BIAS}
 
-# Stages in their order, whose sums are one step, and the gradients that both lanes write: every
-# other stage goes to the second, but for halves of the bias, which are one launch at "left".
+# Stages in order, whose sums are one step, and the gradients that both lanes write: every other
+# stage runs on the second lane, except the halves of the bias, which are one launch at "left".
 PROGRAMS = [
     ("product row other", {MATRIX}),
     ("row product other", {MATRIX}),
     ("other product row left right", {MATRIX}),
     ("product left row right other", set()),
-    ("loop product row", {MATRIX}),  # the product starts beside the loop
+    ("loop product row", {MATRIX}),  # the product runs concurrently with the loop
     ("loop product left row right", set()),
 ]
 
 
 def made(stages):
-    """A program whose first gradient has a product above and a row below, as of weights and a bias.
+    """A program whose first gradient has a product above and a row below, like weights and a bias.
 
-    After a loop all sums but products read what it has made.
+    After a loop all sums except products read its results.
     """
     m = Hand()
     x, y = m.buffer("feature", VERTEX, K), m.buffer("feature", VERTEX, W, index=1)
@@ -78,7 +78,7 @@ def executor_of(device, stages):
 
 
 def data(vertices=300):
-    """Inputs of a run, and the gradients."""
+    """Return inputs of a run, and its gradients."""
     rng = np.random.default_rng(vertices)
     graph = random_dag(rng, vertices)
     leaf = np.array([not children for children in batch_children([graph])])
@@ -88,7 +88,7 @@ def data(vertices=300):
 
 
 def before(log, one):
-    """What streams and events put before an operation of the log."""
+    """Return the operations ordered before an operation of the log, by streams and events."""
     found, ends = [], [one]
     while ends:
         at = ends.pop()
@@ -102,7 +102,7 @@ def before(log, one):
 
 
 def runs_in_any_order(twin, e, inputs):
-    """Runs from gradients of zero, each in another order of streams."""
+    """Run from gradients of zero, each time in another order of streams."""
     for seed in range(1, 21):
         e.gradient_block()[...] = 0
         twin.adversarial(seed)
@@ -112,7 +112,7 @@ def runs_in_any_order(twin, e, inputs):
 
 
 def launches_of(log, stages):
-    """Launches of each stage of sums, which are in the order of stages; none of "right"."""
+    """Return the launches of each stage of sums, in the order of stages; none of "right"."""
     found, names = {}, iter(s for s in stages if s not in ("loop", "right"))
     for o in log:
         if o.kind == "launch" and o.name in ("matmul_tn", "sum_rows"):
@@ -124,9 +124,9 @@ def launches_of(log, stages):
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["copied", "kept"])
-@pytest.mark.parametrize(("stages", "apart"), PROGRAMS)
-def test_a_gradient_waits_for_all_that_writes_it_and_nothing_else(
-    twin, twin_device, stages, apart, kept
+@pytest.mark.parametrize(("stages", "both_lanes"), PROGRAMS)
+def test_a_copy_waits_for_the_launches_that_write_the_gradient(
+    twin, twin_device, stages, both_lanes, kept
 ):
     stages = stages.split()
     e, (inputs, _) = executor_of(twin_device, stages), data()
@@ -142,7 +142,7 @@ def test_a_gradient_waits_for_all_that_writes_it_and_nothing_else(
     log = twin.operations()
     launches = launches_of(log, stages)
     for i, p in enumerate(written):
-        waits = [o for o in log if o.kind == "wait"]  # the last are those of collectives
+        waits = [o for o in log if o.kind == "wait"]  # the last ones are those of collectives
         followed = waits[i - len(written)]
         if not kept:
             (copy,) = (o for o in log if (o.name, o.bytes) == ("to host", 8 * np.prod(SHAPES[p])))
@@ -152,8 +152,8 @@ def test_a_gradient_waits_for_all_that_writes_it_and_nothing_else(
         awaited = before(log, left)
         assert all(o in awaited for o in own), p
         streams = {o.stream for o in own}
-        assert (len(streams) == 2) == (p in apart)
-        if p in apart:
+        assert (len(streams) == 2) == (p in both_lanes)
+        if p in both_lanes:
             continue
         last = max(i for i, stage in enumerate(stages) if WRITES.get(stage) == p)
         for stage, of in launches.items():
@@ -162,10 +162,8 @@ def test_a_gradient_waits_for_all_that_writes_it_and_nothing_else(
             assert {o.stream for o in of if o in awaited} <= streams, "it waits for the other lane"
 
 
-@pytest.mark.parametrize(("stages", "apart"), PROGRAMS)
-def test_what_has_left_is_the_gradient_whatever_the_order_of_streams(
-    twin, twin_device, stages, apart
-):
+@pytest.mark.parametrize(("stages", "both_lanes"), PROGRAMS)
+def test_copies_are_the_gradients_in_any_order_of_streams(twin, twin_device, stages, both_lanes):
     e, (inputs, expected) = executor_of(twin_device, stages.split()), data()
     for _ in runs_in_any_order(twin, e, inputs):
         for p in e.gradient_order():
@@ -173,8 +171,8 @@ def test_what_has_left_is_the_gradient_whatever_the_order_of_streams(
             np.testing.assert_allclose(found, expected[p], rtol=1e-10, atol=1e-10)
 
 
-def test_a_bias_whose_halves_are_sums_over_other_vertices(twin, twin_device):
-    """Some over all, one over those with children: stages of one step, on either lane."""
+def test_a_bias_summed_over_different_vertices(twin, twin_device):
+    """Over all vertices and over those with children: stages of one step, on either lane."""
     model = Classifier(nn.TreeAttention(8, 6))
     model.initialize(1, np.float64)
     session = cavs.Session(model, dtype=np.float64, device=twin_device)
@@ -189,8 +187,8 @@ def test_a_bias_whose_halves_are_sums_over_other_vertices(twin, twin_device):
             assert rows is not None or (values == e.gradient(p).ravel()).all(), p
 
 
-def test_gradients_of_a_frozen_parameter_that_come_back_move_nothing(twin_device):
-    """Nor need it states, which momentum has."""
+def test_gradients_of_a_frozen_parameter_are_not_applied(twin_device):
+    """It needs no states either, which momentum has."""
     images, values = fixed_kernels(twin_device, "double", "float32"), [np.ones(s) for s in SHAPES]
     parameters = _cuda.Parameters(twin_device.native, images, values)
     e = _cuda.Executor(made(["product", "other"]), parameters, b"", [], replay="never")

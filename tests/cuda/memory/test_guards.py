@@ -1,4 +1,4 @@
-"""Values that stand apart: what is written between them is found, and nothing is in any cell."""
+"""Guard bytes: writes between values are detected, and no cell has any."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.trees import treebank
 
 
 def check(model, batches, device, **options):
-    """The same bits with guards as without."""
+    """Check that results have the same bits with guards as without."""
     losses = []
     for guards in (True, False):
         session = cavs.Session(model, device=replace(device, guards=guards), **options)
@@ -59,9 +59,9 @@ def test_training_and_graphs(device):
 
 
 class OneMore(TwinCompiler):
-    """A compiler whose kernels write a value behind the last row that they are asked for.
+    """A compiler whose kernels write one value after their last row.
 
-    file, before: the kernels, and where in their text that is.
+    file, before: the kernels, and the position of that write in their text.
     """
 
     def __init__(self, file, before):
@@ -85,13 +85,13 @@ class OneMore(TwinCompiler):
     ],
     ids=["matmul", "segment_max"],
 )
-def test_a_kernel_that_writes_too_much_is_found(twin, twin_device, file, before):
-    """Into the next value, where no page and no guard of an allocation shows it."""
+def test_an_out_of_bounds_write_is_detected(twin, twin_device, file, before):
+    """It hits the next value, where no page and no guard of an allocation shows it."""
     device = replace(twin_device, compiler=OneMore(file, before))
     cell = nn.TreeAttention if file == "rows.cu" else nn.ChildSumTreeLSTM
     batch = treebank(3)
     session_on(device, classifier(cell)).gradients(batch)
     twin.check_guards()
-    with pytest.raises(DeviceError, match=r"written beside buffer \d+ of \[") as error:
+    with pytest.raises(DeviceError, match=r"changed next to buffer \d+, the result of \[") as error:
         session_on(replace(device, guards=True), classifier(cell)).gradients(batch)
     assert "a bug of cavs" in error.value.hint

@@ -1,4 +1,4 @@
-"""What shares a device: sessions, threads, allocators; and what is left when a run fails."""
+"""Sessions, threads and allocators that share a device, and its state after a failed run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def values(model):
     return {k: p.value.copy() for k, p in model.parameters().items()}
 
 
-def test_sessions_of_one_model_hand_its_parameters_on(device):
+def test_sessions_of_one_model_share_its_parameters(device):
     batch, model, wanted = treebank(5), classifier(), classifier()
     first = train(model, device)
     host = train(wanted, "cpu")
@@ -55,7 +55,7 @@ def test_sessions_of_one_model_hand_its_parameters_on(device):
     others = [cavs.Session(model, dtype=np.float64, device=d) for d in (device, "cpu")]
     for other in others:
         assert other.evaluate(batch).loss == pytest.approx(expected, rel=1e-11)
-    for trainer in (first, host):  # moves them again, for the others too
+    for trainer in (first, host):  # changes them again, for the others as well
         trainer.step(batch)
     expected = host.session.evaluate(batch).loss
     for other in others:
@@ -67,8 +67,8 @@ def test_sessions_of_one_model_hand_its_parameters_on(device):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_sessions_of_another_dtype_leave_training_as_it_is(device, ahead):
-    """Steps may be under way when one converts the parameters."""
+def test_sessions_of_another_dtype_do_not_affect_training(device, ahead):
+    """Steps may be in flight when a session converts the parameters."""
     models = [classifier(np.float32), classifier(np.float32)]
     plain, checked = (cavs.Trainer(m, cavs.optim.Adam(lr=0.01), device=device) for m in models)
     for i in range(4):
@@ -84,7 +84,7 @@ def test_sessions_of_another_dtype_leave_training_as_it_is(device, ahead):
         assert np.array_equal(models[1].parameters()[key].value, value), key
 
 
-def test_states_are_there_as_long_as_a_read_may_write_them(device):
+def test_states_live_as_long_as_a_download_may_write_them(device):
     model = classifier()
     trainer = train(model, device)
     states = [weakref.ref(array) for of in trainer.states for array in of]
@@ -98,7 +98,7 @@ def test_states_are_there_as_long_as_a_read_may_write_them(device):
         assert_close(value, wanted.parameters()[k].value, 1e-11, k)
 
 
-def test_whichever_allocation_fails_the_next_step_is_right(twin, twin_device):
+def test_the_next_step_is_correct_after_any_failed_allocation(twin, twin_device):
     batch, wanted = treebank(40), classifier(size=40)
     host = cavs.Session(wanted, dtype=np.float64)
     expected = cavs.Trainer(wanted, cavs.optim.Adam(lr=0.01), session=host).step(batch)
@@ -161,9 +161,9 @@ def test_an_interrupt_while_memory_is_released_is_reported(twin, twin_device, mo
     assert seen == [KeyboardInterrupt]
 
 
-def test_a_session_goes_whatever_thread_drops_it(twin, twin_device):
+def test_any_thread_may_drop_a_session(twin, twin_device):
     model = classifier()
-    gc.collect()  # what other tests have left
+    gc.collect()  # objects of earlier tests
     before = twin.live()
     sessions = [cavs.Session(model, dtype=np.float64, device=twin_device)]
     sessions[0].set_profiling(True)
@@ -180,10 +180,10 @@ def test_a_session_goes_whatever_thread_drops_it(twin, twin_device):
     thread.join()
     live = twin.live()
     assert (live["pinned"], live["allocations"]) == (before["pinned"], before["allocations"])
-    assert live["events"] - before["events"] == 2  # of the device itself
+    assert live["events"] - before["events"] == 2  # those of the device itself
 
 
-def test_threads_take_turns_on_a_device(device, shuffle):
+def test_threads_share_a_device(device, shuffle):
     shuffle(3)
     data = [treebank(n, n) for n in (3, 9, 5)]
     host = cavs.Session(classifier(), dtype=np.float64)
@@ -209,7 +209,7 @@ def test_threads_take_turns_on_a_device(device, shuffle):
     assert failures == []
 
 
-# A deadlock would stop every thread of its process.
+# A deadlock would hang every thread of its process, so this runs in a process of its own.
 ASKING = """
     import threading, time
     from dataclasses import replace
@@ -265,7 +265,7 @@ def test_asking_while_another_thread_allocates(twin, ask):
     assert done.stdout == "answered\n", done.stderr
 
 
-def test_grids_stay_within_what_a_device_takes(twin, twin_device):
+def test_grids_stay_within_the_limits_of_the_device(twin, twin_device):
     model = Classifier(nn.ChildSumTreeLSTM(70, 70), input_size=70)
     model.initialize(1, np.float64)
     batch = treebank(60)
@@ -288,7 +288,7 @@ def test_a_grid_the_device_refuses_is_named(twin, twin_device):
         session.evaluate(treebank(3))
 
 
-def test_a_process_that_was_forked_is_told_so(twin, twin_device):
+def test_a_forked_process_gets_an_error(twin, twin_device):
     twin.fail_init(3)
     with pytest.raises(DeviceError, match="NOT_INITIALIZED") as error:
         cavs.Session(classifier(), dtype=np.float64, device=twin_device).evaluate(treebank(2))

@@ -1,4 +1,4 @@
-"""Commands that come again run as graphs: with the bits they have launched one by one."""
+"""Repeated commands run as graphs, with the same bits as single launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.runtime.trees import graph, treebank
 
 @pytest.fixture
 def target(device, shuffle, request):
-    """The device by what it replays; streams of the twin run in the order of a seed."""
+    """A device for each value of replay; streams of the twin run in the order of a seed."""
     if isinstance(device.compiler, TwinCompiler):
         device = replace(device, cublas_lt=request.getfixturevalue("twin").cublaslt)
 
@@ -41,7 +41,7 @@ def target(device, shuffle, request):
 
 
 def check_replays(target, model, batch, seed=0):
-    """A batch again and again has the same bits as graphs as launched one by one."""
+    """Check that a repeated batch has the same bits as a graph and as single launches."""
     often, never = (session_on(target(r, seed), model) for r in ("always", "never"))
     for step in range(TIMES):
         assert found(often, batch, step) == found(never, batch, step)
@@ -89,7 +89,7 @@ def test_products_on_tensor_cores(target, precision):
 
 
 def test_other_words_in_batches_of_one_shape(target):
-    """What a batch brings lies where that of the batch before the last did, and is new."""
+    """A batch is staged in the buffer of the batch before the last, with new contents."""
     rng = np.random.default_rng(0)
     shape = [[], [], [0, 1], [], [2, 3]]
     data = [cavs.batch([graph(shape, rng) for _ in range(3)]) for _ in range(8)]
@@ -99,14 +99,14 @@ def test_other_words_in_batches_of_one_shape(target):
     assert of_report(often, False)["replays"] == 4
 
 
-def test_memory_that_grew_in_between(target):
-    """Commands name other addresses then: they are launched, and become a graph again."""
+def test_memory_that_grows_in_between(target):
+    """Commands then have other addresses: they are launched, and become a graph again."""
     model = classifier()
     often, never = (session_on(target(r, 5), model) for r in ("always", "never"))
     small, large = treebank(2, longest=5), treebank(12, longest=15)
     for batch in [small] * TIMES + [large] * TIMES + [small] * TIMES:
         assert found(often, batch) == found(never, batch)
-    # Of the last batches the first two are kept, as those of a shape that was known already.
+    # The first two of the last batches are recorded, because their shape is known.
     assert of_report(often)["replays"] == 2 * (TIMES - 4) + TIMES - 2
 
 
@@ -129,7 +129,7 @@ def test_training_with_dropout(target, seed, rate):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fits_that_launch_ahead_equal_the_cpus(target, seed):
+def test_fits_that_launch_ahead_equal_the_cpu(target, seed):
     device = target("always", seed)
 
     def run(trainer):
@@ -174,8 +174,8 @@ def test_the_host_writes_parameters_between_replays(target):
 
 
 @pytest.mark.parametrize("replay", ["always", "never"])
-def test_the_lane_that_all_wait_for_goes_first(twin, replay):
-    """Launched one by one and as a graph, where nodes keep the priorities of their streams."""
+def test_priorities_of_lanes(twin, replay):
+    """Kernels keep them as single launches and in a graph."""
     session, batch = session_on(device_of(twin, replay), classifier()), treebank(6)
     for _ in range(TIMES):
         twin.reset()
@@ -184,6 +184,6 @@ def test_the_lane_that_all_wait_for_goes_first(twin, replay):
     assert any(o.kind == "graph" for o in twin.operations()) == (replay == "always")
     greatest, least = sorted({o.priority for o in launches})
     assert greatest < 0 == least
-    beside = [o.name for o in launches if o.priority == least]
-    assert set(beside) <= {"matmul_tn", "sum_parts", "sum_rows", "sum_parts_of_rows", "lookup_grad"}
-    assert len(beside) < len(launches) / 2
+    second = [o.name for o in launches if o.priority == least]
+    assert set(second) <= {"matmul_tn", "sum_parts", "sum_rows", "sum_parts_of_rows", "lookup_grad"}
+    assert len(second) < len(launches) / 2

@@ -1,4 +1,4 @@
-"""Which commands are replayed, and what happens where that fails."""
+"""Which commands are replayed, and what happens if that fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device(twin):
     assert twin.fault() == ""
 
 
-def test_a_fault_in_a_graph_is_raised_by_what_waits(twin):
+def test_waiting_raises_a_fault_in_a_graph(twin):
     device, batch = device_of(twin), single(2)
     trainer = trainer_on(device)
     for _ in range(TIMES):
@@ -47,28 +47,28 @@ def test_a_fault_in_a_graph_is_raised_by_what_waits(twin):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("replay", ["always", "auto"])
-def test_where_the_driver_fails_commands_are_launched_one_by_one(twin, name, replay):
+def test_commands_are_launched_if_the_driver_refuses_a_graph(twin, name, replay):
     batch, model = treebank(3), classifier()
     device = device_of(twin, replay)
     session, never = session_on(device, model), session_on(device_of(twin, "never"), model)
     for _ in range(4):
         found(session, batch)
     twin.fail_call(name, 999)
-    with pytest.warns(DeviceWarning, match="without CUDA graphs: .*ERROR_UNKNOWN") as told:
+    with pytest.warns(DeviceWarning, match="without CUDA graphs: .*ERROR_UNKNOWN") as warned:
         first = session.gradients(batch)[0]
-    assert len(told) == 1
+    assert len(warned) == 1
     assert first == never.gradients(batch)[0]
     report = of_report(session)
     assert (report["replays"], report["graphs"]) == (0, [])
     assert "UNKNOWN" in report["trouble"]
     twin.fail_call(name, 0)
-    for step in range(TIMES):  # and are not tried again: no warning
+    for step in range(TIMES):  # without another attempt, and without a warning
         assert found(never, batch, step)[0] == session.gradients(batch, seed=5, step=step)[0]
     assert of_report(session)["replays"] == 0
 
 
-def test_a_graph_that_cannot_be_launched_any_more(twin):
-    """It is given up, and the batch runs without it."""
+def test_a_graph_that_can_no_longer_be_launched(twin):
+    """It is dropped, and the batch runs without it."""
     batch, model = treebank(3), classifier()
     session, never = (session_on(device_of(twin, r), model) for r in ("always", "never"))
     for _ in range(TIMES):
@@ -98,16 +98,16 @@ def test_drivers_without_graphs(name, replay):
     assert report["trouble"] == ("" if replay == "never" else "the driver has no graphs")
 
 
-def test_who_asks_for_graphs_is_told_that_there_are_none():
+def test_always_without_graphs_is_a_warning():
     twin = Twin(without=("cuGraphLaunch",))
     session = session_on(device_of(twin), classifier())
     with pytest.warns(DeviceWarning, match="the driver has no graphs"):
         session.evaluate(treebank(3))
 
 
-# A launch that takes a microsecond against a node that takes ten nanoseconds, and the reverse.
+# A launch takes a microsecond and a node ten nanoseconds, or the reverse.
 @pytest.mark.parametrize(("command", "node"), [(1000, 10), (10, 1000)])
-def test_a_shape_takes_the_way_that_measures_faster(twin, command, node):
+def test_a_shape_uses_the_faster_mode(twin, command, node):
     batch, model = treebank(4), classifier()
     session, never = (session_on(device_of(twin, r), model) for r in ("auto", "never"))
     expected = found(never, batch)
@@ -131,7 +131,7 @@ def test_a_shape_takes_the_way_that_measures_faster(twin, command, node):
     assert "wait" in kinds
 
 
-def test_explain_tells_of_graphs(twin):
+def test_explain_lists_graphs(twin):
     twin.clock(1000, 10)
     found = cavs.explain(classifier(), treebank(3), device=device_of(twin, "auto"))
     assert [line["replayed"] for line in found.run.replay["graphs"]] == [True, True]
@@ -140,8 +140,8 @@ def test_explain_tells_of_graphs(twin):
     assert cavs.explain(classifier(), treebank(3)).run.replay == {}
 
 
-def test_what_the_measuring_itself_does(twin):
-    """It waits for nothing, and ends."""
+def test_timing_ends_and_does_not_wait(twin):
+    """Timing waits for nothing, and ends."""
     twin.clock(100, 100)
     trainer = trainer_on(device_of(twin, "auto"))
     batch = single(4)
@@ -159,7 +159,7 @@ def test_what_the_measuring_itself_does(twin):
     assert twin.live()["events"] == before
 
 
-def test_profiling_and_gradients_that_others_wait_for_are_launched_one_by_one(twin, device):
+def test_profiled_runs_and_split_steps_are_not_replayed(twin, device):
     batch, model = treebank(3), classifier()
     session = session_on(device, model)
     for _ in range(TIMES):
@@ -176,8 +176,8 @@ def test_profiling_and_gradients_that_others_wait_for_are_launched_one_by_one(tw
     assert of_report(session)["runs"] == runs + 1
 
 
-def test_only_so_many_graphs_are_kept(twin, device):
-    """Those used last; a batch whose graph is gone gets another."""
+def test_the_number_of_graphs_is_limited(twin, device):
+    """The most recently used ones stay; a batch whose graph was evicted gets another."""
     rng = np.random.default_rng(0)
     model, wanted = classifier(), classifier()
     session, host = session_on(device, model), session_on("cpu", wanted)
@@ -189,11 +189,11 @@ def test_only_so_many_graphs_are_kept(twin, device):
             np.testing.assert_allclose(session.predict(batch)["output"], expected, rtol=1e-11)
     report = of_report(session, False)
     assert len(report["graphs"]) == 128
-    assert report["replays"] == 69 * 2 + 2 * 4  # what came before is recorded at once
+    assert report["replays"] == 69 * 2 + 2 * 4  # known shapes are recorded at once
     assert twin.live()["graphs"] == before + 128
 
 
-def test_graphs_go_with_their_session(twin, device):
+def test_graphs_are_destroyed_with_their_session(twin, device):
     batch, model = treebank(3), classifier()
 
     def run():
@@ -207,12 +207,12 @@ def test_graphs_go_with_their_session(twin, device):
             p.copies.clear()
         return twin.live()
 
-    gc.collect()  # of other tests
+    gc.collect()  # objects of other tests
     first = run()
     assert run() == first
 
 
-def test_steps_allocate_nothing_once_there_are_graphs(twin, device):
+def test_graphs_do_not_allocate(twin, device):
     data, model = [treebank(n) for n in (8, 3, 5)], classifier()
     session = session_on(device, model)
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.1), session=session)
@@ -224,8 +224,8 @@ def test_steps_allocate_nothing_once_there_are_graphs(twin, device):
     assert twin.live() == before
 
 
-def test_whichever_allocation_fails_the_next_runs_are_right(twin):
-    """Memory that grows while commands are kept: those kept are done first, with what they name."""
+def test_the_next_runs_are_correct_after_any_failed_allocation(twin):
+    """If memory grows during a recording, the recorded commands are issued first."""
     small, large = treebank(2, longest=8), treebank(16, longest=12)
     wanted = session_on("cpu", classifier(size=40))
     expected = [wanted.gradients(batch) for batch in (small, large)]
@@ -282,6 +282,6 @@ def test_threads_that_share_a_device(twin, device):
         np.testing.assert_allclose(found_by[i], expected[i % 2], rtol=1e-11)
 
 
-def test_an_unknown_choice(twin):
+def test_an_invalid_option(twin):
     with pytest.raises(ConfigError, match="replay is 'sometimes', but must be one of auto, always"):
         device_of(twin, "sometimes")

@@ -12,7 +12,7 @@ Run* run_ = nullptr;
 
 namespace {
 
-Stacks stacks;  // kept from launch to launch
+Stacks stacks;  // reused by later launches
 constexpr uintptr_t kMostDynamic = 256 << 10;
 
 std::string text_of(Index i) {
@@ -54,7 +54,7 @@ std::string Run::block_text() const {
 
 std::string Run::thread_text(unsigned thread) const { return "thread " + text_of(places_[thread]); }
 
-// Runs threads one after the other until one of them waits. Without barriers that is all of them.
+// Run threads in turn until one of them waits; without barriers, to the end.
 void Run::fibre() {
   while (started_ < size()) {
     running_ = order_[started_++];
@@ -112,12 +112,13 @@ void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void
 }
 
 void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
-  constexpr uintptr_t kNear = 64 << 10;  // a stack's size; what is as near is the thread's own
+  constexpr uintptr_t kNear =
+      64 << 10;  // size of a stack: addresses this close are the thread's own
   if (address - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) + kNear < 2 * kNear) return;
   const Module& module = *launch_.module;
   const auto start = [](const char* from) { return reinterpret_cast<uintptr_t>(from); };
   const bool device = memory_.in_region(address);
-  uintptr_t shared = 0;  // the word's place, counted over static and dynamic shared memory
+  uintptr_t shared = 0;  // offset of the word in static, then dynamic shared memory
   if (device) {
     if (!memory_.device(address, bytes))
       fail(kIllegalAddress, "access to " + memory_.describe(address), at);
@@ -184,10 +185,10 @@ void Run::bring_back(Aside& aside) {
   std::copy(aside.dynamic.begin(), aside.dynamic.end(), launch_.module->dynamic);
   started_ = size();
   finished_ = 0;
-  for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
+  for (unsigned t = size(); t-- > 0;) release(t);  // the last released runs first
 }
 
-// Runs a block until all of its threads have left the kernel, or wait at a barrier of the grid.
+// Run a block until all of its threads have left the kernel or wait at a barrier of the grid.
 void Run::one_block() {
   while (finished_ < size() && !at_grid_barrier_ && fault_.code == 0) {
     if (ready_.empty() && started_ == size()) {
@@ -204,7 +205,7 @@ void Run::one_block() {
   }
 }
 
-// Runs every block once, up to a barrier of the grid or to its end.
+// Run every block once, up to a barrier of the grid or to its end.
 void Run::one_phase(std::vector<uint64_t>& order, std::vector<Aside>& aside) {
   const bool first = waiting_ == 0;
   const uint64_t blocks = uint64_t{launch_.grid.x} * launch_.grid.y * launch_.grid.z;
@@ -229,7 +230,7 @@ void Run::one_phase(std::vector<uint64_t>& order, std::vector<Aside>& aside) {
   }
 }
 
-// Whether the blocks of the launch can go on from here: else one waits for another that has left.
+// True if the blocks of the launch can go on; otherwise one waits for another that has left.
 bool Run::all_or_none_wait(const std::vector<Aside>& aside) {
   if (waiting_ == 0 || waiting_ == aside.size()) return true;
   const auto find = [&](bool waits) {
@@ -267,7 +268,7 @@ Fault Run::all_blocks() {
     shadow_.pass_grid_barrier();
     one_phase(order, aside);
   }
-  const size_t asked = (launch_.dynamic_shared + 3) / 4 * 4;  // of whole words of poison
+  const size_t asked = (launch_.dynamic_shared + 3) / 4 * 4;  // in whole words of poison
   if (fault_.code == 0 && dynamic > asked && !poisoned(module.dynamic + asked, dynamic - asked))
     fault_ = {kIllegalAddress, "kernel " + std::string(launch_.kernel->name) +
                                    ": a write beyond the " +
@@ -279,7 +280,7 @@ Fault Run::all_blocks() {
 }
 
 Fault run(const Launch& launch, const Memory& memory, Order& order) {
-  static Shadow shadow;  // kept from launch to launch
+  static Shadow shadow;  // reused by later launches
   const Module& module = *launch.module;
   *module.hooks = kHooks;
   *module.block_dim = launch.block;

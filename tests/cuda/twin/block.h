@@ -1,5 +1,5 @@
-// One kernel launch on the host: blocks one after the other, the threads of a block as fibres. At
-// a barrier of the grid a block is put aside until all have come there.
+// A kernel launch on the host: blocks run in turn, and the threads of a block as fibres. At a
+// barrier of the grid a block is suspended until all have arrived.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ struct Launch {
   Index grid, block;
   unsigned dynamic_shared;  // bytes
   void** parameters;
-  uint64_t seed;     // 0: blocks and threads in order; else in the order of this seed
-  bool cooperative;  // its blocks may meet at barriers of the grid
+  uint64_t seed;     // 0: blocks and threads in order, else in an order of this seed
+  bool cooperative;  // its blocks may wait at barriers of the grid
 };
 
 struct Fault {
-  int code = 0;  // a CUresult; 0: none
+  int code = 0;  // a CUresult, or 0
   std::string text = {};
 };
 
-// Runs the launch. A fault ends it at once: what was written stays, as on a device.
+// Run the launch. A fault ends it at once: earlier writes stay, as on a device.
 Fault run(const Launch& launch, const Memory& memory, Order& order);
 
 }  // namespace twin

@@ -1,4 +1,4 @@
-"""Shared libraries made by g++, and other files, kept by what they are made from."""
+"""Shared libraries built by g++, and other files, kept under a hash of their sources."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HERE = Path(__file__).resolve().parent
 # Names are hashes of contents and compiler, so clones and runs of CI share the folder.
 CACHE = Path(os.environ.setdefault("CAVS_TWIN_CACHE", str(default_folder() / "tests")))
 COMPILER = os.environ.get("CAVS_TWIN_CXX", "g++")
-LIBRARY = ".twin.so"  # how the driver knows the path of a module
+LIBRARY = ".twin.so"  # by which the driver recognises the path of a module
 DRIVER_FLAGS = ["-std=c++20", "-O2", "-march=native", "-g1", "-fPIC"]
 DRIVER_FLAGS += ["-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror"]
 
 
 class CompileError(Exception):
-    """What the compiler said of a source."""
+    """Messages of the compiler about a source."""
 
 
 def missing() -> str:
-    """Why no twin can be built here; empty if it can."""
+    """Return why no twin can be built here, or ""."""
     if shutil.which(COMPILER) is None:
         return f"the host twin needs g++; {COMPILER} was not found"
     if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("linux", "aarch64")):
@@ -42,7 +42,7 @@ def missing() -> str:
 
 @functools.cache
 def compiler_identity() -> bytes:
-    """The compiler's version and the instruction set that -march=native stands for."""
+    """Return the compiler's version and the instruction set of -march=native."""
     return subprocess.run(
         [COMPILER, "-march=native", "-dM", "-E", "-x", "c++", os.devnull],
         check=True,
@@ -51,8 +51,8 @@ def compiler_identity() -> bytes:
 
 
 def run(command: list[str], directory: Path) -> None:
-    """Runs a compiler; CompileError with its messages if it has any."""
-    # A sanitizer's library that is loaded into Python would make the compiler slow.
+    """Run a compiler; CompileError with its messages, if any."""
+    # The library of a sanitizer that is loaded into Python would slow down the compiler.
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     done = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
@@ -67,12 +67,12 @@ def kept(
     make: Callable[[Path, Path], None],
     compiler: bytes | None = None,
 ) -> Path:
-    """The file for a key; ``make(directory, file)`` makes it where it is not kept yet.
+    """Return the file for a key; ``make(directory, file)`` creates it if it does not exist yet.
 
-    compiler: what identifies the one that makes it; g++, unless given.
+    compiler: identity of the compiler; that of g++ by default.
 
     Several processes may do so at once: each works in a directory of its own, and a file appears
-    whole or not at all.
+    atomically.
     """
     digest = hashlib.sha256(compiler_identity() if compiler is None else compiler)
     for part in key:
@@ -91,23 +91,25 @@ def kept(
 
 
 def forget_old(days: float = 7) -> None:
-    """Removes files that nobody asked for in so many days: random tests make many."""
+    """Remove files that were not used for so many days, since random tests create many."""
     for file in CACHE.glob("*.*"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
             if time.time() - file.stat().st_mtime > days * 86400:
                 file.unlink()
 
 
-forget_old_once = functools.cache(forget_old)  # looking through thousands of files takes 20 ms
+forget_old_once = functools.cache(forget_old)  # scanning thousands of files takes 20 ms
 
 
 def driver(without: tuple[str, ...] = ()) -> Path:
-    """The library that stands for libcuda, cuBLASLt and cuDNN, less the entry points named."""
+    """Build the library for libcuda, cuBLASLt and cuDNN, without the named entry points."""
     forget_old_once()
     sources = sorted(HERE.glob("*.cc"))
 
     def compile_all(directory: Path, file: Path) -> None:
-        whole = directory / "twin.cc"  # one unit: the standard headers cost more than the code
+        whole = (
+            directory / "twin.cc"
+        )  # one unit, since standard headers compile longer than the code
         whole.write_text("".join(f'#include "{source}"\n' for source in sources))
         run([COMPILER, *DRIVER_FLAGS, "-c", "-o", str(file), str(whole)], directory)
 

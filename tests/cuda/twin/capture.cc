@@ -23,7 +23,7 @@ void Capture::add(Stream* stream, Record line, std::function<void()> run) {
 bool Capture::joined() const {
   std::vector<bool> before(nodes.size(), false);
   for (const size_t last : streams.front()->captured.behind) before[last] = true;
-  for (size_t i = nodes.size(); i-- > 0;)  // a node comes after those it waits for
+  for (size_t i = nodes.size(); i-- > 0;)  // a node has a higher number than those it waits for
     if (before[i])
       for (const size_t other : nodes[i].after) before[other] = true;
   return std::all_of(before.begin(), before.end(), [](bool b) { return b; });
@@ -36,7 +36,7 @@ int Capture::fail(int code) {
 
 int usable(Device& d, Stream* stream) {
   if (stream == nullptr) return kInvalidHandle;
-  if (stream == d.queue.find(nullptr)) {  // which waits for all blocking streams
+  if (stream == d.queue.find(nullptr)) {  // the default stream waits for all blocking ones
     for (Capture* capture : d.captures)
       for (const Stream* other : capture->streams)
         if (other->blocking) return capture->fail(kCaptureImplicit);
@@ -58,7 +58,7 @@ int unsafe(Device& d) {
   return kSuccess;
 }
 
-// Only what was captured may be waited for in a capture, and it brings the stream that waits in.
+// A capture may only wait for captured work, whose capture the waiting stream then joins.
 int wait_captured(Device& d, Stream* stream, const Event& event) {
   Captured& own = stream->captured;
   const Captured& other = event.captured;
@@ -151,13 +151,13 @@ TWIN_API CUresult cuGraphExecDestroy(CUgraphExec handle) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     Executable* const executable = reinterpret_cast<Executable*>(handle);
     if (d.executables.erase(executable) == 0) return kInvalidHandle;
-    delete executable;  // what is under way has its own share of the nodes
+    delete executable;  // running launches share ownership of the nodes
     return kSuccess;
   });
 }
 
-// A chain of operations for each captured stream, whose nodes wait for each other as they did
-// there: they run in any order that this allows, between those of other streams.
+// A chain of operations for each captured stream, whose nodes wait for each other as captured: they
+// run in any order that this allows, between operations of other streams.
 TWIN_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
   return entry(Needs::kContext, [&](Device& d) -> CUresult {
     const Executable* const executable = reinterpret_cast<Executable*>(handle);

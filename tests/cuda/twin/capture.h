@@ -1,4 +1,4 @@
-// Streams that are captured, and the graphs that come of it.
+// Stream capture and the resulting graphs.
 #pragma once
 
 #include <functional>
@@ -19,29 +19,29 @@ struct Node {
   Record line;
   std::function<void()> run;
   std::vector<size_t> after;  // other nodes
-  size_t chain;               // its stream's place in the capture
+  size_t chain;               // number of its stream in the capture
 };
 
 struct Capture {
-  int mode;  // 0 global, 1 of a thread, 2 relaxed: whose other calls it forbids
+  int mode;  // which calls it forbids: 0 global, 1 thread-local, 2 relaxed
   std::thread::id thread;
   std::vector<Stream*> streams;  // the first is the one it began in
   std::vector<Node> nodes = {};
   bool valid = true;
 
   void add(Stream* stream, Record line, std::function<void()> run);
-  bool joined() const;  // all nodes come before the end of the first stream
-  int fail(int code);   // nothing comes of it any more; the code
+  bool joined() const;  // all nodes precede the end of the first stream
+  int fail(int code);   // invalidate the capture; returns the code
 };
 
-// Where a stream stands in a capture, or stood when an event was recorded.
+// The position of a stream, or of a recorded event, in a capture.
 struct Captured {
   std::shared_ptr<Capture> capture = nullptr;
   std::vector<size_t> behind = {};  // nodes
 };
 
-// What capturing forbids, as a CUresult: an operation of `stream` (null: there is no such stream),
-// calls that may wait for all streams, waits for an event.
+// Calls that a capture forbids, as a CUresult: an operation of `stream` (null: no such stream), a
+// call that may wait for all streams, a wait for an event.
 int usable(Device& d, Stream* stream);
 int unsafe(Device& d);
 int wait_captured(Device& d, Stream* stream, const Event& event);
@@ -52,7 +52,7 @@ struct Graph {
 };
 struct Executable {
   Nodes nodes;
-  bool own_priorities;  // of the nodes, not that of the stream where it is launched
+  bool own_priorities;  // nodes keep their priorities when launched
 };
 
 }  // namespace twin

@@ -1,6 +1,6 @@
-// What g++'s sanitizers call in a kernel. Those of undefined behaviour are on in every module: a
-// device gives no sign of a wrong index, a vector at an odd address or an integer that overflows.
-// Those of threads are on in checked modules, where the driver looks at every access.
+// Callbacks of g++'s sanitizers in kernels. Those for undefined behaviour are on in every module,
+// since a device does not report a wrong index, a misaligned vector or an overflowing integer.
+// Those for threads are on in checked modules, where the driver checks every access.
 #pragma once
 
 #define TWIN_CALLED __attribute__((visibility("hidden"), used, no_sanitize("thread", "undefined")))

@@ -1,4 +1,4 @@
-"""Kernel sources compiled for the host: what NVRTC is to a device."""
+"""Compilation of kernel sources for the host, in place of NVRTC."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SANITIZE = "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-di
 CHECKED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
 FLAGS = ["-std=c++17", "-march=native", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-DCAVS_TWIN"]
-# No start files, whose variables would lie among the shared ones, and no library of a sanitizer.
+# No start files, whose variables would be among the shared ones, and no library of a sanitizer.
 FLAGS += ["-g1", "-nostdlib", SANITIZE]
-# Made for one program: compiling them takes longer than they run.
+# For one program only: compiling takes longer than running.
 BRIEF = ("maps.cu", "persistent.cu")
-# NVRTC accepts what these speak of: unsigned threadIdx beside int, one header for many kernels.
+# Warnings that NVRTC lacks: unsigned threadIdx compared with int, unused functions of headers.
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare"]
 WARNINGS += ["-Wno-unused-function", "-Wno-unused-parameter", "-Wno-unused-variable"]
 WARNINGS += ["-Wno-unused-but-set-variable", "-Wno-unused-const-variable"]
 
 LANGUAGE = ("device.h", "checks.h", "module.h")
-MOST_DYNAMIC = 232448  # bytes of shared memory that a block may ask for
+MOST_DYNAMIC = 232448  # largest dynamic shared memory of a block in bytes
 ARCHITECTURE = re.compile(r"--gpu-architecture=sm_(\d+)")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 KERNEL = re.compile(
@@ -34,11 +34,11 @@ DYNAMIC = re.compile(
 
 
 class TwinCompiler:
-    """Compiles sources to host libraries; the twin's driver takes a library's path for a cubin.
+    """Compiles sources to host libraries, whose paths are the cubins of the twin's driver.
 
-    checked: the kernels call the driver at every access to memory, which then finds reads and
-    writes outside of allocations and races between threads. They run many times slower. None: as
-    the environment's CAVS_TWIN_CHECKED says, 0 or 1.
+    checked: kernels call the driver at every access to memory, which finds accesses outside of
+    allocations and races between threads; they run many times slower. None: by the environment
+    variable CAVS_TWIN_CHECKED, 0 or 1.
     """
 
     def __init__(self, checked: bool | None = None):
@@ -46,12 +46,11 @@ class TwinCompiler:
         self.checked = default if checked is None else checked
 
     def compile(self, name: str, source: str, headers: dict[str, str], options: list[str]) -> bytes:
-        """The path of a module with every ``__global__`` function of ``source``.
+        """Return the path of a module with every ``__global__`` function of ``source``.
 
-        name: of the source file in messages. headers: text of what it may include, by name.
-        options: of NVRTC; the architecture, definitions and undefinitions count, the others are the
-        device's own.
-        Raises CompileError with g++'s errors and warnings, by line of the source.
+        name: the source file in messages. headers: texts of the files that it may include, by name.
+        options: those of NVRTC, of which architecture and macros are used. Raises CompileError with
+        g++'s errors and warnings, by line of the source.
         """
         flags = [*FLAGS, f"-DTWIN_CHECKED={int(self.checked)}", *definitions(options)]
         flags += ["-O0" if name in BRIEF else "-O2"]
@@ -67,7 +66,7 @@ class TwinCompiler:
                 (directory / header).write_text(static_dynamic(text))
             (directory / file).write_text(static_dynamic(source))
             whole = COMMENT.sub("", source)
-            if re.search(r"#\s*define(?:[^\n]|\\\n)*__global__", whole):  # made by a macro
+            if re.search(r"#\s*define(?:[^\n]|\\\n)*__global__", whole):  # defined by a macro
                 whole = preprocessed(directory, file, definitions(options))
             dynamic = any(DYNAMIC.search(text) for text in (source, *headers.values()))
             (directory / "module.cc").write_text(module_text(file, whole, dynamic))
@@ -82,13 +81,13 @@ RECIPE = Path(__file__).read_bytes()
 
 
 def architecture(options: list[str]) -> int:
-    """90 of --gpu-architecture=sm_90, whose code runs on 9.x alone; 0: nothing is said."""
+    """Return 90 for --gpu-architecture=sm_90, whose code runs on 9.x only; 0 without the option."""
     found = [ARCHITECTURE.fullmatch(word) for word in options]
     return next((int(match[1]) for match in found if match), 0)
 
 
 def definitions(options: list[str]) -> list[str]:
-    """The -D and -U of NVRTC's options, which also come in two words or in long form."""
+    """Return the -D and -U options of NVRTC, which may be two words or in long form."""
     found = []
     words = iter(options)
     for word in words:
@@ -102,12 +101,12 @@ def definitions(options: list[str]) -> list[str]:
 
 
 def static_dynamic(text: str) -> str:
-    """``extern __shared__ T name[];`` as a pointer to the module's array of the largest size."""
+    """Replace ``extern __shared__ T name[];`` by a pointer to the module's largest array."""
     return DYNAMIC.sub(r"\1* const \2 = reinterpret_cast<\1*>(twin_dynamic);", text)
 
 
 def preprocessed(directory: Path, file: str, defines: list[str]) -> str:
-    """The source after the preprocessor, with ``__global__`` and launch bounds as they stand."""
+    """Return the preprocessed source, with ``__global__`` and launch bounds unchanged."""
     out = directory / "preprocessed"
     run(
         [COMPILER, "-DCAVS_TWIN", *defines, "-E", "-P", "-x", "c++", "-o", str(out), file],
@@ -117,7 +116,7 @@ def preprocessed(directory: Path, file: str, defines: list[str]) -> str:
 
 
 def module_text(file: str, source: str, dynamic: bool) -> str:
-    """The whole translation unit; in a namespace without a name nothing is exported."""
+    """Return the translation unit; an unnamed namespace keeps everything local."""
     kernels = {match[2]: match[1] for match in KERNEL.finditer(source)}
     entries = "".join(
         f'    twin::Entry<{name}>::describe("{name}", {bounds or 0}),\n'

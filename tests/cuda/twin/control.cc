@@ -1,4 +1,4 @@
-// What the tests ask of the twin besides the driver's own entry points.
+// Functions for tests, in addition to the driver's entry points.
 
 #include <sstream>
 
@@ -12,7 +12,7 @@ std::string index_text(Index i) {
   return "[" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + "]";
 }
 
-const char* keep(std::string text) {  // until the next call of its thread
+const char* keep(std::string text) {  // valid until the next call on this thread
   static thread_local std::string kept;
   kept = std::move(text);
   return kept.c_str();

@@ -1,5 +1,5 @@
-// The part of cuBLASLt that the engine uses, by plain loops: numbers of attributes and types as in
-// cublasLt.h of CUDA 12. What is not here is refused as not supported.
+// The part of cuBLASLt that the engine uses, by plain loops, with attributes and types of
+// cublasLt.h of CUDA 12. Everything else is refused as not supported.
 
 #include <cmath>
 #include <cstring>
@@ -41,11 +41,11 @@ struct Layout {
 
 struct Preference {
   uint64_t workspace = 0;
-  uint32_t schemes = 7;                          // of sums that are split
-  uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D; the library's own default
+  uint32_t schemes = 7;                          // allowed reduction schemes
+  uint32_t alignment[4] = {256, 256, 256, 256};  // for A, B, C, D; the library's default
 };
 
-// What a heuristic's algorithm was made for: it takes that and what is smaller, nothing else.
+// The sizes of an algorithm of a heuristic: it accepts these and smaller ones, nothing else.
 struct Algorithm {
   uint32_t shape;
   uint32_t workspace;
@@ -152,7 +152,7 @@ void store(const Layout& layout, void* data, uint64_t row, uint64_t col, double 
   }
 }
 
-// D = alpha A B + beta C, sums in the type T of the accumulator.
+// D = alpha A B + beta C, with sums in the type T of the accumulator.
 template <class T>
 void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta,
               const void* c, void* d) {
@@ -190,7 +190,7 @@ bool take(T& to, const void* from, size_t bytes) {
   return true;
 }
 
-// The operand's values, between whose lines there may be others.
+// The values of an operand, whose lines may be padded.
 bool touch_lines(Device& d, const void* data, const Layout& of, bool write) {
   const uint64_t lines = of.order == 0 ? of.cols : of.rows,
                  width = of.order == 0 ? of.rows : of.cols;
@@ -312,7 +312,7 @@ TWIN_API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Description* how
     return static_cast<int>(device().settings.odd_strides);
   ++device().heuristics;
   Heuristic& result = results[0] = {};
-  // Asks for some of the workspace it may have, and spoils it, as a split sum would.
+  // Requests some of the allowed workspace and overwrites it, as a split sum would.
   result.workspace = std::min<uint64_t>(preference->workspace, 32 << 10);
   result.algorithm.shape = problem.hash();
   result.algorithm.workspace = static_cast<uint32_t>(result.workspace);

@@ -1,9 +1,9 @@
-// The part of the CUDA driver API that the twin has: values as in cuda.h of CUDA 12.
+// The part of the CUDA driver API that the twin provides, with values of cuda.h of CUDA 12.
 #pragma once
 
 #include <cstddef>
 
-// What the twin's library exports.
+// Exports of the twin's library.
 #define TWIN_API extern "C" __attribute__((visibility("default")))
 
 namespace twin {
@@ -41,7 +41,7 @@ enum Result : int {
   kUnknown = 999,
 };
 
-const char* error_name(int code);  // nullptr: no such code
+const char* error_name(int code);  // nullptr for an unknown code
 const char* error_text(int code);
 
 }  // namespace twin

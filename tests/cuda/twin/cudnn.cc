@@ -26,7 +26,7 @@ const char* word(int status) {
   }
 }
 
-// Every entry point that may fail: the one that a test has chosen fails.
+// The status of an entry point that can fail: the one that a test has chosen does.
 template <class Body>
 int call(Body body) {
   twin::Device& d = device();
@@ -42,13 +42,13 @@ bool readable(twin::Device& d, const void* at, size_t bytes, size_t element) {
   return address % std::max<size_t>(element, 16) == 0 && d.memory.device(address, bytes);
 }
 
-// Checks what all three calls have in common, then queues one.
+// Checks of all three calls; then one is queued.
 struct Call {
   const char* name;
   const Handle* handle;
   const Rnn* rnn;
   const Data *x_data, *y_data;
-  const Tensor *h, *c;  // null: not of this call
+  const Tensor *h, *c;  // null if not a parameter of the call
   const void* states[4];
   size_t weight_bytes;
   Work work;
@@ -64,7 +64,7 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
       x.layout != y.layout || x.longest != y.longest || x.vector != rnn.input ||
       y.vector != rnn.hidden)
     return kBadParam;
-  // What is padded is allowed only where the LSTM says so.
+  // Padded sequences require an LSTM with padding enabled.
   if ((x.layout == kSequenceUnpacked) != rnn.padded) return kBadParam;
   if (x.layout == kSequencePacked && !std::is_sorted(x.lengths.rbegin(), x.lengths.rend()))
     return kBadParam;
@@ -78,8 +78,7 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
       return kBadParam;
   }
   for (const void* state : o.states)
-    if (state != nullptr)
-      return kRefused;  // all start from zeros here, and nobody asks for the end
+    if (state != nullptr) return kRefused;  // initial states must be zero, final states unused
   Work& w = o.work;
   w.rnn = rnn;
   w.data = x;
@@ -115,7 +114,7 @@ int start(twin::Device& d, Call& o, void (*narrow)(const Work&), void (*wide)(co
       {w.y, of_y, w.out == w.y},
       {w.dy, of_y, false},
       {w.weights, o.weight_bytes, false},
-      {w.weights == nullptr ? w.out : nullptr, o.weight_bytes, true},  // their gradients
+      {w.weights == nullptr ? w.out : nullptr, o.weight_bytes, true},  // gradients of weights
       {w.work, w.work_bytes, true},
       {w.reserve, o.reserve_size, true},
   };
@@ -214,8 +213,8 @@ TWIN_API int cudnnSetRNNDescriptor_v8(cudnn::Rnn* rnn, int algorithm, int mode, 
   return cudnn::call([&](Device&) {
     if (rnn == nullptr || input < 1 || hidden < 1 || projection < 1 || layers < 1 || flags > 1)
       return cudnn::kBadParam;
-    // CUDNN_RNN_ALGO_STANDARD, CUDNN_LSTM, CUDNN_RNN_SINGLE_INP_BIAS, CUDNN_UNIDIRECTIONAL and
-    // CUDNN_LINEAR_INPUT are all there is.
+    // Only CUDNN_RNN_ALGO_STANDARD, CUDNN_LSTM, CUDNN_RNN_SINGLE_INP_BIAS, CUDNN_UNIDIRECTIONAL and
+    // CUDNN_LINEAR_INPUT are supported.
     if (algorithm != 0 || mode != 2 || bias != 1 || direction != 0 || input_mode != 0 ||
         projection != hidden || layers != 1 || (dropout != nullptr && !dropout->set))
       return cudnn::kRefused;
@@ -269,7 +268,7 @@ TWIN_API int cudnnGetRNNWeightParams(const cudnn::Handle* handle, const cudnn::R
     const int columns = id < cudnn::kGates ? static_cast<int>(rnn->input) : h;
     *matrix = {rnn->type, 3, {1, h, columns}, {h * columns, columns, 1}};
     *matrix_at = space + rnn->matrix_at(id);
-    *bias = {};  // the recurrent products have none
+    *bias = {};  // recurrent products have none
     *bias_at = nullptr;
     if (id >= cudnn::kGates) return cudnn::kOk;
     *bias = {rnn->type, 3, {1, h, 1}, {h, 1, 1}};
@@ -351,7 +350,7 @@ TWIN_API int cudnnRNNBackwardWeights_v8(const cudnn::Handle* handle, const cudnn
   return cudnn::call([&](Device& d) {
     if (x == nullptr || y == nullptr || h == nullptr || !cudnn::readable(d, grads, weight_bytes, 4))
       return static_cast<int>(cudnn::kBadParam);
-    if (mode != 0) return static_cast<int>(cudnn::kRefused);  // CUDNN_WGRAD_MODE_ADD alone
+    if (mode != 0) return static_cast<int>(cudnn::kRefused);  // only CUDNN_WGRAD_MODE_ADD
     cudnn::Call o{
         "cudnnRNNBackwardWeights_v8",    handle,       rnn, x_data,      y_data, h, nullptr,
         {hx, nullptr, nullptr, nullptr}, weight_bytes, {},  reserve_size};

@@ -1,6 +1,5 @@
-// What the stand-in for cuDNN works on: an LSTM of one layer in one direction, as the documentation
-// of cuDNN 9 describes it. Numbers are those of its headers; what is not here is refused as not
-// supported.
+// Data of the stand-in for cuDNN: an LSTM of one layer in one direction, as documented for cuDNN 9,
+// with constants of its headers. Everything else is refused as not supported.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ enum DataType { kFloat = 0, kDouble = 1 };
 enum Math { kDefaultMath = 0, kFma = 3 };
 enum Layout { kSequenceUnpacked = 0, kSequencePacked = 1 };
 constexpr int kGates = 4;                // input, forget, new memory, output
-constexpr size_t kHead = 64, kGap = 48;  // of a reserve; between matrices of the weights
+constexpr size_t kHead = 64, kGap = 48;  // header of a reserve; gap between matrices of the weights
 
 struct Handle {
   CUstream stream = nullptr;
@@ -42,7 +41,7 @@ struct Rnn {
   bool padded = false;
 
   size_t element() const { return type == kDouble ? 8 : 4; }
-  // Biases first, then recurrent matrices, with gaps between all: nobody may guess it.
+  // Biases first, then recurrent matrices, with gaps: the layout must not be guessed.
   size_t bias_at(int gate) const { return gate * (hidden * element() + kGap); }
   size_t matrix_at(int id) const {
     const size_t recurrent = hidden * hidden * element() + kGap;
@@ -62,7 +61,7 @@ struct Data {
       if (length != longest) return false;
     return true;
   }
-  // Sequences that have a step, all of them first ones where they are packed.
+  // Number of sequences that have a step; if packed, these are the first ones.
   int present(int step) const {
     int n = 0;
     for (const int length : lengths) n += length > step;
@@ -74,7 +73,7 @@ struct Data {
     for (const int length : lengths) n += length;
     return n;
   }
-  // The row of each step and sequence, -1 where there is none.
+  // The row of a step and sequence, or -1.
   std::vector<std::vector<int64_t>> places() const {
     std::vector<std::vector<int64_t>> result;
     int64_t next = 0;
@@ -91,21 +90,21 @@ struct Data {
   }
 };
 
-// Which calls have filled a reserve, and for what.
+// The calls that have filled a reserve, and their arguments.
 struct Head {
   uint64_t stage;  // 1: forward, 2: gradients of the data
   uint64_t rows, input, hidden;
 };
 static_assert(sizeof(Head) <= kHead);
 
-inline size_t reserve_bytes(const Rnn& rnn, const Data& x) {  // gates and c of every row
+inline size_t reserve_bytes(const Rnn& rnn, const Data& x) {  // with gates and c of every row
   return kHead + static_cast<size_t>(x.rows() * (kGates + 1) * rnn.hidden) * rnn.element();
 }
 
-// All that a launched call needs, by value: descriptors may change before it runs.
+// Arguments of a launched call, by value: descriptors may change before it runs.
 struct Work {
   Rnn rnn;
-  Data data;  // that of x; y differs in the width
+  Data data;  // x; y differs in its width
   const int32_t* lengths;
   const void *x, *y, *dy, *weights;
   void *out, *work, *reserve;
@@ -129,7 +128,7 @@ struct Work {
     return {stage, static_cast<uint64_t>(data.rows()), static_cast<uint64_t>(rnn.input),
             static_cast<uint64_t>(rnn.hidden)};
   }
-  // Whether lengths on the device, and what the call before left, are as they must be.
+  // Check lengths on the device, and the reserve of the previous call.
   bool check(uint64_t before) const {
     std::string wrong;
     for (size_t i = 0; i < data.lengths.size(); ++i)

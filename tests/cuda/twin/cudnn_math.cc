@@ -85,7 +85,7 @@ void backward_data(const Work& w) {
         const T d = dh[s * h + j] + dy[row * h + j];
         T& cell = dc[s * h + j];
         cell += d * o * (T(1) - tanh_c * tanh_c);
-        gate[3 * h + j] = d * tanh_c * o * (T(1) - o);  // from here on gates hold their cotangents
+        gate[3 * h + j] = d * tanh_c * o * (T(1) - o);  // gates are overwritten by their cotangents
         gate[j] = cell * g * i * (T(1) - i);
         gate[2 * h + j] = cell * i * (T(1) - g * g);
         gate[h + j] = c_before == nullptr ? T(0) : cell * c_before[j] * f * (T(1) - f);

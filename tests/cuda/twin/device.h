@@ -1,6 +1,5 @@
-// The device language for g++: what kernels may use besides C++. A kernel runs one thread at a
-// time; barriers and warp operations go to the driver, which switches to another thread of the
-// block.
+// The device language for g++, beyond C++. A kernel runs one thread at a time; barriers and warp
+// operations call the driver, which switches to another thread of the block.
 #pragma once
 
 #include "module.h"
@@ -14,12 +13,12 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// Shared variables are all that stands in a module's .bss, which the driver poisons before each
-// block. (A section of their own would not do: g++ 12 ignores it for variables of templates.)
+// A module's .bss holds only shared variables, and the driver poisons it before each block. (A
+// separate section is not possible: g++ 12 ignores it for variables of templates.)
 #define __shared__ static
 #define TWIN_ELSEWHERE __attribute__((section("twin_elsewhere")))
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start[], __bss_start[],
-    _end[];  // of the linker
+    _end[];  // defined by the linker
 
 #define TWIN_VECTOR2(T, name, bytes)         \
   struct alignas(bytes) name##2 { T x, y; }; \
@@ -51,8 +50,8 @@ constexpr int warpSize = 32;
 
 inline void __syncthreads(int line = __builtin_LINE()) { twin_hooks.barrier(line, false); }
 inline void __threadfence() {}
-// Blocks run one after the other (until their next barrier of the grid), threads of one until
-// their next barrier.
+// Blocks run in turn until their next barrier of the grid, threads of a block until their next
+// barrier.
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
   const unsigned before = *to;
   *to += value;
@@ -65,8 +64,8 @@ __noinline__ inline void __trap() {
 
 namespace twin {
 
-// All threads of all blocks of a cooperative launch meet here, and what they wrote before it is
-// read after it: cooperative_groups::this_grid().sync().
+// A barrier of all threads of a cooperative launch: earlier writes are visible after it, like
+// cooperative_groups::this_grid().sync().
 inline void grid_barrier(int line = __builtin_LINE()) { twin_hooks.barrier(line, true); }
 
 template <class T>
@@ -90,8 +89,7 @@ T shuffle(WarpOp op, unsigned mask, T value, int lane, int width, int line) {
   return cast<T>(twin_hooks.warp(op, mask, line, bits_of(value), lane, width, nullptr, 0));
 }
 
-// Every lane gets the values of all 32: what the twin's equivalents of tensor-core instructions
-// need.
+// Every lane gets the values of all 32, for the twin's versions of tensor-core instructions.
 template <class T>
 void warp_gather(const T& mine, T (&all)[32], int line = __builtin_LINE()) {
   const auto address = reinterpret_cast<unsigned long long>(&mine);
@@ -137,7 +135,7 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
-// As in CUDA, each function takes float or double; the names that end in f are those of C.
+// As in CUDA, each function takes float or double; names that end in f are those of C.
 #define TWIN_MATH1(name)                    \
   extern "C" double name(double) noexcept;  \
   extern "C" float name##f(float) noexcept; \
@@ -221,7 +219,7 @@ inline double abs(double x) { return fabs(x); }
 
 #include "checks.h"
 
-// The entries run outside of the kernel: their memory is the driver's.
+// Entries run outside of the kernel: their memory belongs to the driver.
 #define TWIN_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 namespace twin {

@@ -20,8 +20,8 @@ Device& device() {
   return *one;
 }
 
-// CAVS_TWIN="capability=75,memory=1000000" sets up a device that no test reaches into, or one for a
-// whole run of tests: "seed=3".
+// CAVS_TWIN="capability=75,memory=1000000" configures a device in a process that a test starts, or
+// "seed=3" a whole test run.
 void Device::set_defaults() {
   settings = {};
   queue.set_seed(0);

@@ -1,4 +1,4 @@
-// The one device of a twin: what the entry points of the driver and of cuBLASLt work on.
+// The device of a twin: the state of the driver's and the libraries' entry points.
 #pragma once
 
 #include <deque>
@@ -31,38 +31,38 @@ struct LoadedModule {
 struct Event {
   bool timing;
   OperationPointer recorded;
-  std::shared_ptr<double> seconds;  // when the record ran
+  std::shared_ptr<double> seconds;  // time at which the record ran
   Captured captured = {};
 };
 
 struct Settings {
-  long long init_error = 0;  // what cuInit returns
+  long long init_error = 0;  // result of cuInit
   long long devices = 1;
   long long driver_version = 12080;
   long long capability = 90;
   long long multiprocessors = 4;   // few, so that grids made for them stay small
-  long long blocks_each = 1;       // of a cooperative launch that a multiprocessor holds
-  long long cooperative = 1;       // whether there are such launches
-  long long shared_optin = 0;      // most shared bytes a block, on request; 0: as of the capability
+  long long blocks_each = 1;       // blocks of a cooperative launch per multiprocessor
+  long long cooperative = 1;       // supports cooperative launches
+  long long shared_optin = 0;      // most shared bytes per block, on request; 0: by capability
   long long grid_y = 65535;        // most blocks in y, and in z
-  long long launch_error = 0;      // the launch number launch_error_at fails with it
-  long long launch_error_at = 0;   // counted from 1 after it was set; 0: none
-  long long exact_algorithms = 0;  // whether those of cuBLASLt take no smaller sizes than their own
-  // What cuBLASLt says, 0: nothing amiss, to leading dimensions that are no multiples of 4, and to
-  // a product by an algorithm of other sizes, though its check agrees.
+  long long launch_error = 0;      // fault of launch number launch_error_at
+  long long launch_error_at = 0;   // counted from 1 since it was set; 0: none
+  long long exact_algorithms = 0;  // algorithms of cuBLASLt accept only their own sizes
+  // Status of cuBLASLt (0: success) for leading dimensions that are no multiples of 4, and for
+  // products with an algorithm of other sizes that passed its check.
   long long odd_strides = 0;
   long long other_sizes = 0;
-  // Whether all that was asked for has run when a library is called.
+  // Run all issued operations when a library is called.
   long long device_keeps_up = 0;
   long long cudnn_version = 90800;
-  long long cudnn_error = 5000;  // what the call number cudnn_error_at returns
-  long long cudnn_error_at = 0;  // counted as launch_error_at
-  // What an operation takes on the clock of events, alone and as part of a graph; both 0: that of
-  // the host.
+  long long cudnn_error = 5000;  // result of call number cudnn_error_at
+  long long cudnn_error_at = 0;  // counted like launch_error_at
+  // Duration of an operation on the clock of events, alone and in a graph; both 0: the host's
+  // clock.
   long long command_nanoseconds = 0;
   long long node_nanoseconds = 0;
-  std::map<std::string, long long> errors = {};  // what entry points return, or "capture": what
-                                                 // does an operation of a captured stream
+  std::map<std::string, long long> errors = {};  // results of entry points; "capture": of
+                                                 // operations of a captured stream
 };
 
 class Device {
@@ -76,45 +76,45 @@ class Device {
   int context_count = 0;
   std::set<Event*> events;
   std::set<LoadedModule*> modules;
-  std::set<const Function*> functions;  // of all modules
-  std::set<Capture*> captures;          // under way
+  std::set<const Function*> functions;  // functions of all modules
+  std::set<Capture*> captures;          // in progress
   std::set<Graph*> graphs;
   std::set<const Executable*> executables;
-  Fault fault;                                  // of a kernel: every later call returns its code
+  Fault fault;                                  // a kernel's; every later call returns its code
   std::deque<std::shared_ptr<Record>> records;  // the latest of the log
   long long issued = 0, ran = 0;
 
   Device() { set_defaults(); }
   void set_defaults();
-  // By the name of a setting, or "memory" (bytes of the device) and "seed"; false: no such name.
+  // Set a setting by name, or "memory" (bytes) or "seed"; false for an unknown name.
   bool set(const std::string& name, long long value);
   void reset();
   void fail(const Fault& what);
 
-  // Queues `run` on the stream, with its line in the log.
-  // In a captured stream it becomes a node, and there is no operation: null.
+  // Queue `run` on the stream, with its line in the log. In a captured stream it becomes a node
+  // instead, and the result is null.
   OperationPointer add(Stream* stream, Record record, std::function<void()> run,
                        OperationPointer after = nullptr);
-  // What runs reads or writes memory of the device; false: that races with something, a fault.
+  // The running operation reads or writes device memory; false for a race, which is a fault.
   bool touch(const void* address, size_t bytes, bool write);
   OperationPointer enqueue(Stream* stream, Record record, std::function<void()> run,
                            std::vector<OperationPointer> after, long long nanoseconds);
-  int error(const std::string& name) const;  // that a test has asked for, or 0
-  long long most_shared() const;             // bytes a block, on request
-  double seconds() const;                    // of the clock of events
+  int error(const std::string& name) const;  // requested by a test, or 0
+  long long most_shared() const;             // bytes per block, on request
+  double seconds() const;                    // on the clock of events
   // The host waits for `target`; null: there is nothing to wait for.
   void wait(Record record, const OperationPointer& target);
-  std::shared_ptr<Record> log(Record record);  // its line
-  long long clock = 0;                         // nanoseconds of what ran
-  long long launches = 0;                      // since launch_error_at was set
-  long long cudnn_calls = 0;                   // since cudnn_error_at was set
-  long long heuristics = 0;                    // that cuBLASLt was asked for
+  std::shared_ptr<Record> log(Record record);  // adds a line
+  long long clock = 0;                         // nanoseconds of finished operations
+  long long launches = 0;                      // launches since launch_error_at was set
+  long long cudnn_calls = 0;                   // calls since cudnn_error_at was set
+  long long heuristics = 0;                    // requests to cuBLASLt
 };
 
 Device& device();
 
-// What every entry point does: one at a time, only with a driver that was initialised and a context
-// of the calling thread, nothing more after a fault. What is released then is gone nevertheless.
+// Prologue of every entry point: one call at a time, an initialised driver, a context on the
+// thread, no earlier fault. Releases succeed even after a fault.
 enum class Needs { kNothing, kDriver, kContext, kRelease };
 template <class Body>
 CUresult entry(Needs needs, Body body);

@@ -9,7 +9,7 @@ using namespace twin;
 
 namespace {
 
-// Each device has one of its own, though all work on the same memory and streams.
+// One context per device, though all share memory and streams.
 constexpr int kMostDevices = 16;
 constexpr int kGreatestPriority = -5;  // smaller is greater
 char contexts[kMostDevices];
@@ -59,27 +59,27 @@ TWIN_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   return entry(Needs::kDriver, [&](Device& d) -> CUresult {
     const int capability = static_cast<int>(d.settings.capability);
     const std::map<int, int> values = {
-        {1, 1024},  // threads a block
+        {1, 1024},  // threads per block
         {2, 1024},
         {3, 1024},
         {4, 64},  // block x, y, z
         {5, 2147483647},
         {6, static_cast<int>(d.settings.grid_y)},
         {7, static_cast<int>(d.settings.grid_y)},  // grid x, y, z
-        {8, 49152},                                // shared bytes a block
+        {8, 49152},                                // shared bytes per block
         {10, 32},                                  // warp
-        {12, 65536},                               // registers a block
+        {12, 65536},                               // registers per block
         {16, static_cast<int>(d.settings.multiprocessors)},
         {31, 1},                               // concurrent kernels
         {38, 50 << 20},                        // second-level cache
-        {39, capability >= 80 ? 2048 : 1024},  // threads a multiprocessor
+        {39, capability >= 80 ? 2048 : 1024},  // threads per multiprocessor
         {41, 1},                               // unified addressing
         {75, capability / 10},
         {76, capability % 10},
-        {81, capability >= 90 ? 233472 : 167936},  // shared bytes a multiprocessor
-        {82, 65536},                               // registers a multiprocessor
+        {81, capability >= 90 ? 233472 : 167936},  // shared bytes per multiprocessor
+        {82, 65536},                               // registers per multiprocessor
         {95, static_cast<int>(d.settings.cooperative)},
-        {97, static_cast<int>(d.most_shared())},  // shared bytes a block, on request
+        {97, static_cast<int>(d.most_shared())},  // shared bytes per block, on request
     };
     const auto found = values.find(attribute);
     if (value == nullptr || found == values.end()) return kInvalidValue;
@@ -146,7 +146,7 @@ TWIN_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 TWIN_API CUresult cuMemFree_v2(CUdeviceptr address) {
   return entry(Needs::kRelease, [&](Device& d) -> CUresult {
     if (const int code = unsafe(d)) return code;
-    d.queue.finish_all();  // as a driver does
+    d.queue.finish_all();  // like a driver
     return address == 0 || d.memory.free(address) ? kSuccess : kInvalidValue;
   });
 }
@@ -179,7 +179,7 @@ TWIN_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t 
     const Record record = {
         .kind = "copy", .name = "to device", .to = to, .from = source, .bytes = bytes};
     void* const target = reinterpret_cast<void*>(to);
-    // A driver may put pageable memory aside before the call returns, or the device reads it later.
+    // A driver may copy pageable memory before the call returns, or the device may read it later.
     if (!d.memory.pinned(source, bytes) && stream->captured.capture != nullptr)
       return stream->captured.capture->fail(kCaptureUnsupported);
     d.add(stream, record, [=, &d] {
@@ -205,7 +205,7 @@ TWIN_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes,
     const auto copy = d.add(stream, record, [=, &d] {
       if (d.touch(source, bytes, false)) std::memcpy(to, source, bytes);
     });
-    if (pageable) d.queue.finish(copy);  // pageable: returns when it is done
+    if (pageable) d.queue.finish(copy);  // copies to pageable memory are synchronous
     return kSuccess;
   });
 }
@@ -358,10 +358,10 @@ TWIN_API CUresult cuEventQuery(CUevent handle) {
     if (event->captured.capture != nullptr) return kCapturedEvent;
     if (event->recorded == nullptr) return kSuccess;
     if (event->recorded->done) {
-      d.queue.finish(event->recorded);  // the host knows, and what it asks for now comes after it
+      d.queue.finish(event->recorded);  // later work is ordered after the event
       return kSuccess;
     }
-    d.queue.advance(event->recorded);  // whoever asks again finds that some time has passed
+    d.queue.advance(event->recorded);  // so that polling makes progress
     return kNotReady;
   });
 }

@@ -74,7 +74,7 @@ static constexpr int kWords = 20, kEntry = 11;  // x30 is the return address
 namespace twin {
 
 namespace {
-constexpr size_t kGap = 64 << 10;  // a page of the largest usual size
+constexpr size_t kGap = 64 << 10;  // the largest usual page size
 constexpr size_t kStack = 64 << 10;
 }  // namespace
 
@@ -85,8 +85,8 @@ void* Stacks::take(void (*main)()) {
     if (memory == MAP_FAILED || mprotect(memory, kGap, PROT_NONE) != 0) throw std::bad_alloc();
     stacks_.push_back(static_cast<char*>(memory));
   }
-  // Tops at different places of a page: else the stacks of a block fall into the same sets of a
-  // cache.
+  // Tops at different offsets within a page, or the stacks of a block would map to the same cache
+  // sets.
   const size_t colour = used_ * 1088 % (16 << 10);
   void** words = reinterpret_cast<void**>(stacks_[used_++] + kGap + kStack - colour) - kWords;
   std::memset(words, 0, kWords * sizeof(void*));

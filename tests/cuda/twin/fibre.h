@@ -1,4 +1,4 @@
-// Stacks and the switch between them. swapcontext would make two system calls a switch.
+// Stacks, and switches between them. swapcontext would make two system calls per switch.
 #pragma once
 
 #include <cstddef>
@@ -6,16 +6,17 @@
 
 namespace twin {
 
-// Saves the caller's registers on its stack, the stack in *save, and goes on where `load` left off.
+// Save the caller's registers on its stack and the stack in *save, then continue at `load`.
 extern "C" void twin_switch(void** save, void* load);
 
 class Stacks {
  public:
-  // In use at once. Each is two mappings, and Linux allows a process some 65 thousand.
+  // Stacks in use. Each has two mappings, and Linux allows some 65 thousand per process.
   static constexpr size_t kMost = 16 << 10;
-  // A stack whose first switch calls `main`, which must not return. Below it a page that faults.
+  // Return a stack whose first switch calls `main`, which must not return. A guard page is below
+  // it.
   void* take(void (*main)());
-  void reuse_all() { used_ = 0; }  // those in use are abandoned
+  void reuse_all() { used_ = 0; }  // stacks in use are abandoned
 
  private:
   std::vector<char*> stacks_;

@@ -1,4 +1,4 @@
-"""Kernels called one by one from NumPy arrays, through the driver's entry points."""
+"""Single kernel launches with NumPy arrays, through the driver's entry points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATS = {4: ctypes.c_float, 8: ctypes.c_double}
 
 
 class DriverError(Exception):
-    """A CUresult that is not success, with what the twin knows of it."""
+    """A CUresult other than success, with the twin's message."""
 
     def __init__(self, code: int, name: str, text: str):
         super().__init__(f"{name} ({code}): {text}" if text else f"{name} ({code})")
@@ -27,11 +27,11 @@ class Array:
 
     def __init__(self, context: Context, host: np.ndarray):
         self.context, self.address = context, 0
-        self.sources: list[np.ndarray] = []  # copies from them may be under way
+        self.sources: list[np.ndarray] = []  # sources of copies in flight
         self.shape, self.dtype = host.shape, host.dtype
         self.nbytes = host.nbytes
         address = ctypes.c_ulonglong()
-        # An empty array gets memory too: an address of the device that nothing may be read from.
+        # An empty array has memory, too: a device address that must not be read.
         context.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, host.nbytes)))
         self.address = address.value
         self.put(host)
@@ -46,7 +46,7 @@ class Array:
         )
 
     def get(self) -> np.ndarray:
-        """What it holds once all that is queued on the default stream has run."""
+        """Return its contents after all operations queued on the default stream."""
         host = np.empty(self.shape, self.dtype)
         where = ctypes.c_void_p(host.ctypes.data)
         size = ctypes.c_size_t(self.nbytes)
@@ -60,7 +60,7 @@ class Array:
 
 
 class Context:
-    """The device's context of this thread, and what is loaded and allocated in it."""
+    """The device's context on this thread, with its modules and allocations."""
 
     def __init__(self, twin: Twin):
         self.twin = twin
@@ -71,7 +71,7 @@ class Context:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls an entry point; DriverError unless it succeeds."""
+        """Call an entry point; DriverError unless it succeeds."""
         code = getattr(self.calls, name)(*arguments)
         if code != 0:
             text = ctypes.c_char_p()
@@ -82,7 +82,7 @@ class Context:
         return Array(self, np.asarray(host, dtype))
 
     def free(self, address: int) -> None:
-        """Frees memory; after a fault, or in a reset device, there is nothing left to free."""
+        """Free memory; after a fault, or after a reset of the device, nothing is left to free."""
         self.calls.cuMemFree_v2(ctypes.c_ulonglong(address))
 
     def module(
@@ -92,11 +92,11 @@ class Context:
         headers: dict[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> Module:
-        """A module compiled by the twin's compiler and loaded."""
+        """Compile a module with the twin's compiler and load it."""
         return Module(self, self.twin.compiler.compile(name, source, headers or {}, list(options)))
 
     def synchronize(self) -> None:
-        """Waits for the default stream, and with it for all that wait for each other."""
+        """Wait for the default stream, and thus for all blocking streams."""
         self.call("cuStreamSynchronize", None)
 
 
@@ -114,7 +114,7 @@ class Module:
         return handle
 
     def allow_shared(self, kernel: str, size: int) -> None:
-        """Lets a kernel be launched with up to ``size`` bytes of dynamic shared memory."""
+        """Allow launches with up to ``size`` bytes of dynamic shared memory."""
         self.context.call("cuFuncSetAttribute", self.function(kernel), 8, size)
 
     def launch(
@@ -127,11 +127,11 @@ class Module:
         stream: Any = None,
         cooperative: bool = False,
     ) -> None:
-        """Runs a kernel and waits for it, unless a stream is given.
+        """Run a kernel and wait for it, unless a stream is given.
 
         An argument is an Array, a number, None (a null pointer), a ctypes structure, or a NumPy
         array, which is copied to the device before and back after: then the stream must be None.
-        cooperative: its blocks may meet at barriers of the grid.
+        cooperative: its blocks may wait at barriers of the grid.
         """
         function = self.function(kernel)
         kinds = self.context.twin.calls.twin_parameters(function).decode().split()
@@ -165,7 +165,7 @@ def extents(size: int | Sequence[int]) -> tuple[int, int, int]:
 
 
 def converted(argument: Any, kind: str) -> Any:
-    """An argument as the ctypes value of a parameter such as "p8", "i4" or "s48"."""
+    """Return an argument as the ctypes value of a parameter such as "p8", "i4" or "s48"."""
     size = int(kind[1:])
     if isinstance(argument, ctypes.Structure | ctypes.Array):
         if ctypes.sizeof(argument) != size:

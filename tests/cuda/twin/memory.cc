@@ -11,9 +11,9 @@ namespace twin {
 namespace {
 
 constexpr size_t kPage = 64 << 10;
-constexpr size_t kAlignment = 256;               // what cuMemAlloc promises
-constexpr size_t kRegion = size_t{1} << 40;      // addresses, not memory
-constexpr size_t kMargin = size_t{1} << 36;      // for addresses before the first allocation
+constexpr size_t kAlignment = 256;               // alignment of cuMemAlloc
+constexpr size_t kRegion = size_t{1} << 40;      // reserved addresses, without memory
+constexpr size_t kMargin = size_t{1} << 36;      // addresses before the first allocation
 constexpr uint64_t kGuard = 0xFFFEFFFEFFFEFFFE;  // NaN as float, double and bfloat16
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -23,11 +23,11 @@ void* reserve(size_t bytes) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
-// Guards are looked at before and after every test: a page at once.
+// Guards are checked before and after every test, a page at once.
 constexpr uintptr_t kWord = sizeof kGuard;
 constexpr uintptr_t kWhole = 4096;
 
-// Bytes of a guard that begins at such an address.
+// Bytes of a guard that begins at this address.
 const unsigned char* guard_at(uintptr_t address) {
   static const auto bytes = [] {
     std::array<unsigned char, kWhole + kWord> filled;
@@ -44,7 +44,7 @@ void fill_guard(uintptr_t from, uintptr_t to) {
   }
 }
 
-// The first byte of [from, to) that is not as it was filled; `to` if all are.
+// The first byte of [from, to) that has changed since the fill, or `to`.
 uintptr_t first_broken(uintptr_t from, uintptr_t to) {
   for (uintptr_t next; from < to; from = next) {
     next = std::min(to, from + kWhole);
@@ -78,7 +78,7 @@ Memory::Memory() {
   void* at = reserve(kRegion);
   size_t bytes = kRegion;
   for (; at == nullptr && bytes > 2 * kMargin; at = reserve(bytes)) bytes /= 2;
-  if (at == nullptr) return;  // every allocation fails, as out of memory
+  if (at == nullptr) return;  // every allocation then fails as out of memory
   region_ = reinterpret_cast<uintptr_t>(at);
   end_ = region_ + bytes;
   next_ = round_up(region_, kPage) + kMargin;
@@ -87,7 +87,7 @@ Memory::Memory() {
 uintptr_t Memory::add(Blocks& blocks, uintptr_t pages, size_t bytes, size_t page_bytes) {
   void* at = reinterpret_cast<void*>(pages);
   if (mprotect(at, page_bytes, PROT_READ | PROT_WRITE) != 0) return 0;
-  // The end lies at the end of the pages, where one step more faults.
+  // The allocation ends at the end of its pages, so the next byte faults.
   const uintptr_t start = pages + page_bytes - round_up(bytes, kAlignment);
   poison(reinterpret_cast<void*>(start), bytes);
   blocks[start] = {bytes, pages, page_bytes};
@@ -115,7 +115,7 @@ bool Memory::free(uintptr_t address) {
   used_ -= block.bytes;
   device_.erase(found);
   void* pages = reinterpret_cast<void*>(block.pages);
-  // The address stays reserved: whoever still uses it faults.
+  // The address stays reserved: later accesses fault.
   mmap(pages, block.page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
        -1, 0);
   return true;

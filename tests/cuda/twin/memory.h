@@ -1,5 +1,4 @@
-// Device and pinned memory: host allocations with guard bytes on both sides and pages that fault
-// around them.
+// Device and pinned memory: host allocations surrounded by guard bytes and faulting pages.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +7,7 @@
 
 namespace twin {
 
-// Bytes of poison: NaN as float, double and bfloat16, and a very large number as an integer.
+// Poison bytes: NaN as float, double and bfloat16, and a very large integer.
 void poison(void* address, size_t bytes);
 bool poisoned(const void* address, size_t bytes);
 
@@ -16,22 +15,22 @@ class Memory {
  public:
   Memory();
 
-  // Zero if `capacity` bytes are exceeded or the host has no more.
+  // Zero if `capacity` bytes are exceeded or the host is out of memory.
   uintptr_t allocate(size_t bytes);
-  bool free(uintptr_t address);  // false: not the start of an allocation
+  bool free(uintptr_t address);  // false if it is not the start of an allocation
   uintptr_t allocate_pinned(size_t bytes);
   bool free_pinned(uintptr_t address);
 
   bool device(uintptr_t address, size_t bytes) const;  // inside one live allocation
   bool pinned(uintptr_t address, size_t bytes) const;
-  // Whether a kernel may be given the address: one of the device, though perhaps before the start
-  // of its allocation (a pointer to row 0 of rows that start later), or of pinned memory.
+  // True if the address may be passed to a kernel: of the device, possibly before its allocation (a
+  // pointer to row 0 of rows that start later), or of pinned memory.
   bool reachable(uintptr_t address) const;
   bool in_region(uintptr_t address) const { return address >= region_ && address < end_; }
   uintptr_t region() const { return region_; }
   size_t region_size() const { return end_ - region_; }
   std::string describe(uintptr_t address) const;
-  // Names the allocations beside which something was written; empty: none. Freed ones are kept.
+  // Names allocations whose guard bytes changed, including freed ones; or empty.
   std::string violations() const;
   void forget_violations();
 
@@ -53,7 +52,7 @@ class Memory {
   static std::string broken(const Blocks::value_type& block);
 
   Blocks device_, pinned_;
-  uintptr_t region_ = 0, next_ = 0, end_ = 0;  // device addresses; none is used twice
+  uintptr_t region_ = 0, next_ = 0, end_ = 0;  // device addresses, never reused
   size_t used_ = 0;
   std::string violations_;
 };

@@ -1,4 +1,4 @@
-// What a kernel module compiled by the twin and the twin's driver know of each other.
+// The interface between a kernel module compiled by the twin and the twin's driver.
 #pragma once
 
 namespace twin {
@@ -8,30 +8,30 @@ struct Index {
 };
 
 struct Parameter {
-  char kind;  // p pointer, i signed, u unsigned, f floating, s struct
+  char kind;  // layout: p pointer, i signed, u unsigned, f floating, s struct
   unsigned size;
 };
 
 struct Kernel {
   const char* name;
-  void (*run)(void** parameters);  // one thread
+  void (*run)(void** parameters);  // runs one thread
   const Parameter* parameters;
   int count;
-  int max_threads;  // of __launch_bounds__; 0: none given
+  int max_threads;  // from __launch_bounds__, or 0
 };
 
 enum class WarpOp : int { kSync, kGet, kUp, kDown, kXor, kBallot, kGather };
 
-// What a running thread asks of the driver. Each call may switch to another thread of the block.
+// Calls of a running thread to the driver. Each may switch to another thread of the block.
 struct Hooks {
-  void (*barrier)(int line, bool grid);  // grid: of all blocks
-  // In: the bits of the lane's value; out: of the result. For kGather `bits` is the address of the
-  // lane's `size` bytes and `all` that of 32 * size bytes which receive those of every lane.
+  void (*barrier)(int line, bool grid);  // grid: a barrier of all blocks
+  // In: the bits of the lane's value; out: those of the result. For kGather `bits` is the address
+  // of the lane's `size` bytes, and `all` receives 32 * size bytes, those of every lane.
   unsigned long long (*warp)(WarpOp op, unsigned mask, int line, unsigned long long bits, int lane,
                              int width, void* all, unsigned size);
-  // Ends the launch with a CUresult. at: the instruction to blame.
+  // End the launch with a CUresult. at: the instruction at fault.
   void (*fault)(int code, const char* text, const void* at);
-  // Of checked modules: the thread is about to read or write.
+  // In checked modules: the thread is about to read or write.
   void (*access)(const void* address, unsigned long bytes, bool write, const void* at);
 };
 
@@ -41,11 +41,11 @@ struct Module {
   Index *thread, *block, *block_dim, *grid_dim;
   Hooks* hooks;
   bool checked;               // every access calls Hooks::access
-  char* image;                // where the module starts; its other variables lie before the shared
+  char* image;                // start of the module; other variables precede the shared ones
   char *shared, *shared_end;  // all __shared__ variables
-  char* dynamic;              // what extern __shared__ arrays stand for; nullptr: there is none
+  char* dynamic;              // the extern __shared__ arrays, or nullptr
   unsigned dynamic_size;
-  int architecture;  // whose code it stands for, 90; 0: that of any device
+  int architecture;  // its target, such as 90, or 0 for any device
 };
 
 }  // namespace twin

@@ -12,8 +12,8 @@ namespace {
 
 constexpr char kSuffix[] = ".twin.so";
 
-// The "image" of a module is the path of a library, which ends in kSuffix. Anything else, such as a
-// cubin, is no image of this device.
+// The image of a module is the path of a library, which ends in kSuffix. Other images, such as
+// cubins, are refused.
 std::string path_of(const void* image) {
   const char* const text = static_cast<const char*>(image);
   if (text[0] != '/') return {};
@@ -57,7 +57,7 @@ std::string value_text(const Parameter& parameter, const void* value) {
   }
 }
 
-// The values of a launch's parameters: the caller's are free again when the call returns.
+// Copies of a launch's parameters, whose originals the caller may free when the call returns.
 struct Values {
   std::vector<std::vector<char>> bytes;
   std::vector<void*> pointers;
@@ -98,7 +98,7 @@ Function* function_of(Device& d, CUfunction handle) {
   return d.functions.count(function) != 0 ? function : nullptr;
 }
 
-// Queues what `record` says. All blocks of a cooperative launch must be on the device at once.
+// Queue the launch `record`. All blocks of a cooperative launch must fit on the device at once.
 CUresult launch(Device& d, CUfunction handle, Record record, CUstream stream_handle,
                 void** parameters) {
   const Function* const function = function_of(d, handle);
@@ -133,14 +133,14 @@ CUresult launch(Device& d, CUfunction handle, Record record, CUstream stream_han
   return kSuccess;
 }
 
-// As code for sm_86 does on every 8.x from 8.6 on.
+// Code for sm_86, say, runs on every 8.x from 8.6 on.
 bool runs_here(const Device& d, const Module& module) {
   const auto capability = static_cast<int>(d.settings.capability);
   return module.architecture == 0 ||
          (module.architecture / 10 == capability / 10 && module.architecture <= capability);
 }
 
-// Whether what the driver poisons before each block holds nothing but shared variables.
+// True if the memory that is poisoned before each block holds only shared variables.
 bool poison_is_safe(const Module& module) {
   for (const void* other : std::initializer_list<const void*>{
            module.thread, module.block, module.block_dim, module.grid_dim, module.hooks,
@@ -253,7 +253,7 @@ TWIN_API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x
   });
 }
 
-// The kinds and sizes of a function's parameters, such as "p8 i4 s48"; for the tests' own launches.
+// Types and sizes of a function's parameters, such as "p8 i4 s48", for launches by tests.
 TWIN_API const char* twin_parameters(CUfunction handle) {
   static std::string text;
   text.clear();

@@ -64,7 +64,7 @@ void Queue::step(const Stream* target, unsigned policy) {
     return a->pending.front()->number < b->pending.front()->number;
   });
   if (seed_ != 0) {
-    // A wait that is missing shows best where one stream runs far ahead of another.
+    // A missing wait shows best if one stream runs far ahead of another.
     const auto of_target = std::find(ready.begin(), ready.end(), target);
     if (policy == 0 && of_target != ready.end()) {
       chosen = of_target;

@@ -1,5 +1,5 @@
-// Streams: operations wait in queues and run when somebody waits for them, in any order that
-// streams and events allow.
+// Streams: operations are queued and run when the host waits, in any order that streams and events
+// allow.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace twin {
 
 struct Operation {
   std::function<void()> run;
-  std::vector<std::shared_ptr<Operation>> after;  // of other streams
-  uint64_t number = 0;                            // in order of issue
+  std::vector<std::shared_ptr<Operation>> after;  // operations of other streams
+  uint64_t number = 0;                            // in issue order
   Place place = {};
   bool done = false;
 };
@@ -25,9 +25,9 @@ using OperationPointer = std::shared_ptr<Operation>;
 
 struct Stream {
   int id;
-  bool blocking;     // waits for the default stream, and that for it
-  int priority = 0;  // the smaller the sooner
-  size_t chain = 0;  // of a graph, from 1 on; 0: of none
+  bool blocking;     // synchronises with the default stream
+  int priority = 0;  // smaller ones run first
+  size_t chain = 0;  // a chain of a graph, from 1 on, or 0
   bool destroyed = false;
   std::deque<OperationPointer> pending = {};
   OperationPointer last = nullptr;
@@ -41,10 +41,10 @@ class Queue {
   }
 
   Stream* create(bool blocking, int priority);
-  void destroy(Stream* stream) { stream->destroyed = true; }  // what waits in it still runs
+  void destroy(Stream* stream) { stream->destroyed = true; }  // queued operations still run
   size_t live() const;               // streams that were created and not destroyed
-  Stream* find(const void* handle);  // null: the default one; nullptr: no such stream
-  // A chain of a graph that stream `id` launches: nobody's, goes when what waits in it has run.
+  Stream* find(const void* handle);  // null handle: the default one; result nullptr: unknown
+  // A chain of a graph launched on stream `id`, which is removed after its operations.
   Stream* chain(int id, size_t number);
 
   OperationPointer add(Stream* stream, std::function<void()> run,
@@ -52,20 +52,22 @@ class Queue {
   void finish(const OperationPointer& target);   // null: nothing to wait for
   void advance(const OperationPointer& target);  // by one operation, of any stream
   void finish_all();
-  void drop_all();  // after a fault nothing runs any more
-  // Whether `order` is told of operations, which are all over.
+  void drop_all();  // after a fault nothing else runs
+  // Report operations to `order` or not; all earlier ones have finished.
   void keep_order(bool on);
 
-  // 0: in the order of issue; else in a random order that keeps that of each stream and its waits.
+  // 0: issue order; else a random order that respects streams and their waits.
   void set_seed(uint64_t seed) {
     seed_ = seed;
     random_.seed(seed);
   }
-  uint64_t draw() { return seed_ == 0 ? 0 : random_() | 1; }  // a seed for what runs, 0: in order
+  uint64_t draw() {
+    return seed_ == 0 ? 0 : random_() | 1;
+  }  // a seed for an operation, 0: in order
 
  private:
   void step(const Stream* target, unsigned policy);
-  const Stream* stream_of(const OperationPointer& operation) const;  // that waits
+  const Stream* stream_of(const OperationPointer& operation) const;  // that of a queued operation
   void waited(const Operation& operation) { order_.host_waited(operation.place); }
   unsigned policy();
   Order& order_;

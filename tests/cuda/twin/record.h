@@ -7,7 +7,7 @@
 
 namespace twin {
 
-// What was asked for and, once it ran, when.
+// An issued operation, and when it ran.
 struct Record {
   std::string kind, name = {};  // launch, copy, set, record, wait, product, graph, synchronize
   int stream = 0, priority = 0;

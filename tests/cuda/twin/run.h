@@ -1,4 +1,4 @@
-// The launch that runs: its threads, and who waits for whom.
+// The running launch: its threads, and what they wait for.
 #pragma once
 
 #include <random>
@@ -16,26 +16,26 @@ constexpr unsigned kWarp = 32;
 enum class Wait : unsigned char { kNone, kBarrier, kWarp };
 
 struct Thread {
-  void* stack = nullptr;  // of a thread that was left
+  void* stack = nullptr;  // stack of a suspended thread
   Wait wait = Wait::kNone;
   bool finished = false;
-  // Of the first thread of a warp: lanes that an operation of it waits for, and that came last.
+  // In the first thread of a warp: lanes that a warp operation waits for, and the last to arrive.
   uint8_t missing = 0, latest = 0;
-  int line = 0;        // where it waits
-  unsigned syncs = 0;  // calls of __syncwarp() that it came through
-  // The warp operation it waits in, and its result.
+  int line = 0;        // line at which it waits
+  unsigned syncs = 0;  // calls of __syncwarp() that it has passed
+  // The warp operation in which it waits, and its result.
   WarpOp op;
   unsigned mask;
   int lane, width;
   unsigned size;
   uint64_t bits;
   void* all;
-  bool meets(const Thread& t) const { return line == t.line && op == t.op && mask == t.mask; }
+  bool waits_with(const Thread& t) const { return line == t.line && op == t.op && mask == t.mask; }
 };
 
-// A block that waits at a barrier of the grid, while others run in its shared memory.
+// A block that waits at a barrier of the grid while others use its shared memory.
 struct Aside {
-  std::vector<Thread> threads;       // none: the block has left the kernel
+  std::vector<Thread> threads;       // empty if the block has left the kernel
   std::vector<char> fixed, dynamic;  // shared memory
 };
 
@@ -45,7 +45,7 @@ class Run {
 
   Fault all_blocks();
 
-  // Of the running thread. `at`: the instruction that is to blame, if it is known.
+  // For the running thread. at: the instruction at fault, if known.
   [[noreturn]] void fail(int code, const std::string& text, const void* at = nullptr);
   void barrier(int line, bool grid);
   uint64_t warp(WarpOp op, unsigned mask, int line, uint64_t bits, int lane, int width, void* all,
@@ -79,28 +79,28 @@ class Run {
 
   const Launch& launch_;
   const Memory& memory_;
-  Order& launches_;  // and all else that runs
+  Order& launches_;  // and of all other operations
   Shadow& shadow_;
   std::mt19937_64 random_;
   std::vector<Index> places_;
-  std::vector<unsigned> order_;  // in which threads start
+  std::vector<unsigned> order_;  // order in which threads start
   std::vector<Thread> threads_;
   std::vector<unsigned> ready_;
   unsigned started_ = 0, finished_ = 0, arrived_ = 0, running_ = 0;
-  unsigned block_ = 0, barriers_ = 0;  // that its threads came through since one of the grid
+  unsigned block_ = 0, barriers_ = 0;  // barriers passed since the last one of the grid
   int barrier_line_ = 0;
-  bool barrier_of_grid_ = false;  // what the threads that arrived wait at
+  bool barrier_of_grid_ = false;  // the arrived threads wait at a barrier of the grid
   bool at_grid_barrier_ = false;  // all threads of the block wait there
-  uint64_t waiting_ = 0;          // blocks at the barrier of the grid
+  uint64_t waiting_ = 0;          // number of blocks at the barrier of the grid
   void* scheduler_ = nullptr;
   bool inside_ = false;
   Fault fault_;
-  // Of the fault: the instruction to blame; of a race also what came before, and its instruction.
+  // The fault: its instruction; for a race also the earlier access and its instruction.
   const void *blame_ = nullptr, *earlier_ = nullptr;
   std::string earlier_text_;
 };
 
-// The one run of the process: the driver holds its lock.
+// The run of the process, under the lock of the driver.
 extern Run* run_;
 
 }  // namespace twin

@@ -11,7 +11,7 @@ namespace twin {
 
 bool Mark::ordered_before(const Mark& later) const {
   if (launch != later.launch) return true;
-  // Between barriers of the grid nothing orders blocks, but each has shared memory of its own.
+  // Blocks are unordered between barriers of the grid, but each has its own shared memory.
   if (block != later.block) return shared;
   if (thread == later.thread || barriers != later.barriers) return true;
   return thread / kWarp == later.thread / kWarp && syncs < later.syncs;

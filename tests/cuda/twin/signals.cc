@@ -14,7 +14,7 @@ constexpr size_t kCount = sizeof kSignals / sizeof kSignals[0];
 
 struct sigaction old_actions[kCount];
 pthread_t runner;
-alignas(16) char stack_memory[64 << 10];  // for kernels whose own stack is full
+alignas(16) char stack_memory[64 << 10];  // for kernels with a stack overflow
 
 const void* instruction(const void* context) {
   const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
@@ -25,16 +25,16 @@ const void* instruction(const void* context) {
 #endif
 }
 
-// Leaves for the scheduler and never comes back: the thread's stack is abandoned.
+// Return to the scheduler for good: the thread's stack is abandoned.
 void handle(int signal, siginfo_t* info, void* context) {
   if (!pthread_equal(pthread_self(), runner) || !run_->inside()) {
     for (size_t i = 0; i < kCount; ++i)
       if (kSignals[i] == signal) sigaction(signal, &old_actions[i], nullptr);
-    return;  // the access is made again and meets the handler from before
+    return;  // the access is repeated with the previous handler
   }
   const void* const at = instruction(context);
   if (signal == SIGFPE) run_->fail(kLaunchFailed, "an integer is divided by zero", at);
-  if (info->si_code == SI_KERNEL)  // x86 gives no address
+  if (info->si_code == SI_KERNEL)  // x86 reports no address
     run_->fail(kMisalignedAddress, "a vector that is not aligned, or an address far out", at);
   run_->fail(kIllegalAddress,
              "access to " + run_->memory().describe(reinterpret_cast<uintptr_t>(info->si_addr)),

@@ -1,4 +1,4 @@
-// Signals that a kernel raises.
+// Signals raised by kernels.
 #pragma once
 
 #include <signal.h>
@@ -7,8 +7,8 @@
 
 namespace twin {
 
-// While it lives, a signal of the running kernel becomes a fault of its launch; those of anybody
-// else go their usual way.
+// In this scope a signal of the running kernel becomes a fault of its launch; other signals are
+// handled as before.
 class Signals {
  public:
   Signals();

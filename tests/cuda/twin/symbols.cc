@@ -12,7 +12,7 @@ std::string place_text(const void* instruction) {
   char command[4200];
   const auto offset = static_cast<const char*>(instruction) - static_cast<char*>(info.dli_fbase);
   std::snprintf(command, sizeof command, "addr2line -s -e '%s' 0x%tx 2>/dev/null", info.dli_fname,
-                offset - 1);  // a return address may stand in the next line
+                offset - 1);  // a return address may belong to the next line
   FILE* const pipe = popen(command, "r");
   if (pipe == nullptr) return {};
   char line[512] = {};

@@ -5,7 +5,7 @@
 
 namespace twin {
 
-// " in rows.cu:12"; empty if nobody knows.
+// Return " in rows.cu:12", or "" if the line is unknown.
 std::string place_text(const void* instruction);
 
 }  // namespace twin

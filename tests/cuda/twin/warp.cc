@@ -31,13 +31,13 @@ void Run::barrier(int line, bool grid) {
     ++barriers_;
     at_grid_barrier_ = grid;
     if (!grid)
-      for (unsigned t = size(); t-- > 0;) release(t);  // the last released goes on first
+      for (unsigned t = size(); t-- > 0;) release(t);  // the last released runs first
   }
   leave(complete && !grid ? Wait::kNone : Wait::kBarrier, line);
 }
 
-// Whether a lane is known to be missing, so that one that arrives need not look at all of them. It
-// looks at the latest alone.
+// True if a lane is known to be missing, so that an arriving lane need not check all of them. Only
+// the latest lane is checked.
 bool Run::awaited(unsigned first, const Thread& me) {
   Thread& warp = threads_[first];
   const auto expected = [&](unsigned lane) {
@@ -47,10 +47,10 @@ bool Run::awaited(unsigned first, const Thread& me) {
   const unsigned missing = warp.missing, latest = warp.latest;
   warp.latest = static_cast<uint8_t>(running_ - first);
   return expected(missing) && threads_[first + missing].wait != Wait::kWarp && expected(latest) &&
-         threads_[first + latest].wait == Wait::kWarp && threads_[first + latest].meets(me);
+         threads_[first + latest].wait == Wait::kWarp && threads_[first + latest].waits_with(me);
 }
 
-// Whether all lanes of the mask wait; fails where one never will, or waits for something else.
+// True if all lanes of the mask wait; a fault if one never will, or waits for something else.
 bool Run::all_wait(unsigned first, const Thread& me) {
   bool complete = true;
   for (unsigned i = 0; i < kWarp; ++i) {
@@ -63,8 +63,8 @@ bool Run::all_wait(unsigned first, const Thread& me) {
     if (threads_[t].wait != Wait::kWarp) {
       complete = false;
       threads_[first].missing = static_cast<uint8_t>(i);
-    } else if (!threads_[t].meets(me)) {
-      fail(kLaunchFailed, "lanes of one warp meet in different warp operations: lines " +
+    } else if (!threads_[t].waits_with(me)) {
+      fail(kLaunchFailed, "lanes of one warp wait in different warp operations: lines " +
                               std::to_string(me.line) + " and " + std::to_string(threads_[t].line));
     }
   }
@@ -96,14 +96,14 @@ void Run::complete_warp(unsigned first, unsigned mask) {
   unsigned ballot = 0;
   for (unsigned i = 0; i < kWarp; ++i) {
     if (!(mask >> i & 1u)) {
-      poison(&values[i], sizeof values[i]);  // what a lane outside of the mask holds is undefined
+      poison(&values[i], sizeof values[i]);  // values of lanes outside of the mask are undefined
       continue;
     }
     values[i] = threads_[first + i].bits;
     ballot |= static_cast<unsigned>(values[i] & 1u) << i;
   }
   const void* gathered = nullptr;
-  for (unsigned i = kWarp; i-- > 0;) {  // the last released goes on first
+  for (unsigned i = kWarp; i-- > 0;) {  // the last released runs first
     if (!(mask >> i & 1u)) continue;
     Thread& thread = threads_[first + i];
     const int low = static_cast<int>(i) & ~(thread.width - 1), high = low + thread.width;
