@@ -32,6 +32,7 @@ from cavs.errors import ConfigError, DeviceError, DeviceWarning
 LOOK_UP = "look up"
 REPLAYS = ("auto", "always", "never")
 PERSISTENT = ("always", "never")
+RENAMED = {"beside": "second_stream"}  # former names of options of a Device
 OLDEST = 80  # compute capability times ten: the first with asynchronous copies, bfloat16 and tf32
 
 
@@ -77,8 +78,8 @@ class Device:
 
     def __new__(cls, *positional: object, **options: object) -> Device:
         """Refuse an option under a former name."""
-        if "beside" in options:
-            raise ConfigError("beside: the option was renamed", hint="write second_stream")
+        for old in RENAMED.keys() & options:
+            raise ConfigError(f"{old}: the option was renamed", hint=f"write {RENAMED[old]}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

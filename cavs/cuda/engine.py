@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cavs import _cuda, _engine
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
-from cavs.cuda.persistent import Chip, PersistentLoop, persistent_loops, persistent_text
+from cavs.cuda.persistent import DeviceSpec, PersistentLoop, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.errors import DeviceError, DeviceWarning
@@ -55,8 +55,8 @@ def persistent_plan(
     native = device.native
     if not native.shared_bytes:
         return []
-    chip = Chip(native.multiprocessors, native.shared_bytes, device.narrow_rows)
-    return persistent_loops(program, chip, real, precision, half)
+    spec = DeviceSpec(native.multiprocessors, native.shared_bytes, device.narrow_rows)
+    return persistent_loops(program, spec, real, precision, half)
 
 
 class CudaEngine:

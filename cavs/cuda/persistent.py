@@ -88,7 +88,7 @@ class PersistentLoop:
 
 
 @dataclass(frozen=True)
-class Chip:
+class DeviceSpec:
     """Limits of a kernel: multiprocessors, bytes of shared memory per block, and rows of a task."""
 
     multiprocessors: int
@@ -97,9 +97,9 @@ class Chip:
 
 
 def persistent_loops(
-    program: Program, chip: Chip, real: str, precision: str, half: Collection[int] = ()
+    program: Program, spec: DeviceSpec, real: str, precision: str, half: Collection[int] = ()
 ) -> list[PersistentLoop]:
-    """Return the persistent kernels of the loops of ``program`` on ``chip``.
+    """Return the persistent kernels of the loops of ``program`` on ``spec``.
 
     real: "float" or "double". precision: of float32 products, a key of ``PRODUCTS``. half: buffers
     that are stored in bfloat16. Loops with an unsupported instruction, or with more parameters than
@@ -108,7 +108,7 @@ def persistent_loops(
     found = []
     for number, stage in enumerate(program.stages):
         if stage.kind == "loop":
-            loop = _Loop(program, number, stage, chip, real, precision, half).make()
+            loop = _Loop(program, number, stage, spec, real, precision, half).make()
             found += [] if loop is None else [loop]
     return found
 
@@ -124,12 +124,12 @@ class _Loop:
         program: Program,
         number: int,
         stage: Stage,
-        chip: Chip,
+        spec: DeviceSpec,
         real: str,
         precision: str,
         half: Collection[int],
     ) -> None:
-        self.program, self.number, self.stage, self.chip = program, number, stage, chip
+        self.program, self.number, self.stage, self.spec = program, number, stage, spec
         self.real, self.half = real, half
         self.multiply = "InTurn" if real == "double" else PRODUCTS[precision]
         self.value = 8 if real == "double" else 4
@@ -143,13 +143,13 @@ class _Loop:
         inner = [i.inner for i in self.of.values() if i.traits.fused and i.outer == 1]
         made = [i.out.width for i in self.of.values() if i.out is not None]
         self.period = max(inner or made, default=1)
-        self.unit = slices_of(self.period, self.chip.multiprocessors)
+        self.unit = slices_of(self.period, self.spec.multiprocessors)
         self.blocks = -(-self.period // self.unit.unit)
         cut = {n: self._slices(i) for n, i in self.of.items()}
         touched = self._bodies(cut)
         room = self._room(cut)
-        self.near, near = self._lay_out_near(touched, self.chip.shared - room)
-        at, used = self._lay_out_weights(cut, self.chip.shared - room - near)
+        self.near, near = self._lay_out_near(touched, self.spec.shared - room)
+        at, used = self._lay_out_weights(cut, self.spec.shared - room - near)
         parts = {n: self._part(n, cut[n], at.get(n)) for n in self.of}
         if sum(map(_bytes_of, (p for part in parts.values() for p in part.parameters))) > (
             MOST_PARAMETERS
@@ -239,7 +239,7 @@ class _Loop:
             if slices is None or not own or of[0].begin % slices.period or width % slices.period:
                 continue
             stride = width // slices.period * slices.unit
-            size = -(-self.chip.rows * stride // 4) * 4
+            size = -(-self.spec.rows * stride // 4) * 4
             if (used + size) * self.value <= room // 4:
                 found[buffer] = Near(used, stride, slices, self._first(buffer))
                 used += size

@@ -58,7 +58,7 @@ struct CompiledProgram {
 
 // The rows for which an instruction is launched.
 struct LaunchRows {
-  RowRange rows;      // of its own space
+  RowRange rows;      // rows of the instruction's space
   int64_t first_row;  // first row of the body, where its scratch starts
   int32_t task;       // for a sum: the task that has these rows, or -1 for all rows
 };

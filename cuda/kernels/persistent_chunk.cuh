@@ -49,9 +49,9 @@ struct InBfloat16 {
   }
 };
 
-// Float32 as the sum of two tf32 numbers, the upper bits and the rest. Of the three products only
-// the last counts if a value is infinite or NaN; the omitted one is 2^-22 of the whole. Tensor
-// cores truncate sums, so the sum of a chunk is added with rounding.
+// Float32 as the sum of two tf32 numbers, the upper bits and the rest. If a value is
+// infinite or NaN, only the last of the three products counts; the omitted product is 2^-22 of the
+// whole. Tensor cores truncate sums, so the sum of a chunk is added with rounding.
 struct InFloat32 {
   struct Split {
     Lanes<4> upper, finite, rest;

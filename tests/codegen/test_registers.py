@@ -18,7 +18,7 @@ from cavs.compiler.fuse import MAX_OPERANDS
 from cavs.cuda import libraries
 from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
-from cavs.cuda.persistent import Chip, persistent_loops, persistent_text
+from cavs.cuda.persistent import DeviceSpec, persistent_loops, persistent_text
 from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.ops.primitives import PRIMITIVES
@@ -147,8 +147,8 @@ def test_no_wide_kernel_spills_and_every_operation_compiles(compiler, arch, real
     assert_no_spills(compiler, texts, half, arch)
 
 
-CHIPS = {"sm_80": Chip(108, 166_912, 128), "sm_90": Chip(132, 232_448, 128)}
-WALKS = [(arch, p) for p in ("tf32", "float32", "bfloat16") for arch in CHIPS]
+SPECS = {"sm_80": DeviceSpec(108, 166_912, 128), "sm_90": DeviceSpec(132, 232_448, 128)}
+WALKS = [(arch, p) for p in ("tf32", "float32", "bfloat16") for arch in SPECS]
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_no_kernel_that_walks_a_loop_spills(compiler, folder, number):
     program = [*of_size, *of_models(folder)][number]
     for arch, precision in WALKS if ALL else [WALKS[number // 3 % len(WALKS)]]:
         half = half_buffers(program) if precision == "bfloat16" else ()
-        loops = persistent_loops(program, CHIPS[arch], "float", precision, half)
+        loops = persistent_loops(program, SPECS[arch], "float", precision, half)
         assert len(loops) == sum(stage.kind == "loop" for stage in program.stages)
         text = persistent_text(loops, "float", precision == "bfloat16")
         options = compile_options(arch, "float", precision == "bfloat16")

@@ -69,6 +69,12 @@ def test_defaults_and_invalid_numbers_of_rows(twin, twin_device):
     assert replace(twin_device, few_rows=np.int64(3)).native.multiprocessors == 4
 
 
+def test_a_former_name_of_an_option_is_an_error(twin_device):
+    with pytest.raises(ConfigError, match="beside: the option was renamed") as error:
+        replace(twin_device, beside=False)
+    assert error.value.hint == "write second_stream"
+
+
 def test_an_operand_is_copied_once(twin, twin_device):
     """Once for all products of a gradient that it is part of."""
     log = log_of(twin, replace(twin_device, cublas_lt=twin.cublaslt), batch=treebank(40))
