@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_created():
 
 @pytest.fixture
 def locked():
-    """A cache folder that this process can read but not write; root switches to an unprivileged user."""
+    """A cache folder that this process can read but not write; root becomes another user."""
     folder = Path(tempfile.mkdtemp(prefix="cavs-"))
     CubinCache(folder).put(KEY, CUBIN)
     os.chmod(folder / f"{KEY}.cubin", 0o644)
