@@ -165,11 +165,11 @@ template <class T>
 void Lstm<T>::bind(const Chains& chains) {
   positions_ = chains.positions();
   if (positions_ == 0) return;
-  bound_ = sequences_.find(chains.lengths);
-  if (bound_ == nullptr) {
+  current_ = sequences_.find(chains.lengths);
+  if (current_ == nullptr) {
     Sequences made = describe_sequences(chains);
     if (sequences_.full()) sequences_.drop_oldest();
-    bound_ = &sequences_.insert(chains.lengths, std::move(made));
+    current_ = &sequences_.insert(chains.lengths, std::move(made));
   }
   const size_t of_x = aligned(sizeof(T) * positions_ * input_);
   const size_t of_y = aligned(sizeof(T) * positions_ * hidden_);
@@ -178,8 +178,8 @@ void Lstm<T>::bind(const Chains& chains) {
   y_at_ = x_at_ + of_x;
   dx_at_ = y_at_ + of_y;
   dy_at_ = dx_at_ + of_x;
-  work_.reserve(bound_->work_bytes);
-  reserve_.reserve(bound_->reserve_bytes);
+  work_.reserve(current_->work_bytes);
+  reserve_.reserve(current_->reserve_bytes);
 }
 
 template <class T>
@@ -201,8 +201,8 @@ void Lstm<T>::scatter(Address from, int32_t width, Target to) const {
 
 template <class T>
 void Lstm<T>::call(Call call) const {
-  const Work work{this,  bound_, bound_->number, at_.lengths, x_at_,
-                  y_at_, dx_at_, dy_at_,         work_.at(),  reserve_.at()};
+  const Work work{this,  current_, current_->number, at_.lengths, x_at_,
+                  y_at_, dx_at_,   dy_at_,           work_.at(),  reserve_.at()};
   static_assert(kPlainBytes<Work>);
   device_->call(call, &work, sizeof(work));
 }

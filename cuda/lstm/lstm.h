@@ -85,7 +85,7 @@ class Lstm {
   bool backward_;
   std::unique_ptr<Descriptor> padded_, packed_;  // for sequences of equal lengths, of any lengths
   LruCache<std::vector<int32_t>, Sequences> sequences_;  // by lengths
-  const Sequences* bound_ = nullptr;
+  const Sequences* current_ = nullptr;
   uint64_t described_ = 0;
   size_t weight_bytes_ = 0;
   int32_t positions_ = 0;

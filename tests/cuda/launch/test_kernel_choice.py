@@ -10,6 +10,7 @@ import pytest
 
 import cavs
 from cavs import nn
+from cavs.cuda.device import RENAMED
 from cavs.errors import ConfigError
 from tests.oracle import assert_close
 from tests.runtime.trees import Classifier, graph, treebank
@@ -70,9 +71,10 @@ def test_defaults_and_invalid_numbers_of_rows(twin, twin_device):
 
 
 def test_a_former_name_of_an_option_is_an_error(twin_device):
-    with pytest.raises(ConfigError, match="beside: the option was renamed") as error:
-        replace(twin_device, beside=False)
-    assert error.value.hint == "write second_stream"
+    for old, new in RENAMED.items():
+        with pytest.raises(ConfigError, match=f"{old}: the option was renamed") as error:
+            replace(twin_device, **{old: False})
+        assert error.value.hint == f"write {new}"
 
 
 def test_an_operand_is_copied_once(twin, twin_device):
