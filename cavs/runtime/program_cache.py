@@ -117,7 +117,7 @@ class ProgramCache:
                         raise
                     continue
             self.latest[training] = variant
-            prepared = Prepared(variant, rows, self._inputs(variant, rows, batch))
+            prepared = Prepared(variant, rows, self._inputs(variant, variant.built, rows, batch))
             self.lstms.clock(prepared.executor)
             return prepared
 
@@ -125,8 +125,9 @@ class ProgramCache:
         """Make the schedules of ``batch`` for programs that exist; safe in another thread."""
         for with_loss in (True, False):
             variant = self._known(batch, training, with_loss)
-            if variant is not None and variant.build is not None:
-                self._inputs(variant, self._rows(variant, batch), batch)
+            build = None if variant is None else variant.build  # another thread may drop it
+            if variant is not None and build is not None:
+                self._inputs(variant, build, self._rows(variant, batch), batch)
 
     def is_new(self, batch: BatchLike) -> bool:
         """True if a training step on ``batch`` would compile."""
@@ -237,10 +238,10 @@ class ProgramCache:
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
         return schedule_of(variant.traced.optional, rows, self.cuda is not None)
 
-    def _inputs(self, variant: Variant, rows: Any, batch: BatchLike) -> Inputs:
+    def _inputs(self, variant: Variant, build: Build, rows: Any, batch: BatchLike) -> Inputs:
         how = rows is not batch, self.dtype, self.edge_types.rows
         schedule = self._schedule(variant, rows)
-        return schedule, *features(variant.built.compiled.program, rows, *how)
+        return schedule, *features(build.compiled.program, rows, *how)
 
     # ---- compiling -----------------------------------------------------------------------------
 

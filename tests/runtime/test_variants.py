@@ -39,6 +39,23 @@ def test_a_prepared_batch_is_scheduled_once(monkeypatch, rate, make):
     assert len(made) == 1
 
 
+def test_a_program_may_be_dropped_while_another_thread_prepares(monkeypatch):
+    """A trace for new features, or a session of another dtype, drops programs."""
+    session = cavs.Session(Classifier())
+    session.gradients(large(0))
+    rows = session._programs._rows
+
+    def dropping(variant, batch):
+        found = rows(variant, batch)
+        session._variants.drop_builds()
+        return found
+
+    monkeypatch.setattr(session._programs, "_rows", dropping)
+    session.prepare(large(1))
+    monkeypatch.undo()
+    session.gradients(large(1))
+
+
 def test_batches_are_prepared_for_training_or_evaluation(monkeypatch):
     """An evaluation in between does not slow training batches, nor the other way round."""
     wanted = []
