@@ -261,7 +261,8 @@ def _callable_texts(cell: VertexFunction) -> set[str]:
     """Return the texts in code that ``vertex`` and ``__init__`` of a cell may call.
 
     Among them are names of inputs that only some variants of the cell read. An overridden method
-    counts where ``super()``, or the base class by its name, is called.
+    counts where ``super()``, or the base class by its name, is called; where ``getattr`` is called,
+    every method counts.
     """
     classes = [c for c in type(cell).__mro__ if c not in VertexFunction.__mro__]
 
@@ -283,6 +284,8 @@ def _callable_texts(cell: VertexFunction) -> set[str]:
         bases = "super" in names or any(function.__globals__.get(n) in classes for n in names)
         for name in names:
             left += versions(name)[: None if bases else 1]
+        if "getattr" in names:
+            left += [x for c in (cell, *classes) for x in vars(c).values() if callable(x)]
     return found
 
 

@@ -391,6 +391,28 @@ def test_an_input_that_only_variants_of_a_base_class_read(cell, gated):
     gated_by(cell(gated), gate=True)
 
 
+class Dispatching(Gated):
+    """Chooses a method by its name."""
+
+    def vertex(self, v):
+        h = getattr(self, "_gated" if self.gated else "_plain")(v) + v.gather().h.sum()
+        v.scatter(h=h)
+        v.push(h)
+
+    def _plain(self, v):
+        return v.pull("x")
+
+    def _gated(self, v):
+        return v.pull("x") * v.pull("gate")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_input_that_a_method_chosen_by_name_reads(gated):
+    gated_by(Dispatching(gated), gate=True)
+    with pytest.raises(FeatureError, match="Dispatching is called with zzz, which Dispatching"):
+        gated_by(Dispatching(True), gate=True, zzz=True)
+
+
 def test_pushed_values_that_would_be_hidden():
     def body(f, v):
         v.push(h=v.pull("x"), as_node=v.pull("x"))
