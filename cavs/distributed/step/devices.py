@@ -122,7 +122,7 @@ def join_devices(
         return None
     nccl = None
     try:
-        with Agreement(replicas).guard("start"):
+        with Agreement(replicas).guard("start", known=CommunicationError):
             nccl = NCCLCommunicator(replicas, device.ordinal)
     except CommunicationError:
         if nccl is not None:
