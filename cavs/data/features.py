@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cavs.errors import FeatureError, MovedError
+from cavs.errors import FeatureError, renamed
 
 Array = NDArray[Any]
 FeatureDomain = Literal["vertex", "edge", "graph"]
@@ -28,6 +28,7 @@ _ROWS: dict[FeatureDomain, str] = {
 }
 
 
+@renamed({"kind": "domain"})
 class FeatureSpec(NamedTuple):
     """The part of a feature that a model is compiled for.
 
@@ -39,11 +40,6 @@ class FeatureSpec(NamedTuple):
     dtype: Literal["int", "float"]
     shape: tuple[int, ...]
     has_absent: bool
-
-    @property
-    def kind(self) -> NoReturn:
-        """MovedError: the former name of ``domain``."""
-        raise MovedError("FeatureSpec.kind has moved", hint="use FeatureSpec.domain")
 
 
 class FeatureTable:

@@ -55,7 +55,7 @@ def test_schema():
     schema = b.feature_schema()
     assert schema["x"] == FeatureSpec("vertex", "float", (3,), False)
     assert schema["x"].domain == "vertex"
-    with pytest.raises(CavsError, match=r"kind has moved\n(.|\n)*use FeatureSpec.domain"):
+    with pytest.raises(CavsError, match=r"FeatureSpec.kind was renamed\n(.|\n)*use domain"):
         schema["x"].kind  # noqa: B018
     assert schema["w"] == ("edge", "float", (), False)
     assert schema["y"] == ("graph", "int", (), False)
