@@ -109,3 +109,10 @@ def test_auto_is_near_the_best_builder(name):
         assert worst > SPREADS.get((name, where), 1) * best, (where, by_builder)
         found = seconds(MODELS[name], "auto", network)[i]
         assert found <= 1.1 * best, (where, found, by_builder)
+
+
+def test_names_that_moved_from_the_cost_model():
+    with pytest.raises(ImportError, match=r"has moved[\s\S]*planning\.compute\.Compute"):
+        exec("from cavs.distributed.planning.cost import Compute")
+    with pytest.raises(ImportError, match=r"has moved[\s\S]*planning\.auto\.make_strategy"):
+        exec("from cavs.distributed.planning.cost import make_strategy")

@@ -5,6 +5,7 @@ from cavs.distributed.planning.cost.plan import bytes_by_rank, plan
 from cavs.distributed.planning.cost.predict import FEATURES, Prediction, features, predict
 from cavs.distributed.planning.cost.simulate import Simulation, simulate
 from cavs.distributed.sync.operation import Chain, Load, Operation, sent_bytes
+from cavs.errors import moved
 
 __all__ = [
     "FEATURES",
@@ -22,3 +23,14 @@ __all__ = [
     "sent_bytes",
     "simulate",
 ]
+
+__getattr__ = moved(
+    __name__,
+    {
+        "Compute": "cavs.distributed.planning.compute.Compute",
+        **{
+            name: f"cavs.distributed.planning.auto.{name}"
+            for name in ("CANDIDATES", "Candidate", "compare", "is_file", "make_strategy")
+        },
+    },
+)
