@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace cavs {
 namespace {
 
-constexpr size_t kLine = 64, kSlots = 64;  // bytes; pointers that subclasses add
+constexpr size_t kLine = 64, kPointers = 64;  // bytes; pointers that subclasses add
 
 void fetch(const void* data, size_t bytes) {
   const auto* const begin = static_cast<const std::byte*>(data);
@@ -83,7 +83,8 @@ using Arrays = std::vector<py::array>;
 // each. like: features of vertices, of edges and of the graph.
 py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& like, bool alike) {
   std::vector<const Sample*> samples;
-  for (const py::handle graph : graphs) fetch(graph.ptr(), sizeof(py::detail::instance) + kSlots);
+  for (const py::handle graph : graphs)
+    fetch(graph.ptr(), sizeof(py::detail::instance) + kPointers);
   for (const py::handle graph : graphs) {
     if (!py::isinstance<Sample>(graph)) return py::none();
     samples.push_back(graph.cast<const Sample*>());
@@ -91,7 +92,7 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
   }
   const size_t columns = like[0].size() + like[1].size() + like[2].size();
   for (const Sample* const sample : samples) {
-    if (!alike && sample->kind() != samples.front()->kind()) return py::none();
+    if (!alike && sample->layout() != samples.front()->layout()) return py::none();
     sample->fetch();
   }
   std::vector<GraphView> views;

@@ -40,10 +40,10 @@ struct Analysis {
   // Global stages that write different outputs and do not read each other's run as one step.
   std::vector<int32_t> step_of_stage;
   int32_t steps = 0;
-  std::vector<Cost> costs;  // of each instruction
+  std::vector<Cost> costs;  // per instruction
   std::vector<Product>
-      products;  // of each instruction; without terms unless it is the first of a product
-  std::vector<Lifetime> lifetimes;  // of each buffer, in steps; bytes are set for each batch
+      products;  // per instruction; without terms unless it is the first of a product
+  std::vector<Lifetime> lifetimes;  // per buffer, in steps; bytes are set for each batch
   std::vector<bool> zero_gradient;  // parameter: its dense gradient must start from zeros
   std::vector<bool>
       overwrites;  // instruction: the first sum into its gradient, which writes all of it
@@ -51,18 +51,18 @@ struct Analysis {
   // Parameters whose gradient an instruction, or an instruction of a body, writes.
   std::vector<std::vector<int32_t>> gradients_of_instruction, gradients_of_body;
   std::vector<int32_t> gradient_order;  // parameters with a gradient, in the order of completion
-  std::vector<int32_t> gradient_stage;  // of each parameter: the last stage that writes it, or -1
-  // Of each instruction: columns of the parameter whose gradient it computes, if it is the first of
+  std::vector<int32_t> gradient_stage;  // per parameter: the last stage that writes it, or -1
+  // Per instruction: columns of the parameter whose gradient it computes, if it is the first of
   // a product that computes all of it, else 0.
   std::vector<int32_t> result_width;
-  // Of each parameter: elements (whole rows) of its gradient that are reported as final together.
+  // Per parameter: elements (whole rows) of its gradient that are reported as final together.
   std::vector<int64_t> slab;
 };
 
 // Layout of all dense gradients in one block, in elements: in the order in which they are
 // completed, each on cache lines of its own.
 struct GradientLayout {
-  std::vector<int64_t> at;  // of each parameter; undefined without a dense gradient
+  std::vector<int64_t> at;  // per parameter; undefined without a dense gradient
   int64_t elements = 0;
 };
 GradientLayout lay_out_dense_gradients(const Analysis& analysis, size_t element,

@@ -72,7 +72,7 @@ struct Update {
   std::vector<std::pair<T*, T*>> states;
   std::vector<bool> trainable;
   std::optional<double> max_norm;
-  std::vector<std::pair<double, double>> scales;  // of lr and weight decay; empty: all 1
+  std::vector<std::pair<double, double>> scales;  // lr and weight decay; empty: all 1
 
   OptimizerStep of(int32_t param) const {
     OptimizerStep own = step;
@@ -93,7 +93,7 @@ struct Report {
     std::string kind;
     double seconds = 0;
     int64_t calls = 0;
-    double flops = 0;  // of the last run
+    double flops = 0;  // in the last run
     // In the last run: bytes read through index and segment maps; of these, bytes read along edges
     // of the graphs, as gather and its gradient do; bytes written.
     int64_t indexed_bytes = 0, gather_bytes = 0, write_bytes = 0;
@@ -220,11 +220,11 @@ class Executor {
   std::shared_ptr<T> gradient_block_;
   int64_t gradient_elements_ = 0;
   Memory arena_, ones_, zeros_, counts_;
-  std::vector<PackedAt> packed_at_;               // of each weight
+  std::vector<PackedAt> packed_at_;               // per weight
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
-  std::vector<GradientPiece<T>> pieces_;  // of an update
+  std::vector<GradientPiece<T>> pieces_;  // for an update
   std::vector<int64_t> feature_rows_;
   GradientProgress progress_;
   Counters counters_;

@@ -15,7 +15,7 @@ struct Factors {
   int32_t param;
   int64_t k, n;  // columns of X and of dY
   std::vector<int32_t> instructions;
-  std::vector<int64_t> first_row;  // of each instruction, in this batch
+  std::vector<int64_t> first_row;  // per instruction, in this batch
   int64_t rows = 0;
   Memory left, right;
 };

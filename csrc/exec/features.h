@@ -48,7 +48,7 @@ class IndexFeatures {
     Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or a space of vertices with a
                   // feature feature
     int64_t limit = INT32_MAX;
-    std::string label;  // of the instruction that sets the limit
+    std::string label;  // label of the instruction that sets the limit
     std::vector<Table> tables;
     std::vector<int32_t> values;
   };

@@ -43,7 +43,7 @@ struct Traffic {
 };
 struct TrafficContext {
   const Program& program;
-  int64_t rows;  // of the instruction in the batch
+  int64_t rows;  // rows of the instruction in the batch
   const std::vector<Table>& tables;
 };
 

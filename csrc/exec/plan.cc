@@ -463,7 +463,7 @@ class Planner {
   std::vector<int32_t> firsts_;  // steps of the bodies
   std::vector<int32_t> order_;
   std::vector<int32_t> deferred_;     // number of deferred rows of each product
-  std::vector<Product::Cell> cells_;  // of the current product
+  std::vector<Product::Cell> cells_;  // cells of the current product
   int32_t stage_ = 0;
 };
 

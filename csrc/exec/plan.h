@@ -23,7 +23,7 @@ struct Phase {
 struct Plan {
   std::vector<Item> items;
   std::vector<Phase> phases;
-  std::vector<Product::Cell> cells;  // of results; rows of all terms that reach a cell are summed
+  std::vector<Product::Cell> cells;  // rows of all terms that reach a cell are summed
   int32_t edge_rows = 0;  // maximum number of edges of a chunk of more than one row, or of scratch
   // Memory of deferred rows, in elements: offset for each product of a loop, and size.
   std::vector<int64_t> deferred_at;

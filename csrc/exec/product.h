@@ -30,9 +30,9 @@ struct Product {
     }
   };
   std::vector<int32_t> terms;  // instructions
-  std::vector<Cell> reach;     // of each term
+  std::vector<Cell> reach;     // per term
   std::vector<Cell> cells;     // each reached by the same terms, and by at least one
-  int32_t rows = 0;            // of the result
+  int32_t rows = 0;            // rows of the result
   int32_t most = 0;            // maximum number of rows of a term
 };
 

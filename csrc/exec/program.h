@@ -100,7 +100,7 @@ struct MapStoreSpec {
 // One call of a kernel. Each kind uses some of the fields, see exec/instructions/.
 struct Instruction {
   InstructionKind kind;
-  Space space;  // of the rows that it runs over
+  Space space;  // space of the rows that it runs over
   std::vector<Operand> inputs;
   Operand out{-1, 0, 0, RowMap::kSelf, Array::kNone, 0};  // buffer -1: none
   bool accumulate = false;                                // add to `out`
@@ -122,7 +122,7 @@ struct Instruction {
 struct WeightPiece {
   int32_t param;
   int64_t offset;                  // first element of the piece in the parameter
-  int64_t row_stride, col_stride;  // of the piece in the parameter
+  int64_t row_stride, col_stride;  // strides of the piece in the parameter
   int64_t rows, cols, k0, n0;
 };
 struct Weight {

@@ -1,5 +1,5 @@
-// What a thread of a run has: its copy of the bound instructions, its scratch, and what all threads
-// of the run share.
+// State of a thread during a run: its copy of the bound instructions and its scratch; and the
+// context that all threads share.
 #pragma once
 
 #include <vector>
@@ -24,12 +24,12 @@ struct RunContext {
   const Plan* plan;
   const T* zeros;  // one for each column of the widest gradient of a product
   const std::vector<Patch>* patches;
-  std::vector<size_t> scratch_offsets;  // of each buffer, in bytes
+  std::vector<size_t> scratch_offsets;  // per buffer, in bytes
   size_t scratch_bytes = 0;
   Memory shared_scratch;          // for tasks that all threads work on
   std::vector<size_t> shared_at;  // where the scratch of an instruction's body begins, in bytes
   size_t kernel_elements = 0;     // scratch of the kernels
-  std::vector<Memory> packed;     // of each weight
+  std::vector<Memory> packed;     // per weight
   Memory deferred;                // operands of products that DeferRows copies
   std::vector<const T*> packed_data;
   std::vector<T*> params, grads;  // grads: null without a dense gradient
@@ -47,7 +47,7 @@ struct ThreadState {
   const RunContext<T>& run;
   BoundProgram<T> bound;  // a copy: addresses in scratch differ
   Memory scratch, kernel_scratch;
-  // Of the product that ran last: its operands, cut to the cell, and its terms, for reports.
+  // The last product: its operands, cut to the cell, and its terms, for reports.
   std::vector<Source<T>> cut;
   std::vector<RowPairs<T>> pairs;
   std::vector<int32_t> terms;

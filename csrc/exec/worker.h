@@ -20,7 +20,7 @@ class Worker {
     double seconds = 0;
     int64_t calls = 0;
   };
-  std::vector<Profile> profile;  // of each instruction, while profiling
+  std::vector<Profile> profile;  // per instruction, while profiling
 
  private:
   const RunContext<T>& context() const { return state_.run; }
@@ -37,7 +37,7 @@ class Worker {
   void add_product_time(int32_t id, double seconds);
 
   ThreadState<T> state_;
-  std::vector<WeightPart<T>> parts_;  // of the weight that is packed
+  std::vector<WeightPart<T>> parts_;  // parts of the weight that is packed
 };
 
 // Elements of scratch that the kernels need for any instruction of the program.

@@ -106,9 +106,9 @@ class Merging {
   }
 
  private:
-  struct Slot {
+  struct Entry {
     uint32_t tag = 0;      // the other half of the hash
-    int32_t vertices = 0;  // number of distinct vertices up to that of the slot; 0 if it is free
+    int32_t vertices = 0;  // number of distinct vertices up to that of the entry; 0 if it is free
   };
   // Distinct vertices found so far. A local variable, whose members stay in registers.
   struct Found {
@@ -190,11 +190,11 @@ class Merging {
     }
     const auto tag = static_cast<uint32_t>(hash >> 32);
     const size_t last = table_.size() - 1;
-    for (size_t slot = hash & last;; slot = (slot + 1) & last) {
-      const Slot there = table_[slot];
+    for (size_t at = hash & last;; at = (at + 1) & last) {
+      const Entry there = table_[at];
       if (there.vertices == 0) {
         add(found, v, edge, arity, uses, all.level[v]);
-        table_[slot] = {tag, found.count};
+        table_[at] = {tag, found.count};
         distinct[v] = found.count - 1;
         return;
       }
@@ -255,11 +255,11 @@ class Merging {
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
-  PooledVector<Slot> table_;  // open addressing, at most half full; without first parents
+  PooledVector<Entry> table_;  // open addressing, at most half full; without first parents
   PooledVector<int32_t>
       first_parent_;  // distinct vertex -> the first vertex whose first child it is, or -1
   PooledVector<int32_t> order_;
-  PooledVector<uint32_t> uses_;  // of each vertex
+  PooledVector<uint32_t> uses_;  // per vertex
 };
 
 }  // namespace

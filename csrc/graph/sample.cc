@@ -18,8 +18,8 @@ size_t reserve(size_t* end, size_t count) {
 
 }  // namespace
 
-Sample::Sample(const Graph& graph, const std::vector<Rows>& features, const void* kind)
-    : bytes_(0), graph_(view_of(graph)), kind_(kind) {
+Sample::Sample(const Graph& graph, const std::vector<Rows>& features, const void* layout)
+    : bytes_(0), graph_(view_of(graph)), layout_(layout) {
   const size_t vertices = graph.level.size(), edges = graph.children.size();
   const size_t columns = reserve<Column>(&bytes_, features.size());
   const size_t offsets = reserve<int32_t>(&bytes_, vertices + 1);

@@ -26,12 +26,12 @@ class Sample {
     bool absent;  // an index is -1
   };
 
-  // kind: samples of one kind have features of the same names and types.
-  Sample(const Graph& graph, const std::vector<Rows>& features, const void* kind);
+  // layout: samples of one layout have features of the same names and types.
+  Sample(const Graph& graph, const std::vector<Rows>& features, const void* layout);
 
   const GraphView& graph() const { return graph_; }
   std::span<const Column> columns() const { return columns_; }
-  const void* kind() const { return kind_; }
+  const void* layout() const { return layout_; }
   const std::shared_ptr<std::byte[]>& block() const { return block_; }
   // Prefetch its block, or the beginning of it.
   void fetch() const;
@@ -41,7 +41,7 @@ class Sample {
   size_t bytes_;
   GraphView graph_;
   std::span<const Column> columns_;
-  const void* kind_;
+  const void* layout_;
 };
 
 // Concatenate column `number` of all samples.

@@ -21,7 +21,8 @@
 namespace cavs {
 namespace {
 
-constexpr const char* kProducts[] = {"float32", "int16", "bfloat16x3", "bfloat16"};  // of Products
+constexpr const char* kProducts[] = {"float32", "int16", "bfloat16x3",
+                                     "bfloat16"};  // names of Products
 
 struct Isa {
   const char* name;
@@ -61,7 +62,7 @@ struct Features {
 #ifdef CAVS_HAVE_AMX_SPLIT
 // Ask Linux for the registers of the matrix unit, 8 KiB per thread.
 bool granted_matrix_unit() {
-  constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // of edx
+  constexpr unsigned kUnit = 1u << 24, kBfloat16 = 1u << 22;  // bits of edx
   constexpr long kRequest = 0x1023, kRegisters = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   const unsigned edx = features().edx;
   return (edx & kUnit) != 0 && (edx & kBfloat16) != 0 && has_bfloat16() &&
@@ -143,7 +144,7 @@ const std::vector<IsaTable<float>>& narrow_tables() {
   // Never destroyed: at exit a thread may still compute.
   static const auto& tables = *new std::vector<IsaTable<float>>([] {
     std::vector<IsaTable<float>> made;
-    if (chosen_isa() != "avx512") return made;  // what they do not replace is its code
+    if (chosen_isa() != "avx512") return made;  // these tables replace part of its code
     [[maybe_unused]] const auto add = [&](void (*take_products)(IsaTable<float>&)) {
       take_products(made.emplace_back(isa_table<float>("avx512")));
     };

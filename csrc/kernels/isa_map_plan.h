@@ -34,7 +34,7 @@ struct MapPlan {
   int32_t* writer;   // register -> the last op that writes it, or kNoOp
   int32_t* reader;   // load -> the last op that reads it, num_ops if a store does, or kNoOp
   T* registers;
-  int64_t lines;  // of a full block
+  int64_t lines;  // lines of a full block
   bool disjoint;  // no store is known to touch what a load reads
 
   T* block(int64_t reg_index) const { return registers + reg_index * kRegisterSize<T>; }

@@ -27,7 +27,7 @@ size_t packed_size(int64_t k, int64_t n) {
   return static_cast<size_t>(ceil_div(n, kPanel<T>) * kPanel<T> * k);
 }
 
-// Copy rows [0, rows) of contiguous columns, `stride` apart, to lines of a panel.
+// Copy rows [0, rows) of contiguous columns, `stride` elements each, to lines of a panel.
 template <class T>
 CAVS_INLINE void pack_columns(const T* in, int64_t stride, int64_t rows, int64_t cols, T* out) {
   constexpr int64_t width = kPanel<T>, lanes = kLanes<T>;

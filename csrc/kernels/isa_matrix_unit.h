@@ -40,7 +40,7 @@ class Unit {
   struct Bytes {
     uint8_t of[8];
   };
-  // Of n rows or columns in tiles of 16, those in tile i; an unused tile has one.
+  // Number of n rows or columns that are in tile i of 16; an unused tile has one.
   static CAVS_INLINE uint8_t of(int64_t n, int64_t i) {
     return static_cast<uint8_t>(larger(smaller(n - i * kLines, kLines), 1));
   }

@@ -14,7 +14,7 @@ namespace {
 CAVS_INLINE void split(Line x, Line y, Bits& nearest, Bits& rest) {
   constexpr __mmask32 all = 0xffffffffu;
   constexpr uint32_t kHigh = 0xffff0000u;
-  const Bits pairs = ((Bits)iota<float>() + 16u) << 16 | (Bits)iota<float>();  // of halves
+  const Bits pairs = ((Bits)iota<float>() + 16u) << 16 | (Bits)iota<float>();  // halves
   const auto rounded = [&](Line first, Line second) {
     const auto halves = (__m512i)_mm512_maskz_cvtne2ps_pbh(all, second, first);
     return (Bits)_mm512_maskz_permutexvar_epi16(all, (__m512i)pairs, halves);

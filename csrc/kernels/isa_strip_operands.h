@@ -11,7 +11,7 @@
 namespace cavs::CAVS_ISA {
 namespace {
 
-// n <= 16 elements from `first` on of `count`, `stride` apart; zeros outside.
+// n <= 16 elements from `first` on of `count`, at steps of `stride`; zeros outside.
 CAVS_INLINE Line line_within(const float* p, int64_t stride, int64_t first, int64_t n,
                              int64_t count) {
   const int64_t begin = larger(-first, 0), end = smaller(n, count - first);

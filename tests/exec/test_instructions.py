@@ -433,7 +433,7 @@ def test_rows_without_parents_are_not_multiplied(rng, count, k, n):
     out = [m.buffer("arena", VERTEX, n, first=1, last=1) for _ in range(3)]
     weights = [m.weight(k, n, [(i, 0, n, 1, k, n, 0, 0)]) for i in range(2)]
     m.rows(VERTEX, [m.op("copy", VERTEX, inputs=[index(x, k, "order")], out=self_(y, k))])
-    terms = [([0], [0]), ([0, 1], [1, 0]), ([0], [1])]  # of each result: children, weights
+    terms = [([0], [0]), ([0, 1], [1, 0]), ([0], [1])]  # children and weights per result
     m.rows(
         VERTEX,
         [

@@ -49,7 +49,7 @@ class Case:
         return float(np.finfo(self.dtype).eps)
 
     def product_error(self, terms: int) -> float:
-        """Of a sum of products, in parts of the sum of their absolute values."""
+        """Rounding error of a sum of products, relative to the sum of their absolute values."""
         if self.isa not in UNITS or self.isa in INTEGERS:  # see rounding_error
             return self.eps * (2 + terms / 2)
         if not self.isa.endswith("x3"):  # each operand is within 2^-8
@@ -59,7 +59,7 @@ class Case:
         return 2.25 * 2.0**-16 + self.eps * (2 + 1.5 * terms)
 
     def rounding_error(self, a: np.ndarray, b: np.ndarray) -> np.ndarray | float:
-        """Of a @ b where factors become integers: half a step of each times the other."""
+        """Error of a @ b with operands as integers: half a step of each times the other."""
         if self.isa not in INTEGERS:
             return 0.0
 
@@ -152,7 +152,7 @@ def make_source(
 ) -> tuple[Any, np.ndarray]:
     """A source with row map `kind` for rows [r0, r1), and its rows in float64.
 
-    The buffer starts at another row than r0, has NaN beside the columns that may be read, and
+    The buffer starts at another row than r0, has NaN next to the columns that may be read, and
     ends where memory ends.
     """
     rows, base, column = r1 - r0, max(r0 - 2, 0), 3

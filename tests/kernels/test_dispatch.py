@@ -43,7 +43,7 @@ def test_unknown_isa_is_rejected() -> None:
 
 def test_isa_objects_export_their_tables_only() -> None:
     """Anything else could be merged by the linker with code for another instruction set."""
-    build = Path(_engine.__file__).parents[3]  # of an editable installation
+    build = Path(_engine.__file__).parents[3]  # the build folder of an editable installation
     objects = list(build.glob("CMakeFiles/cavs_kernels_*.dir/kernels/*.cc.o"))
     if shutil.which("nm") is None or not objects:
         pytest.skip("needs nm and a build tree")

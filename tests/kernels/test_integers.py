@@ -55,7 +55,7 @@ def test_parallel_rows_do_not_overflow(case: Case, k: int) -> None:
 @integers
 def test_equal_numbers_use_all_bits(case: Case) -> None:
     a = np.full((1, 320), 3.0, "f4")
-    half_a_step = 0.5 * 8 / 46325  # of a number: eight times it is the norm of a unit of 64
+    half_a_step = 0.5 * 8 / 46325  # eight times a number is the norm of a unit of 64
     for got in both_products(case, a, np.ascontiguousarray(a.T)):
         assert abs(got[0, 0] / 2880 - 1) < 2 * half_a_step + half_a_step**2
 
