@@ -45,7 +45,7 @@ def assert_same_bits(results):
 
 
 @pytest.mark.parametrize("strategy", STALE)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind or "momentum")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule or "momentum")
 def test_one_worker_alone_trains_as_without_servers(strategy, optimizer):
     """Its own steps are always applied before it reads, with any staleness."""
     expected, losses = train_alone(optimizer, max_norm=0.5)
@@ -183,7 +183,7 @@ def test_fit_learns_and_its_checkpoint_resumes_on_any_number_of_ranks(strategy, 
         assert again[0][1] == results[0][4] // 3 * 4
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind or "momentum")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule or "momentum")
 def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(optimizer, tmp_path):
     """One worker has no interleavings: states and the number of updates must be restored
     exactly.
@@ -380,9 +380,9 @@ def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path):
             nonlocal calls
             calls += 1
             time.sleep(0.01 * c.rank)
-            return Trainer.stops(t, c.rank == 1 and calls >= 2)
+            return should_stop(c.rank == 1 and calls >= 2)
 
-        t.stops = stops
+        should_stop, t.coordinator.should_stop = t.coordinator.should_stop, stops
         try:
             t.fit(loader(), epochs=30, checkpoint=path, progress=False)
         except KeyboardInterrupt as error:
