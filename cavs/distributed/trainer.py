@@ -26,7 +26,7 @@ from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.hosts import fits
 from cavs.distributed.strategy.verify import verify, verify_optimizer
-from cavs.errors import CommunicationError
+from cavs.errors import CommunicationError, renamed
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
@@ -34,6 +34,16 @@ from cavs.train.optim import Optimizer
 from cavs.train.state import TrainingState
 
 
+@renamed(
+    {
+        "asked": "requested_strategy",
+        "begun": "coordinator.training.begun",
+        "deterministic": "coordinator.training.deterministic",
+        "elastic": "coordinator.training.elastic",
+        "precision": "coordinator.training.precision",
+        "resources": "coordinator.training.resources",
+    }
+)
 class Trainer(LocalTrainer):
     """Trains `model` on all ranks of `communicator`: every rank runs the same program.
 

@@ -21,6 +21,7 @@ from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, by_gradient, variables_of
 from cavs.distributed.sync import AllReduce, SufficientFactors
 from cavs.distributed.sync.all_reduce import DenseAllReduce
+from cavs.distributed.sync.operation import Operation
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.program_cache import MIN_MERGED
@@ -387,3 +388,17 @@ def test_the_launcher_learns_of_a_checkpoint_first(monkeypatch, tmp_path):
     run_threads(2, work)
     assert [what for what in told if what[0] == "saved"] == [("saved", str(path), 1)]
     assert read_checkpoint(path).progress["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "old", "new"),
+    [
+        (Trainer, "asked", "requested_strategy"),
+        (Trainer, "elastic", "coordinator.training.elastic"),
+        (Strategy, "is_free", "is_asynchronous"),
+        (Operation, "kind", "collective"),
+    ],
+)
+def test_a_renamed_attribute_names_the_new_one(cls, old, new):
+    with pytest.raises(AttributeError, match=rf"{old} was renamed[\s\S]*use {new}"):
+        getattr(cls, old)

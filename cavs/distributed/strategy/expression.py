@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.strategy.variable import Variable
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, renamed
 
 FORMAT = 1  # version of the JSON form
 REDUCTIONS = ("mean", "sum")
@@ -287,6 +287,7 @@ class GraphConfig:
         )
 
 
+@renamed({"is_free": "is_asynchronous"})
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """How one model is trained on many workers: nodes in the order of the model's parameters.

@@ -24,10 +24,10 @@ class _Module(Protocol):
 class Variable:
     """One trained parameter.
 
-    shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks
-    up have a gradient. rows: of a sparse one, how many different rows a replica touches in a step,
-    as far as known. once, twice: how many of these it looks up once, and twice; from them follows
-    how many several replicas touch, see `growth`; None: as if each drew its own evenly. factors:
+    shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks up
+    have a gradient. rows: of a sparse one, how many different rows a replica touches in a step, as
+    far as known. once, twice: how many of these it looks up once, and twice; from them follows how
+    many several replicas touch, see `distinct_rows`; None: as if each drew its own evenly. factors:
     how many pairs (u, v) a replica's gradient is the sum of, if it is a matrix product (the rows of
     that product: vertices, not graphs); None if it is none. done: its place in the order in which
     gradients are done; None: see `by_gradient`.

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.errors import renamed
+
 Floats = NDArray[np.float64]
 INDEX_BYTES = 4  # bytes of a row number
 HEADER_BYTES = 8  # a count, where sizes differ between ranks
 SMALL = 1 << 14  # bytes: an all-reduce up to here goes up and down a tree, above around a ring
 
 
+@renamed({"kind": "collective"})
 @dataclass(frozen=True)
 class Operation:
     """One collective among `ranks`.
