@@ -143,7 +143,7 @@ def reserved_words(path: str, text: str) -> list[str]:
 PLAIN = set(
     words(
         """
-        access all architecture array at attention auto attribute axis b back backward
+        access addition all architecture array at attention auto attribute axis b back backward
         balance balancer balancing base batch benchmark binary binding bit block body
         bracket branch broadcast bucket build builder byte cache cached candidate cast
         cell chain channel choose clock cluster code codegen collate collective comm common

@@ -24,21 +24,6 @@ from tests.language_rules import (
 from tests.prose import Prose, prose
 from tests.tracked import ROOT
 
-# Folders and files that are not rewritten yet: the rules hold for all others.
-UNFINISHED: list[str] = [
-    *("benchmarks/runners_cavs.py", "cavs/_cuda.pyi", "cavs/cuda"),
-    *("csrc/bindings", "csrc/exec", "csrc/graph", "csrc/kernels"),
-    *("cuda/bindings", "cuda/driver", "cuda/executor", "cuda/kernels", "cuda/launch"),
-    *("cuda/lstm", "cuda/memory", "cuda/replay", "docs/cuda.md"),
-    *("docs/persistent.md", "tests/cuda", "tests/exec"),
-    *("tests/kernels",),
-]
-
-
-def finished(path: str) -> bool:
-    """True if the rules hold for a file, given from the root."""
-    return not any(path == p or path.startswith(p + "/") for p in UNFINISHED + EXEMPT)
-
 
 def faults(path: str) -> list[str]:
     """Return everything that a file breaks, as ``rule: line: text``."""
@@ -58,16 +43,16 @@ def faults(path: str) -> list[str]:
     ]
 
 
-def test_finished_files_keep_the_rules() -> None:
-    assert [f"{path}: {f}" for path in texts() if finished(path) for f in faults(path)] == []
+def test_files_keep_the_rules() -> None:
+    assert [f"{path}: {fault}" for path in texts() for fault in faults(path)] == []
 
 
-def test_unfinished_files_exist() -> None:
-    assert [name for name in UNFINISHED + EXEMPT if not (ROOT / name).exists()] == []
+def test_exempt_files_exist() -> None:
+    assert [name for name in EXEMPT if not (ROOT / name).exists()] == []
 
 
 def test_folders_have_names_of_the_glossary() -> None:
-    folders = {(p, n) for p, n in public_names() if p not in texts() and finished(f"{p}/x")}
+    folders = {(p, n) for p, n in public_names() if p not in texts()}
     assert [f"{p}: {unknown_words(n)}" for p, n in sorted(folders) if unknown_words(n)] == []
 
 
@@ -145,7 +130,7 @@ def test_a_planted_page_is_found() -> None:
 
 
 def report(under: str) -> None:
-    """Print every fault below a path, then their number by folder, finished or not."""
+    """Print every fault below a path, then their number by folder."""
     found = {path: faults(path) for path in texts() if path.startswith(under)}
     for path, lines in found.items():
         print(*(f"{path}: {line}" for line in lines), sep="\n", end="\n" if lines else "")

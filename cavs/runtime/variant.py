@@ -137,6 +137,8 @@ class Variant:
         Raises KeyError, TypeError or ValueError on anything else.
         """
         numbers, shape = entry["child_numbers"], entry.get("shape")
+        entry = {"merged_features": entry.get("lumped", ()), **entry}  # former names
+        entry = {"recompiles": entry.get("grown", 0), **entry}  # former names
         return Variant(
             VariantKey(
                 bool(entry["training"]),
@@ -146,10 +148,10 @@ class Variant:
             ),
             Decisions(
                 absent=frozenset(str(n) for n in entry["absent"]),
-                merged_features=frozenset(str(n) for n in entry.get("merged_features", ())),
+                merged_features=frozenset(str(n) for n in entry["merged_features"]),
                 child_numbers=None if numbers is None else int(numbers),
                 kinds=tuple(sorted(int(k) for k in entry["kinds"])),
-                recompiles=int(entry.get("recompiles", 0)),
+                recompiles=int(entry["recompiles"]),
                 shared=entry.get("shared"),
                 shape=None if shape is None else Shape(*map(float, shape)),
             ),

@@ -122,6 +122,8 @@ class Trainer(ProcessLocal):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if session is not None:
+            engine = "cavs.Session, or an engine derived from cavs.train.engine.Engine"
+            require(hasattr(session, "overlaps"), "session", session, engine)
             _check_session_options(device, precision, cudnn, passes)
         if threads is not None:
             require_threads(threads)

@@ -21,8 +21,8 @@ auto without_gil(F&& f) {
   return f();
 }
 
-inline OptimizerKind parse_optimizer(const std::string& s) {
-  return parse<OptimizerKind>(s, "optimizer");
+inline OptimizerRule parse_optimizer(const std::string& s) {
+  return parse<OptimizerRule>(s, "optimizer");
 }
 
 // Pointer to a C-contiguous array of T, not converted: the engine accesses the caller's memory.
@@ -110,7 +110,7 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
                                      "weight_decay", "bias1", "bias2", "scales"});
   Update<T> update;
   OptimizerStep& s = update.step;
-  s.kind = parse_optimizer(f.need<std::string>("kind"));
+  s.rule = parse_optimizer(f.need<std::string>("kind"));
   s.lr = f.need<double>("lr");
   s.momentum = f.get("momentum", 0.0);
   s.nesterov = f.get("nesterov", false);
@@ -124,8 +124,8 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
   update.scales = f.get("scales", std::move(update.scales));
   update.max_norm = options.max_norm;
   update.trainable = options.trainable;
-  const size_t needed = s.kind == OptimizerKind::kSgd                                       ? 0
-                        : s.kind == OptimizerKind::kAdam || s.kind == OptimizerKind::kAdamW ? 2
+  const size_t needed = s.rule == OptimizerRule::kSgd                                       ? 0
+                        : s.rule == OptimizerRule::kAdam || s.rule == OptimizerRule::kAdamW ? 2
                                                                                             : 1;
   for (size_t i = 0; i < options.states.size(); ++i) {
     const auto states = options.states[i].cast<py::list>();

@@ -308,17 +308,17 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           py::arg("loss_base") = 0, py::arg("grad_base") = 0, py::arg("slope") = py::none())
       .def(
           "update",
-          [](const Table& t, OptimizerKind kind, const Values<T>& grad, Values<T> param,
+          [](const Table& t, OptimizerRule rule, const Values<T>& grad, Values<T> param,
              std::optional<Values<T>> state1, std::optional<Values<T>> state2, double lr,
              double momentum, bool nesterov, double beta1, double beta2, double eps,
              double weight_decay, double grad_scale, double bias1, double bias2) {
-            const OptimizerStep step{kind, nesterov,     lr,         momentum, beta1, beta2,
+            const OptimizerStep step{rule, nesterov,     lr,         momentum, beta1, beta2,
                                      eps,  weight_decay, grad_scale, bias1,    bias2};
             t.kernels.update(step, param.size(), grad.data(), param.mutable_data(),
                              state1 ? state1->mutable_data() : nullptr,
                              state2 ? state2->mutable_data() : nullptr);
           },
-          py::arg("kind"), py::arg("grad").noconvert(), py::arg("param").noconvert(),
+          py::arg("rule"), py::arg("grad").noconvert(), py::arg("param").noconvert(),
           py::arg("state1").noconvert() = py::none(), py::arg("state2").noconvert() = py::none(),
           py::arg("lr") = 0.1, py::arg("momentum") = 0.9, py::arg("nesterov") = false,
           py::arg("beta1") = 0.9, py::arg("beta2") = 0.999, py::arg("eps") = 1e-8,
@@ -399,12 +399,12 @@ void bind_kernels(py::module_& m) {
       .value("WRITE", StoreMode::kWrite)
       .value("SUM", StoreMode::kSum)
       .value("MAX", StoreMode::kMax);
-  py::enum_<OptimizerKind>(k, "OptimizerKind")
-      .value("SGD", OptimizerKind::kSgd)
-      .value("MOMENTUM", OptimizerKind::kMomentum)
-      .value("ADAGRAD", OptimizerKind::kAdagrad)
-      .value("ADAM", OptimizerKind::kAdam)
-      .value("ADAMW", OptimizerKind::kAdamW);
+  py::enum_<OptimizerRule>(k, "OptimizerRule")
+      .value("SGD", OptimizerRule::kSgd)
+      .value("MOMENTUM", OptimizerRule::kMomentum)
+      .value("ADAGRAD", OptimizerRule::kAdagrad)
+      .value("ADAM", OptimizerRule::kAdam)
+      .value("ADAMW", OptimizerRule::kAdamW);
   py::enum_<MapOpcode> opcode(k, "MapOpcode");
   for (size_t i = 0; i < kNumMapOperations; ++i) {
     std::string name = kMapOperations[i].name;

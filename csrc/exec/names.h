@@ -18,9 +18,9 @@ struct Names<Role> {
   static constexpr Role last = Role::kCount;
 };
 template <>
-struct Names<OptimizerKind> {
+struct Names<OptimizerRule> {
   static constexpr const char* all[] = {"sgd", "momentum", "adagrad", "adam", "adamw"};
-  static constexpr OptimizerKind last = OptimizerKind::kAdamW;
+  static constexpr OptimizerRule last = OptimizerRule::kAdamW;
 };
 template <>
 struct Names<Held> {

@@ -53,14 +53,14 @@ void update(const OptimizerStep& step, int64_t n, const T* grad, T* param, T* st
   using V = Vector<T>;
   const T lr = static_cast<T>(step.lr), eps = static_cast<T>(step.eps);
   const T scale = static_cast<T>(step.grad_scale), momentum = static_cast<T>(step.momentum);
-  const bool decoupled = step.kind == OptimizerKind::kAdamW;
+  const bool decoupled = step.rule == OptimizerRule::kAdamW;
   const T decay = decoupled ? T(0) : static_cast<T>(step.weight_decay);
   const auto gradient = [=](V g, V p) { return g * scale + p * decay; };
-  switch (step.kind) {
-    case OptimizerKind::kSgd:
+  switch (step.rule) {
+    case OptimizerRule::kSgd:
       return update_each<T, 0>(n, grad, param, state1, state2,
                                [=](V g, V& p, V&, V&) { p -= lr * gradient(g, p); });
-    case OptimizerKind::kMomentum:
+    case OptimizerRule::kMomentum:
       if (step.nesterov) {
         return update_each<T, 1>(n, grad, param, state1, state2, [=](V g, V& p, V& b, V&) {
           g = gradient(g, p);
@@ -72,14 +72,14 @@ void update(const OptimizerStep& step, int64_t n, const T* grad, T* param, T* st
         b = momentum * b + gradient(g, p);
         p -= lr * b;
       });
-    case OptimizerKind::kAdagrad:
+    case OptimizerRule::kAdagrad:
       return update_each<T, 1>(n, grad, param, state1, state2, [=](V g, V& p, V& s, V&) {
         g = gradient(g, p);
         s += g * g;
         p -= lr * g / (square_root<T>(s) + eps);
       });
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW: {
+    case OptimizerRule::kAdam:
+    case OptimizerRule::kAdamW: {
       const T beta1 = static_cast<T>(step.beta1), beta2 = static_cast<T>(step.beta2);
       const T rest1 = static_cast<T>(1 - step.beta1), rest2 = static_cast<T>(1 - step.beta2);
       const T rate = static_cast<T>(step.lr / step.bias1);

@@ -90,9 +90,9 @@ struct MapKernel {
 constexpr int32_t kMapBlock = 256;
 
 // Hyper-parameters of one optimiser update; see update() below.
-enum class OptimizerKind : uint8_t { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
+enum class OptimizerRule : uint8_t { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
 struct OptimizerStep {
-  OptimizerKind kind;
+  OptimizerRule rule;
   bool nesterov;
   double lr, momentum, beta1, beta2, eps, weight_decay;
   double grad_scale;    // multiplies the gradient first (clipping by global norm)

@@ -15,7 +15,7 @@ constexpr int64_t kPiece = 1 << 12;  // elements of a chunk; fixed, so that sums
 constexpr size_t kNearBytes = 128;   // more than the padding between two gradients
 
 Optimizer optimizer_of(const OptimizerStep& s) {
-  return {static_cast<int>(s.kind), s.nesterov,   s.lr,    s.momentum, s.beta1, s.beta2, s.eps,
+  return {static_cast<int>(s.rule), s.nesterov,   s.lr,    s.momentum, s.beta1, s.beta2, s.eps,
           s.weight_decay,           s.grad_scale, s.bias1, s.bias2};
 }
 

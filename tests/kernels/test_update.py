@@ -5,7 +5,7 @@ import pytest
 
 from .support import KERNELS, SIZES, Case, every_case
 
-Kind = KERNELS.OptimizerKind
+Rule = KERNELS.OptimizerRule
 
 
 def reference(
@@ -55,7 +55,7 @@ def test_updates(case: Case, kind: str) -> None:
                 "bias2": 1 - 0.99**t,
             }
             g = case.normal(rng, n)
-            case.table.update(Kind.__members__[name], g, p[:n], s1[:n], s2[:n], **options)
+            case.table.update(Rule.__members__[name], g, p[:n], s1[:n], s2[:n], **options)
             reference(name, p64, g.astype("f8"), s164, s264, options)
         for got, expected in ((p, p64), (s1, s164), (s2, s264)):
             np.testing.assert_allclose(got[:n], expected, rtol=50 * case.eps, atol=20 * case.eps)
@@ -76,7 +76,7 @@ def test_alignment_changes_no_bit(case: Case, kind: str) -> None:
         for x, v in zip((grad, *rest), values, strict=True):
             x[...] = v
         options = {"beta2": 0.99, "weight_decay": 0.03, "grad_scale": 0.5}
-        case.table.update(Kind.__members__[kind], grad, *rest, **options)
+        case.table.update(Rule.__members__[kind], grad, *rest, **options)
         for x in held:
             assert (x[:begin] == 7.0).all() and (x[begin + n :] == 7.0).all()
         results.add(b"".join(x.tobytes() for x in rest))
@@ -86,10 +86,10 @@ def test_alignment_changes_no_bit(case: Case, kind: str) -> None:
 @every_case
 def test_states_may_be_absent(case: Case) -> None:
     p, g = np.ones(17, case.dtype), np.ones(17, case.dtype)
-    case.table.update(Kind.SGD, g, p, lr=0.25)
+    case.table.update(Rule.SGD, g, p, lr=0.25)
     assert (p == 0.75).all()
     state = np.zeros(17, case.dtype)
-    case.table.update(Kind.ADAGRAD, g, p, state, lr=0.25, eps=0.0)
+    case.table.update(Rule.ADAGRAD, g, p, state, lr=0.25, eps=0.0)
     assert (p == 0.5).all()
 
 

@@ -195,8 +195,8 @@ def test_memory_does_not_grow():
         assert session.report()["arena_bytes"] <= arena * 1.5
     session.step(batches[3], hyper, states)
     assert session.report()["arena_bytes"] == arena
-    recompiles = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert recompiles * (1024 if sys.platform == "linux" else 1) < 2e6
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert growth * (1024 if sys.platform == "linux" else 1) < 2e6
 
 
 CELLS = {

@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.runtime import tracing
+from cavs.runtime.variant import Variant
 from tests.oracle import assert_close, reference
 
 
@@ -87,3 +88,14 @@ def test_a_resumed_training_runs_the_same_programs(tmp_path):
         assert first.step(batch) == second.step(batch)
     for a, b in zip(first.parameters.values(), second.parameters.values(), strict=True):
         assert (a.value == b.value).all()
+
+
+def test_decisions_are_read_under_their_former_names():
+    session = cavs.Session(Many(7))
+    for seed in range(4):
+        session.gradients(chains(7, 10, seed))
+    former = {"merged_features": "lumped", "recompiles": "grown"}  # former names
+    (entry,) = session.state_dict()["variants"]
+    renamed = {former.get(name, name): value for name, value in entry.items()}
+    assert set(former) & set(renamed) == set() and entry["merged_features"]
+    assert Variant.from_json(renamed).to_json() == entry

@@ -52,3 +52,10 @@ def test_cudnn_is_refused_on_many_ranks():
     with pytest.raises(ConfigError, match="cudnn is 'auto', but must be 'never' on many ranks"):
         distributed.Trainer(Tree(), optim.SGD(0.1), cudnn="auto")
     distributed.Trainer(Tree(), optim.SGD(0.1), cudnn="never")
+
+
+def test_a_session_that_is_no_engine_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"session is .*, but must be cavs\.Session, or an engine"
+    ):
+        cavs.Trainer(Tree(), optim.SGD(0.1), session=object())
