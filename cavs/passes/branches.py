@@ -66,8 +66,8 @@ def _selected(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
 
 def _is_random(condition: Node) -> bool:
     """True if a condition compares random numbers with constants."""
-    sources = [x.op.name for x in condition.inputs]
-    return "uniform" in sources and set(sources) <= {"uniform", "constant"}
+    sources = [x.op.name for x in condition.inputs if x.op.name != "constant"]
+    return bool(sources) and all(name == "uniform" for name in sources)
 
 
 def _unbounded(graph: Graph, nodes: Sequence[Node]) -> set[Node]:

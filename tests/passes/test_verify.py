@@ -76,7 +76,7 @@ BROKEN = {
     "dtypes": (lambda g: with_output(g, node("add", A, INTEGERS)), "needs floats, not i32"),
     "kinds": (
         lambda g: with_output(g, node("add", at(VERTEX.of_kind(0)), at(VERTEX.of_kind(1)))),
-        r"values of vertex kinds \[0, 1\] meet",
+        r"values of vertex kinds \[0, 1\] cannot be combined",
     ),
     "product": (lambda g: with_output(g, node("matmul", A, B)), "the right side must be"),
     "no edge": (lambda g: with_output(g, node("sum_children", A)), "needs a value of every child"),
