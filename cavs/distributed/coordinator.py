@@ -24,7 +24,7 @@ from cavs.distributed.step.run import StepReport
 from cavs.distributed.step.split_feedback import SplitFeedback
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
-from cavs.train.coordination import Write
+from cavs.train.coordination import Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
@@ -33,8 +33,8 @@ Array = NDArray[Any]
 T = TypeVar("T")
 
 
-class RankCoordinator:
-    """`cavs.train.coordination.Coordinator` of one of many ranks.
+class RankCoordinator(Coordinator):
+    """Coordinator of one of many ranks.
 
     An error on one rank is raised on all. If a rank dies, the others finish or repeat what they
     were doing together, as far as `Survivors` can.
@@ -63,7 +63,6 @@ class RankCoordinator:
         training.begun = True
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
-        """See `Coordinator`."""
 
         def step() -> StepReport:
             self.begin(batch)
@@ -81,7 +80,6 @@ class RankCoordinator:
         return self.survivors.run_resilient(step, step=True)
 
     def share_step_error(self, error: NumericsError) -> None:
-        """See `Coordinator`."""
         if self.session.asynchronous:
             assert self.session.servers is not None
             self.session.servers.fail(error)
@@ -165,7 +163,6 @@ class RankCoordinator:
             self.survivors.run_resilient(clear)
 
     def shard_loader(self, train: DataLoader) -> None:
-        """See `Coordinator`."""
         require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
         training, session = self.training, self.session
         training.loader_facts = train.state_dict() | {"structure and integers": train.digest()}
@@ -189,7 +186,6 @@ class RankCoordinator:
         self.feedback.reset()
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """See `Coordinator`."""
         try:
             yield from batches
         except Exception as error:  # the other ranks are about to make the step
@@ -245,7 +241,6 @@ class RankCoordinator:
         return self.session.wants_stop or self.survivors.ends_fit
 
     def reduce_metrics(self, sums: Array) -> Array:
-        """See `Coordinator`."""
         session = self.session
         found = Consensus(stop=session.wants_stop)
         session.stopping |= session.agreement.consensus("evaluation", found=found).stop

@@ -115,70 +115,57 @@ class Coordinator(Protocol):
         ...
 
 
-class SingleProcess:
+class SingleProcess(Coordinator):
     """Coordinator of a training on one process: there is no other to agree with."""
 
     writes_files = True
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
-        """See `Coordinator`."""
         return advance(batch)
 
     def share_step_error(self, error: NumericsError) -> None:
         """See `Coordinator`."""
 
     def should_stop(self, requested: bool) -> bool:
-        """See `Coordinator`."""
         return requested
 
     def should_stop_at_end(self, requested: bool) -> bool:
-        """See `Coordinator`."""
         return requested
 
     def fitting(self, train: object, options: FitOptions) -> AbstractContextManager[None]:
-        """See `Coordinator`."""
         return nullcontext()
 
     def shard_loader(self, train: DataLoader) -> None:
         """See `Coordinator`."""
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """See `Coordinator`."""
         return batches
 
     def sum_losses(self, loss_sum: float) -> float:
-        """See `Coordinator`."""
         return loss_sum
 
     def run_evaluation(self, evaluate: Callable[[Iterable[Any]], T], batches: Iterable[Any]) -> T:
-        """See `Coordinator`."""
         return evaluate(batches)
 
     def local_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """See `Coordinator`."""
         return batches
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
-        """See `Coordinator`."""
         return requested
 
     def reduce_metrics(self, sums: Array) -> Array:
-        """See `Coordinator`."""
         return sums
 
     def may_save(self, error: Exception, *, evaluating: bool) -> bool:
-        """See `Coordinator`."""
         return leaves_state_valid(error, evaluating=evaluating)
 
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
-        """See `Coordinator`."""
         write({})
 
     def settle(self) -> None:
         """See `Coordinator`."""
 
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
-        """See `Coordinator`."""
         return read()
 
 

@@ -228,13 +228,11 @@ class SGD(Optimizer):
         return 1 if self.momentum else 0
 
     def hyper(self, step: int) -> dict[str, Any]:
-        """See `Optimizer.hyper`."""
         rule = "momentum" if self.momentum else "sgd"
         own = {"kind": rule, "momentum": float(self.momentum), "nesterov": self.nesterov}
         return super().hyper(step) | own
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`."""
         return super().state_dict() | {"kind": self.hyper(0)["kind"]}
 
 
@@ -261,7 +259,6 @@ class Adagrad(Optimizer):
         return states
 
     def hyper(self, step: int) -> dict[str, Any]:
-        """See `Optimizer.hyper`."""
         return super().hyper(step) | {"eps": float(self.eps)}
 
 

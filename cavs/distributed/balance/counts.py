@@ -126,7 +126,6 @@ class PairBalancer(Balancer[list[int], list[int]]):
         return _in_order(counts), counts
 
     def on(self, device: Device | None) -> None:
-        """See `Balancer.on`."""
         if self._given is None and (self.usage is None or device is not self._device):
             self.usage, self._device = usage_on(device), device
 

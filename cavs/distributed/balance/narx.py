@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.distributed.balance.predictors import EMA
+from cavs.distributed.balance.predictors import EMA, Predictor
 
 Floats = NDArray[np.float64]
 INPUTS = 8  # two speeds before; CPU and memory now, and twice before
@@ -33,7 +33,7 @@ class Weights:
 
 
 @dataclass
-class NARX:
+class NARX(Predictor):
     """Nonlinear autoregression with CPU and memory use as driving series (Chen et al. 2020).
 
     Until `warm_up` iterations are known it predicts as EMA does, or by the `weights` of an earlier
@@ -53,7 +53,6 @@ class NARX:
     _ema: EMA = field(default_factory=EMA)
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
-        """See `Predictor`."""
         self._ema.update(speed)
         self.rows.append((speed, cpu, memory))
         del self.rows[: -self.history]
@@ -63,7 +62,6 @@ class NARX:
             self.weights = train(np.array(self.rows), self.width, self.seed, self.weights)
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
-        """See `Predictor`."""
         if self.weights is None or len(self.rows) < 2:
             return self._ema.predict()
         (v2, c2, m2), (v1, c1, m1) = self.rows[-2:]

@@ -39,7 +39,6 @@ class StructureBalancer(Balancer[CostModel, NDArray[np.float64]]):
         super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
 
     def fresh(self) -> Self:
-        """See `Balancer.fresh`."""
         other = super().fresh()
         other.model = CostModel(1)
         return other

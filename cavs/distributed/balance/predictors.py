@@ -30,39 +30,35 @@ class Predictor(Protocol):
 
 
 @dataclass
-class Memoryless:
+class Memoryless(Predictor):
     """The speed of the last iteration."""
 
     speed: float = 0.0
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
-        """See `Predictor`."""
         self.speed = speed
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
-        """See `Predictor`."""
         return self.speed
 
 
 @dataclass
-class EMA:
+class EMA(Predictor):
     """The exponential moving average; `alpha` is the weight of the newest."""
 
     alpha: float = 0.2
     mean: float | None = None
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
-        """See `Predictor`."""
         before = speed if self.mean is None else self.mean
         self.mean = before + self.alpha * (speed - before)
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
-        """See `Predictor`."""
         return self.mean or 0.0
 
 
 @dataclass
-class ARIMA:
+class ARIMA(Predictor):
     """ARIMA(2, 2, 1) over the last `window` speeds, fitted for each prediction.
 
     Differenced twice, then two autoregressive terms and one moving-average term by the regressions
@@ -75,13 +71,11 @@ class ARIMA:
     speeds: deque[float] = field(default_factory=deque)
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
-        """See `Predictor`."""
         self.speeds.append(speed)
         if len(self.speeds) > self.window:
             self.speeds.popleft()
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
-        """See `Predictor`."""
         speeds = np.array(self.speeds)
         if not len(speeds):
             return 0.0

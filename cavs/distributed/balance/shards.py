@@ -35,7 +35,6 @@ class Counts:
     present: tuple[int, ...] | None = None
 
     def __call__(self, graphs: Sequence[Graph], ranks: int) -> list[range]:
-        """See `Split`."""
         counts = list(self.counts)
         if self.present is not None:  # the last of them may only own parameters now
             counts = [self.counts[r] for r in self.present[:ranks]]

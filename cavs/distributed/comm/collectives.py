@@ -25,7 +25,7 @@ from cavs.distributed.comm.checks import (
 )
 from cavs.distributed.comm.common_memory import CommonMemory
 from cavs.distributed.comm.hang_detection import Known, PendingWait, WaitRegister, nothing
-from cavs.distributed.comm.interfaces import Array, Handle
+from cavs.distributed.comm.interfaces import Array, Communicator, Handle
 from cavs.distributed.comm.messages import Code, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
 from cavs.errors import CommunicationError, ProcessLocal
@@ -36,7 +36,7 @@ _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks ha
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 
 
-class Collectives(ProcessLocal, ABC):
+class Collectives(ProcessLocal, Communicator, ABC):
     """Base class of communicators: the operations, by means of `_exchange`.
 
     names: numbers of the ranks in the world. group: a name that no other group has, the same on all
@@ -71,27 +71,22 @@ class Collectives(ProcessLocal, ABC):
 
     @property
     def rank(self) -> int:
-        """See `Communicator`."""
         return self._rank
 
     @property
     def size(self) -> int:
-        """See `Communicator`."""
         return self._size
 
     @property
     def names(self) -> Sequence[int]:
-        """See `Communicator`."""
         return self._names
 
     @property
     def sent_bytes(self) -> int:
-        """See `Communicator`."""
         return self._sent
 
     @property
     def overlaps(self) -> bool:
-        """See `Communicator`."""
         return self._overlaps
 
     @abstractmethod
@@ -110,7 +105,6 @@ class Collectives(ProcessLocal, ABC):
         peers: Callable[[], Iterable[int]] | None = None,
         known: Known = nothing,
     ) -> PendingWait:
-        """See `Communicator`."""
         group = f"{self._group} aside"
         return self._waiting(group, 0, operation, peers or self._others, known)
 
@@ -137,7 +131,6 @@ class Collectives(ProcessLocal, ABC):
     # ---- order ---------------------------------------------------------------------------------
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
-        """See `Communicator`."""
         if self._overlaps:
             return self._progress.start(operation, arguments)
         job: DeferredJob[T] = DeferredJob(self._last, self._defer, (operation, *arguments))
@@ -164,7 +157,6 @@ class Collectives(ProcessLocal, ABC):
             return operation(*arguments)
 
     def close(self) -> None:
-        """See `Communicator`."""
         self._progress.close()
 
     def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -186,7 +178,6 @@ class Collectives(ProcessLocal, ABC):
     # ---- operations ----------------------------------------------------------------------------
 
     def all_reduce(self, array: Array) -> None:
-        """See `Communicator`."""
         flat = as_row(array)
         self._run(Code.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
 
@@ -230,7 +221,6 @@ class Collectives(ProcessLocal, ABC):
     # ---- common memory -------------------------------------------------------------------------
 
     def common_memory(self, nbytes: int) -> Array | None:
-        """See `Communicator`."""
         self._common = [common for common in self._common if common.is_alive]
         found = self._map_common(nbytes) if self._size > 1 else None
         if found is None:
@@ -274,7 +264,6 @@ class Collectives(ProcessLocal, ABC):
     # ---- parts of arrays -----------------------------------------------------------------------
 
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
-        """See `Communicator`."""
         flat = as_row(array)
         check_counts(counts, flat.size, self._size)
         name = f"reduce-scatter of {flat.nbytes} bytes"
@@ -293,7 +282,6 @@ class Collectives(ProcessLocal, ABC):
             coming += other
 
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
-        """See `Communicator`."""
         flat = as_row(array)
         check_counts(counts, flat.size, self._size)
         name = f"all-gather of {flat.nbytes} bytes"
@@ -311,7 +299,6 @@ class Collectives(ProcessLocal, ABC):
             self._send([(mine, to)] if mine.size else [], [(coming, source)] if coming.size else [])
 
     def all_gather(self, array: Array) -> list[Array]:
-        """See `Communicator`."""
         as_row(array)
         name = f"all-gather of {array.nbytes} bytes"
         return self._run(Code.ALL_GATHER, name, self._all_gather, array)
@@ -326,7 +313,6 @@ class Collectives(ProcessLocal, ABC):
         return got
 
     def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
-        """See `Communicator`."""
         check_parts(parts, self._size)
         for part in parts:
             check_array(part)
@@ -348,7 +334,6 @@ class Collectives(ProcessLocal, ABC):
         return got
 
     def reduce(self, array: Array, root: int) -> None:
-        """See `Communicator`."""
         check_rank(root, self._size)
         flat = as_row(array)
         name = f"reduce of {flat.nbytes} bytes to rank {self._names[root]}"
@@ -371,7 +356,6 @@ class Collectives(ProcessLocal, ABC):
                 flat += term
 
     def broadcast(self, array: Array, root: int) -> None:
-        """See `Communicator`."""
         check_rank(root, self._size)
         flat = as_row(array)
         name = f"broadcast of {flat.nbytes} bytes by rank {self._names[root]}"
@@ -384,19 +368,16 @@ class Collectives(ProcessLocal, ABC):
             self._send([], [(flat, root)])
 
     def send(self, array: Array, to: int) -> None:
-        """See `Communicator`."""
         check_rank(to, self._size)
         name = f"send to rank {self._names[to]}"
         self._run(Code.SEND, name, self._send, [(as_row(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
-        """See `Communicator`."""
         check_rank(source, self._size)
         name = f"receive from rank {self._names[source]}"
         self._run(Code.SEND, name, self._send, [], [(as_row(array), source)])
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """See `Communicator`."""
         for _, rank in (*sends, *receives):
             check_peer(rank, self._rank, self._size)
         rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
@@ -404,11 +385,9 @@ class Collectives(ProcessLocal, ABC):
         self._run(Code.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
 
     def barrier(self) -> None:
-        """See `Communicator`."""
         self._run(Code.BARRIER, "barrier", self._tree_all_reduce, np.zeros(1, np.uint8))
 
     def share(self, value: Any) -> list[Any]:
-        """See `Communicator`."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         every = self._run(Code.SHARE, "share", self._all_gather, text)
         return [json.loads(part.tobytes()) for part in every]

@@ -156,9 +156,7 @@ class Communicator(Operations[Array], Protocol):
         """Every rank's JSON value, by rank."""
         ...
 
-    def split(self, color: int, key: int = 0) -> Communicator:
-        """See `Operations`."""
-        ...
+    def split(self, color: int, key: int = 0) -> Communicator: ...
 
     def common_memory(self, nbytes: int) -> Array | None:
         """Memory of this rank, bytes, that the other ranks see as well; all ranks call it.

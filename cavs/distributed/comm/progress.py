@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+from cavs.distributed.comm.interfaces import Handle
 
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
+class Job(Handle[T]):
     """An operation and, once it ran, its result or exception."""
 
     def __init__(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> None:
@@ -21,7 +23,6 @@ class Job(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """See `Handle.done`."""
         return self._finished.is_set()
 
     @property
@@ -45,7 +46,6 @@ class Job(Generic[T]):
         return self._finished.wait(seconds)
 
     def wait(self) -> T:
-        """See `Handle.wait`."""
         self._finished.wait()
         if self._error is not None:
             raise self._error
@@ -78,7 +78,6 @@ class DeferredJob(Job[T]):
             Job.run(job)
 
     def wait(self) -> T:
-        """See `Handle.wait`."""
         if not self.done:
             self.run()
         return super().wait()

@@ -28,20 +28,16 @@ class SingleCommunicator(Collectives):
         """This rank is."""
 
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
-        """See `Communicator`."""
         return SingleCommunicator()
 
     def mailbox(self) -> SingleMailbox:
-        """See `Communicator`."""
         return SingleMailbox(0, self.names)
 
     def leave(self) -> None:
         """See `Communicator`."""
 
     def shrink(self) -> SingleCommunicator:
-        """See `Communicator`."""
         return self
 
     def abort(self, message: str) -> None:
-        """See `Communicator`."""
         sys.exit(message)

@@ -37,7 +37,6 @@ class _Desk(WaitRegister):
         self._board = board
 
     def ask(self) -> dict[int, list[Wait]]:
-        """See `WaitRegister`."""
         with self._board.changed:
             return {number: desk.own() for number, desk in self._board.desks.items()}
 
@@ -110,7 +109,6 @@ class ThreadCommunicator(Collectives):
             raise self._world.lost()
 
     def split(self, color: int, key: int = 0) -> ThreadCommunicator:
-        """See `Communicator`."""
         every = self.share([color, key])
         members = [r for _, r in sorted((k, r) for r, (c, k) in enumerate(every) if c == color)]
         self._splits += 1
@@ -134,7 +132,6 @@ class ThreadCommunicator(Collectives):
         return found
 
     def mailbox(self) -> ThreadMailbox:
-        """See `Communicator`."""
         box = ThreadMailbox(self._world, self._mailboxes, self._rank)
         self._mailboxes += 1
         with self._world.changed:
@@ -143,7 +140,6 @@ class ThreadCommunicator(Collectives):
         return box
 
     def close(self) -> None:
-        """See `Communicator`."""
         with self._world.changed:
             boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self._rank]
         for box in boxes:
@@ -159,13 +155,11 @@ class ThreadCommunicator(Collectives):
             self._world.changed.notify_all()
 
     def leave(self) -> None:
-        """See `Communicator`."""
         with self._world.changed:
             self._world.leaving.add(self._rank)
             self._world.changed.notify_all()
 
     def shrink(self) -> ThreadCommunicator:
-        """See `Communicator`."""
         self.leave()
         world = self._world
 
@@ -185,7 +179,6 @@ class ThreadCommunicator(Collectives):
         return ThreadCommunicator(world.smaller, members.index(self._rank), timeout=self.timeout)
 
     def abort(self, message: str) -> None:
-        """See `Communicator`."""
         board = self._world.board
         with board.changed:
             board.aborted = message

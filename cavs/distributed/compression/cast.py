@@ -29,14 +29,12 @@ class Identity(Compressor):
     lossless: ClassVar[bool] = True
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         total = yield Exchange("all_reduce", (gradient,))
         return Reduced(total, gradient, state)
 
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         return (Round("all_reduce", math.prod(shape) * itemsize),)
 
 
@@ -63,7 +61,6 @@ class _Cast(Compressor):
         raise NotImplementedError
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         dtype, flat = gradient.dtype, gradient.reshape(-1)
         offsets = part_offsets(flat.size, ranks)
         coded = self.encode(flat)
@@ -84,7 +81,6 @@ class _Cast(Compressor):
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         nbytes = 2 * math.prod(shape)
         return (Round("all_to_all", nbytes), Round("all_gather", nbytes / ranks))
 
@@ -96,14 +92,12 @@ class Float16(_Cast):
     name: ClassVar[str] = "float16"
 
     def encode(self, values: Array) -> Array:
-        """See `_Cast`."""
         limit = float(np.finfo(np.float16).max)
         cut = np.where(np.isfinite(values), np.clip(values, -limit, limit), values)
         coded: Array = cut.astype(np.float16)
         return coded
 
     def decode(self, coded: Array, dtype: Any) -> Array:
-        """See `_Cast`."""
         return coded.astype(dtype)
 
 
@@ -114,7 +108,6 @@ class BFloat16(_Cast):
     name: ClassVar[str] = "bfloat16"
 
     def encode(self, values: Array) -> Array:
-        """See `_Cast`."""
         single = values.astype(np.float32)
         bits: NDArray[np.uint32] = single.view(np.uint32)
         rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
@@ -125,5 +118,4 @@ class BFloat16(_Cast):
         return np.where(np.isfinite(single), rounded, special).astype(np.uint16)
 
     def decode(self, coded: Array, dtype: Any) -> Array:
-        """See `_Cast`."""
         return (coded.astype(np.uint32) << 16).view(np.float32).astype(dtype)

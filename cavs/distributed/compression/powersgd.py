@@ -42,7 +42,6 @@ class PowerSGD(Compressor):
         return used if used * (rows + columns) < rows * columns else 0
 
     def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
-        """See `Compressor`."""
         used = self._columns(shape)
         if not used:
             return {}
@@ -50,7 +49,6 @@ class PowerSGD(Compressor):
         return {"error": np.zeros(shape, dtype), "right": drawn.astype(dtype)}
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         if not state:
             total = yield Exchange("all_reduce", (gradient,))
             return Reduced(total, gradient, state)
@@ -71,7 +69,6 @@ class PowerSGD(Compressor):
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         used = self._columns(shape)
         if not used:
             return (Round("all_reduce", math.prod(shape) * itemsize),)

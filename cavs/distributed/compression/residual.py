@@ -30,12 +30,10 @@ class ErrorFeedback(Compressor):
     name: ClassVar[str] = "error_feedback"
 
     def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
-        """See `Compressor`."""
         inner = self.inner.start(shape, dtype, seed=seed)
         return {"error": np.zeros(shape, dtype), "inner": inner}
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         corrected = gradient + state["error"]
         reduced = yield from self.inner.reduce(corrected, state["inner"], rank, ranks)
         with np.errstate(invalid="ignore"):
@@ -47,7 +45,6 @@ class ErrorFeedback(Compressor):
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         return self.inner.rounds(shape, itemsize, ranks, step)
 
     def __str__(self) -> str:
@@ -64,7 +61,6 @@ class OneBit(Compressor):
     name: ClassVar[str] = "onebit"
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         dtype, flat = gradient.dtype, gradient.reshape(-1)
         positive = flat >= 0
         means = np.array([_mean(flat[~positive]), _mean(flat[positive])], np.float32)
@@ -79,7 +75,6 @@ class OneBit(Compressor):
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         return (Round("all_gather", 8 + math.ceil(math.prod(shape) / 8)),)
 
 

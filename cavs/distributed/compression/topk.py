@@ -49,15 +49,12 @@ class TopK(Compressor):
         return min(size, max(1, math.ceil(ratio * size)))
 
     def averaged(self, ranks: int) -> Compressor:
-        """See `Compressor`."""
         return replace(self, clip=self.clip * ranks)
 
     def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
-        """See `Compressor`."""
         return {"step": 0, "velocity": np.zeros(shape, dtype), "unsent": np.zeros(shape, dtype)}
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """See `Compressor`."""
         shape, dtype = gradient.shape, gradient.dtype
         velocity = self.momentum * state["velocity"].reshape(-1)
         velocity += self._clipped(gradient.reshape(-1), ranks)
@@ -101,7 +98,6 @@ class TopK(Compressor):
     def rounds(
         self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
     ) -> tuple[Round, ...]:
-        """See `Compressor`."""
         count = self.count(math.prod(shape), step)
         return (Round("all_gather", count * (_INDEX_BYTES + itemsize)),)
 

@@ -56,11 +56,9 @@ class Auto(Builder):
         return "auto"
 
     def informed(self, compute: Compute, load: Load) -> Auto:
-        """See `Builder`."""
         return replace(self, compute=compute, load=load)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         return compare(CANDIDATES, variables, resources, self.compute, self.load)[0].strategy
 
 

@@ -127,13 +127,11 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     # ---- the rest of an engine -----------------------------------------------------------------
 
     def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch, training: bool = True) -> None:
-        """See `Session.prepare`."""
         if not isinstance(batch, WholeBatch):
             local = batch.local if isinstance(batch, ShardedBatch) else batch
             self.session.prepare(local, training)
 
     def keep_dtype(self) -> None:
-        """See `Session.keep_dtype`."""
         self.session.keep_dtype()
 
     def invalidate(self) -> None:
@@ -155,7 +153,6 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         return {**self.session.state_dict(), "updates": self.stale.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Session.load_state_dict`."""
         self.session.load_state_dict(state)
         updates = state.get("updates")
         self.stale.restart(updates if isinstance(updates, int) else None)

@@ -50,7 +50,6 @@ class AllReduce(Synchroniser):
             check_whole("AllReduce", "group", self.group)
 
     def summary(self, compressor: str) -> str:
-        """See `Synchroniser`."""
         if compressor != "none":  # it travels alone, whatever its group
             return f"all-reduce, {compressor}"
         return "all-reduce, " + ("in buckets" if self.group is None else f"group {self.group}")
@@ -62,7 +61,6 @@ class AllReduce(Synchroniser):
         variable: Variable,
         resources: ResourceSpec | None,
     ) -> Iterator[Problem]:
-        """See `Synchroniser`."""
         yield from super().problems(strategy, leaf, variable, resources)
         if self.spec == "nccl" and (variable.sparse or leaf.compressor != "none"):
             what = "a sparse gradient" if variable.sparse else f"compressor {leaf.compressor}"
@@ -131,12 +129,10 @@ class DenseAllReduce(Exchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         return cls([m.part for m in members], runtime.values, runtime.executor)
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
-        """See `Exchange`."""
         in_place = all(member.shard.axis == 0 for member in members)
         return pricing.everywhere("all_reduce", float(sum(m.nbytes for m in members)), in_place)
 
@@ -179,11 +175,9 @@ class DenseAllReduce(Exchange):
         ]
 
     def wait(self, gradients: Gradients) -> bool:
-        """See `Exchange`."""
         return wait_parts(self.parts, gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         if not self.in_place:
             pack(self.parts, self.memory, self.buffer)
         c.all_reduce(self.buffer)
@@ -195,7 +189,6 @@ class CompressedAllReduce(Exchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         (member,) = members
         compressor = parse(member.leaf.compressor)
         assert runtime.strategy is not None
@@ -206,7 +199,6 @@ class CompressedAllReduce(Exchange):
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
-        """See `Exchange`."""
         (member,) = members
         sizes: dict[tuple[int, str], float] = {}
         rounds = parse(member.leaf.compressor).rounds(
@@ -236,22 +228,18 @@ class CompressedAllReduce(Exchange):
         self.coming = self.state
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         gradient = self.part.view(self.memory).reshape(self.part.shape)
         result = run(self.compressor, gradient, self.state, c)
         self.coming = result.state
         return [self.part.piece(np.ascontiguousarray(result.total))]
 
     def commit(self) -> None:
-        """See `Exchange`."""
         self.state = self.coming
 
     def memory_of(self) -> dict[str, Array]:
-        """See `Exchange`."""
         return {f"{self.part.offset}.{k}": a for k, a in flatten(self.state).items()}
 
     def remember(self, arrays: Mapping[str, Array]) -> None:
-        """See `Exchange`."""
         prefix = f"{self.part.offset}."
         mine = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
         known = flatten(self.state)
@@ -259,11 +247,9 @@ class CompressedAllReduce(Exchange):
             self.state = self.coming = unflatten(self.state, mine)
 
     def weigh(self, by: float) -> None:
-        """See `Exchange`."""
         self.state, self.coming = weighed(self.state, by), weighed(self.coming, by)
 
     def inherit(self, old: Sequence[Exchange]) -> None:
-        """See `Exchange`."""
         for other in old:
             if isinstance(other, CompressedAllReduce) and other.part == self.part:
                 self.state, self.coming = other.state, other.coming

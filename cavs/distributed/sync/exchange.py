@@ -83,18 +83,15 @@ class SparseAllGather(Exchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> SparseAllGather:
-        """See `Exchange`."""
         return cls([members[0].parameter], runtime.values)
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
-        """See `Exchange`."""
         variable = members[0].variable
         rows, _ = pricing.rows(variable, Shard.whole(variable.shape), pricing.replicas)
         return pricing.everywhere("all_gather", tuple((rows * row_bytes(variable)).tolist()))
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         (parameter,) = self.parameters
         rows, values = touched(gradients, parameter, usable)
         found, total = sum_rows(c.all_gather(rows), c.all_gather(values))

@@ -69,7 +69,7 @@ class Facts(Protocol):
 
 
 @dataclass(frozen=True)
-class Pricing:
+class Pricing(Facts):
     """Facts of the cost model: expectations about training step `step`, or its `load`."""
 
     strategy: Strategy
@@ -94,7 +94,6 @@ class Pricing:
         return max(member.variable.size, 1)
 
     def has_factors(self, member: Member) -> bool:
-        """See `Facts`."""
         known = member.variable.factors is not None or member.leaf.name in self.load.factors
         return known and not member.variable.sparse
 
@@ -129,7 +128,7 @@ def row_bytes(variable: Variable) -> float:
 
 
 @dataclass(frozen=True)
-class Runtime:
+class Runtime(Facts):
     """Facts of a run: the executor of a program, the parameters' memory, and the ranks.
 
     values: flat, by number. servers: of the stale parameters. group: the devices that sum among
@@ -144,7 +143,6 @@ class Runtime:
     group: Any = None
 
     def slab(self, member: Member) -> int:
-        """See `Facts`."""
         size: int = self.executor.gradient_slab(member.parameter)
         return size
 

@@ -30,7 +30,6 @@ class DevicePiece(Piece):
         return self.parameter, self.count, None, 1, self.offset
 
     def share(self, rank: int, ranks: int) -> Piece:
-        """See `Piece`."""
         begin, end = (self.count * r // ranks for r in (rank, rank + 1))
         return replace(self, offset=self.offset + begin, count=end - begin)
 
@@ -94,7 +93,6 @@ class DeviceAllReduce(Exchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         return cls([m.part for m in members], runtime.values, runtime.executor, runtime.group)
 
     def __init__(

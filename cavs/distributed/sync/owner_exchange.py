@@ -16,7 +16,6 @@ class OwnerExchange(Exchange):
 
     @classmethod
     def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
-        """See `Exchange`."""
         found = []
         for member in members:
             lag = member.leaf.sync.lag
@@ -27,7 +26,6 @@ class OwnerExchange(Exchange):
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
-        """See `Exchange`."""
         (member,) = members
         variable, shard, sync = member.variable, member.shard, member.leaf.sync
         assert sync.owner is not None

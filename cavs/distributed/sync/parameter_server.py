@@ -74,30 +74,24 @@ class ParameterServer(Synchroniser):
 
     @property
     def owner(self) -> str:
-        """See `Synchroniser`."""
         return self.destination
 
     def moved_to(self, owner: str) -> ParameterServer:
-        """See `Synchroniser`."""
         return replace(self, destination=owner)
 
     @property
     def lag(self) -> int | None:
-        """See `Synchroniser`."""
         return self.staleness if self.sync else None
 
     @property
     def sums_on_hosts(self) -> bool:
-        """See `Synchroniser`."""
         return self.two_level
 
     @property
     def replicates_on_hosts(self) -> bool:
-        """See `Synchroniser`."""
         return self.local_replication
 
     def summary(self, compressor: str) -> str:
-        """See `Synchroniser`."""
         words = [f"server {self.destination}"]
         words += [n for n in ("two_level", "local_replication") if getattr(self, n)]
         words += ["asynchronous"] * (not self.sync)
@@ -111,7 +105,6 @@ class ParameterServer(Synchroniser):
         variable: Variable,
         resources: ResourceSpec | None,
     ) -> Iterator[Problem]:
-        """See `Synchroniser`."""
         if leaf.placement and leaf.placement != (self.destination,):
             yield Problem(
                 f"{leaf.name}: its gradients go to {self.destination}, its value is kept on "
@@ -178,7 +171,6 @@ class DenseServers(OwnerExchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         return cls(
             [(member.part, runtime.owner(member)) for member in members],
             runtime.values,
@@ -224,11 +216,9 @@ class DenseServers(OwnerExchange):
         return out
 
     def wait(self, gradients: Gradients) -> bool:
-        """See `Exchange`."""
         return wait_parts([part for part, _ in self.owned], gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         nothing = np.empty(0, self.values[0].dtype)
         sends: Mapping[int, Array] = {}
         if self.roles.computes:
@@ -269,11 +259,9 @@ class DenseServers(OwnerExchange):
         return sums
 
     def distribute(self, c: Communicator) -> None:
-        """See `Exchange`."""
         self._from_owners(self.values, c, self.replicated)
 
     def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:
-        """See `Exchange`."""
         for i in range(max(len(states[p]) for p in self.parameters)):
             flat = [arrays[i].reshape(-1) if len(arrays) > i else np.empty(0) for arrays in states]
             self._from_owners(flat, c, False)
@@ -311,7 +299,6 @@ class SparseServers(OwnerExchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         for member in members:
             if member.shard.axis != 0 or member.leaf.sync.owner is None:
                 raise not_rows(member)
@@ -341,7 +328,6 @@ class SparseServers(OwnerExchange):
         self.ever: set[int] = set()
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         rows = np.empty(0, np.int32)
         values = np.empty((0, self.width), self.values[self.parameter].dtype)
         if self.roles.computes:
@@ -368,21 +354,17 @@ class SparseServers(OwnerExchange):
         )
 
     def distribute(self, c: Communicator) -> None:
-        """See `Exchange`."""
         self.written = self._from_owners(self.moved, self.values[self.parameter], c)
 
     def commit(self) -> None:
-        """See `Exchange`."""
         self.ever.update(self.moved.tolist())
 
     def inherit(self, old: Sequence[Exchange]) -> None:
-        """See `Exchange`."""
         for other in old:
             if isinstance(other, SparseServers) and other.parameter == self.parameter:
                 self.ever = other.ever
 
     def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:
-        """See `Exchange`."""
         rows = np.array(sorted(self.ever), np.int32)
         for state in states[self.parameter]:
             self._from_owners(rows, state.reshape(-1), c)

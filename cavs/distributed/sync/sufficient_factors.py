@@ -29,12 +29,10 @@ class FactorBroadcast(Exchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         return cls(members[0].part, runtime.values, runtime.executor)
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
-        """See `Exchange`."""
         variable = members[0].variable
         factors = pricing.load.factors.get(members[0].leaf.name, variable.factors or 0.0)
         nbytes = np.asarray(factors, np.float64) * sum(variable.shape) * variable.itemsize
@@ -47,7 +45,6 @@ class FactorBroadcast(Exchange):
         self.total = np.empty(part.size, values[part.parameter].dtype)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        """See `Exchange`."""
         left, right = self.executor.factors(self.part.parameter)
         if not usable:
             left, right = left[:0], right[:0]
@@ -75,7 +72,6 @@ class SufficientFactors(Synchroniser):
         variable: Variable,
         resources: ResourceSpec | None,
     ) -> Iterator[Problem]:
-        """See `Synchroniser`."""
         yield from super().problems(strategy, leaf, variable, resources)
         if variable.sparse or len(variable.shape) != 2 or variable.factors is None:
             form = "sparse" if variable.sparse else f"of shape {list(variable.shape)}"

@@ -217,7 +217,6 @@ class MPICommunicator(Collectives):
     # ---- groups --------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> MPICommunicator:
-        """See `Communicator`."""
         part = self._run(
             Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
@@ -227,7 +226,6 @@ class MPICommunicator(Collectives):
         return map_common(self._rank, nbytes, self.share)
 
     def mailbox(self) -> MPIMailbox:
-        """See `Communicator`."""
         if not self._overlaps:
             raise DeviceError(
                 "servers that apply gradients as they come need a thread that calls MPI, which "
@@ -278,7 +276,6 @@ class MPICommunicator(Collectives):
             self._surviving(self._asks.revoke)
 
     def shrink(self) -> MPICommunicator:
-        """See `Communicator`."""
         self.leave()
         with inside("MPIX_Comm_shrink", self.timeout):
             left = self._surviving(self._comm.Shrink)
@@ -298,7 +295,6 @@ class MPICommunicator(Collectives):
             ) from error
 
     def abort(self, message: str) -> None:
-        """See `Communicator`."""
         report("failed")
         print(f"cavs: rank {self._names[self._rank]}: {message}", file=sys.stderr, flush=True)
         if self._broken is not None:  # the others find that out now, too

@@ -56,7 +56,6 @@ class MPIWaitRegister(WaitRegister):
             self._desks.add(self)
 
     def listen(self) -> None:
-        """See `WaitRegister`."""
         now = time.monotonic()
         if now - MPIWaitRegister._listened > _LISTEN:
             MPIWaitRegister._listened = now
@@ -81,12 +80,10 @@ class MPIWaitRegister(WaitRegister):
         return {self.number: self.own(), **self._answers.pop(number)}
 
     def tell(self, group: str, text: str, stuck: Said) -> None:
-        """See `WaitRegister`."""
         for name, waits in stuck.items():
             self._send(name, _FOUND, [group, [wait.serial for wait in waits], text])
 
     def told(self, group: str, serial: int) -> WaitResult | None:
-        """See `WaitRegister`."""
         return self._found.pop(serial, None) or self._found.get(group)
 
     def revoke(self) -> None:

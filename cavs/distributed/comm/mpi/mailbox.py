@@ -102,7 +102,6 @@ class MPIMailbox(Mailbox):
         super().close()
 
     def close(self) -> None:
-        """See `Mailbox`."""
         super().close()
         limit = time.monotonic() + _FLUSH
         with contextlib.suppress(self._mpi.Exception):  # to ranks that are gone nothing leaves

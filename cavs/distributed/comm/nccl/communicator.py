@@ -7,7 +7,7 @@ operations are for programs that keep arrays of their own on the ranks' GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from cavs.cuda.memory import CupyMemory
 from cavs.distributed.comm.checks import (
@@ -17,20 +17,17 @@ from cavs.distributed.comm.checks import (
     check_rank,
     offsets,
 )
-from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.interfaces import Communicator, Operations
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
 from cavs.distributed.comm.nccl.group import NCCLGroup
 from cavs.distributed.comm.nccl.stream import NCCLStream, Started
 from cavs.errors import ConfigError, DeviceError
 
-if TYPE_CHECKING:
-    from cavs.distributed.comm.interfaces import Operations
-
 T = TypeVar("T")
 
 
-class NCCLCommunicator(NCCLGroup):
-    """`Operations` of the ranks of `control`, each with GPU number `ordinal` of its process.
+class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
+    """Operations of the ranks of `control`, each with GPU number `ordinal` of its process.
 
     Arrays are what `DeviceArray.of` takes, on that GPU; results are `DeviceArray`s. They are passed
     as addresses, without a copy, after what their streams have been given; shapes that ranks have
@@ -70,7 +67,6 @@ class NCCLCommunicator(NCCLGroup):
     # ---- operations ----------------------------------------------------------------------------
 
     def all_reduce(self, array: OnDevice) -> None:
-        """See `Operations`."""
         own, code, add = *self._own(array), self._nccl.NCCL_SUM
 
         def calls(comm: Any, stream: int) -> None:
@@ -80,7 +76,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
 
     def reduce(self, array: OnDevice, root: int) -> None:
-        """See `Operations`."""
         check_rank(root, self.size)
         own, code, add = *self._own(array), self._nccl.NCCL_SUM
 
@@ -91,7 +86,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += own.nbytes if self.rank != root else 0
 
     def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
-        """See `Operations`."""
         own, code, add = *self._own(array), self._nccl.NCCL_SUM
         parts = self._cut(own, counts)
         mine = parts[self.rank]
@@ -109,13 +103,11 @@ class NCCLCommunicator(NCCLGroup):
         return mine
 
     def all_gather_into(self, array: OnDevice, counts: Sequence[int]) -> None:
-        """See `Operations`."""
         own, code = self._own(array)
         parts = self._cut(own, counts)
         self._gather(parts[self.rank], parts, own, code)
 
     def all_gather(self, array: OnDevice) -> list[DeviceArray]:
-        """See `Operations`."""
         own, code = self._own(array)
         rows, inner = [told[0] for told in self._rows([own])], own.shape[1:]
         whole = self._new((sum(rows), *inner), own.dtype)
@@ -143,7 +135,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += whole.nbytes - parts[(self.rank + 1) % self.size].nbytes
 
     def all_to_all(self, parts: Sequence[OnDevice]) -> list[DeviceArray]:
-        """See `Operations`."""
         check_parts(parts, self.size)
         mine = [self._own(part)[0] for part in parts]
         own, code = self._own(mine[self.rank])
@@ -165,7 +156,6 @@ class NCCLCommunicator(NCCLGroup):
         return got
 
     def broadcast(self, array: OnDevice, root: int) -> None:
-        """See `Operations`."""
         check_rank(root, self.size)
         own, code = self._own(array)
 
@@ -178,7 +168,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
 
     def send(self, array: OnDevice, to: int) -> None:
-        """See `Operations`."""
         own, code = self._own(array, to)
 
         def calls(comm: Any, stream: int) -> None:
@@ -189,7 +178,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += own.nbytes
 
     def receive(self, array: OnDevice, source: int) -> None:
-        """See `Operations`."""
         own, code = self._own(array, source)
 
         def calls(comm: Any, stream: int) -> None:
@@ -201,7 +189,6 @@ class NCCLCommunicator(NCCLGroup):
     def exchange(
         self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
     ) -> None:
-        """See `Operations`."""
         out, into = ([(*self._own(a, r), r) for a, r in of] for of in (sends, receives))
 
         def calls(comm: Any, stream: int) -> None:
@@ -217,7 +204,6 @@ class NCCLCommunicator(NCCLGroup):
         self.sent_bytes += sum(own.nbytes for own, *_ in out)
 
     def barrier(self) -> None:
-        """See `Operations`."""
         if self._one is None:
             self._one = self._new((1,), "uint8")
         self.all_reduce(self._one)
@@ -310,7 +296,3 @@ class _Block:
     def __del__(self) -> None:
         if "address" in vars(self):  # allocated
             self._memory.release(self.address)
-
-
-if TYPE_CHECKING:
-    _: type[Operations[OnDevice]] = NCCLCommunicator

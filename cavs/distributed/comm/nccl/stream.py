@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from cavs.distributed.comm.hang_detection import PendingWait
-from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.interfaces import Communicator, Handle
 from cavs.distributed.comm.nccl.device_array import DeviceArray
 from cavs.distributed.comm.nccl.group import NCCLGroup
 from cavs.distributed.comm.progress import Job, Progress
@@ -164,7 +164,7 @@ class NCCLStream:
             self._launches.close()
 
 
-class Started(Generic[T]):
+class Started(Handle[T]):
     """A `Handle` of what was handed to NCCL."""
 
     def __init__(self, stream: NCCLStream, job: Job[T], last: StreamRequest | None) -> None:
@@ -172,11 +172,9 @@ class Started(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """See `Handle`."""
         return self._job.error is not None or self._stream.reached(self._last)
 
     def wait(self) -> T:
-        """See `Handle`."""
         result = self._job.wait()  # it has run: raises what it raised
         self._stream.finish(self._last)
         return result

@@ -48,7 +48,6 @@ class AllReduce(CollectiveBuilder):
     """Every parameter whole; `chunk` of them, in the order of the model, in a group."""
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         nodes = tuple(
             whole(v, self.synchroniser(i, v), self.compressor) for i, v in enumerate(variables)
         )
@@ -61,7 +60,6 @@ class Buckets(Builder):
     """All-reduce as without a strategy: in the order in which gradients are done, 4 MB together."""
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         nodes = tuple(whole(v, AllReduceSynchroniser(group=None)) for v in variables)
         return Strategy(graph=all_replicas(resources), nodes=nodes)
 
@@ -85,7 +83,6 @@ class _Partitioned(CollectiveBuilder):
         return random.Random(0)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         rng, nodes, begun = self.seeded(), [], 0
         for variable in variables:
             axis = self.axis(variable, rng)
@@ -103,7 +100,6 @@ class PartitionedAR(_Partitioned):
     """Axis 0 in as many equal shards as its smallest divisor; `chunk` shards in a group."""
 
     def axis(self, variable: Variable, rng: random.Random) -> int:
-        """See `_Partitioned`."""
         return 0
 
 
@@ -119,11 +115,9 @@ class RandomAxisPartitionAR(_Partitioned):
         at_least(self, "seed", 0)
 
     def seeded(self) -> random.Random:
-        """See `_Partitioned`."""
         return random.Random(self.seed)
 
     def axis(self, variable: Variable, rng: random.Random) -> int:
-        """See `_Partitioned`."""
         long = [axis for axis, size in enumerate(variable.shape) if size > 1]
         if variable.sparse or not long:
             return 0
@@ -146,7 +140,6 @@ class Horovod(Builder):
         parse(self.compressor)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         nodes, group, used = [], 0, 0
         for variable in variables:
             if used and not variable.sparse and used + variable.nbytes > self.fusion:

@@ -28,7 +28,6 @@ class Parallax(ServerBuilder):
         parse(self.compressor)
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), list[NodeConfig]()
         for i, variable in enumerate(variables):
@@ -74,7 +73,6 @@ class Poseidon(ServerBuilder):
         one_of(self, "otherwise", ("servers", "all_reduce"))
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), list[NodeConfig]()
         for variable in variables:

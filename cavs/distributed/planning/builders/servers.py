@@ -90,7 +90,6 @@ class PS(ServerBuilder):
     """Everything on the first CPU device."""
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         graph, servers = self.graph_and_servers(resources)
         return Strategy(graph=graph, nodes=self.balanced(variables, servers[:1], graph))
 
@@ -101,7 +100,6 @@ class PSLoadBalancing(ServerBuilder):
     """Every parameter whole, on the server that owns the fewest bytes."""
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         graph, servers = self.graph_and_servers(resources)
         return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
 
@@ -113,7 +111,6 @@ class _Partitioned(ServerBuilder):
         raise NotImplementedError
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         graph, servers = self.graph_and_servers(resources)
         loads, nodes = Loads(servers), []
         for variable in variables:
@@ -138,7 +135,6 @@ class PartitionedPS(_Partitioned):
         at_least(self, "max_shards", 1)
 
     def parts(self, size: int) -> int:
-        """See `_Partitioned`."""
         return few_shards(smallest_divisor(size), self.max_shards)
 
 
@@ -151,7 +147,6 @@ class UnevenPartitionedPS(_Partitioned):
     """
 
     def parts(self, size: int) -> int:
-        """See `_Partitioned`."""
         return smallest_non_divisor(size)
 
 
@@ -164,7 +159,6 @@ class BytePS(ServerBuilder):
     """
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """See `Builder`."""
         if self.servers:
             raise ConfigError(
                 f"BytePS: servers={self.servers}", hint="nodes without GPUs are its servers"

@@ -38,7 +38,6 @@ class StalePush(OwnerExchange):
 
     @classmethod
     def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """See `Exchange`."""
         numbers = list(dict.fromkeys(member.parameter for member in members))
         return cls(numbers, runtime.values, runtime.servers, runtime.roles)
 
