@@ -22,7 +22,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.executors import DeviceReplica
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
-from cavs.distributed.sync import DeviceGroup, Exchange, exchanges_of
+from cavs.distributed.sync import DeviceGroup, Exchange, Runtime, exchanges_of
 from cavs.distributed.sync.compressor_state import CompressorState
 from cavs.distributed.sync.lowering import served_by
 from cavs.distributed.sync.stale_server import StalePush, StaleServers
@@ -141,7 +141,8 @@ class StepContext:
             return
         parameters = self.session.parameters
         fresh = exchanges_of(
-            self.strategy, executor, parameters, layouts, self.roles, self.servers, self.group
+            Runtime(self.strategy, executor, parameters, self.roles, self.servers, self.group),
+            layouts,
         )
         for exchange in fresh:
             self.compressor_state.give(exchange, *self.position, average=self.average)

@@ -46,15 +46,15 @@ class StaleParameters:
         """Let owners take values that were written from outside; all ranks call it."""
         context = self.context
         if context.servers is None:
+            assert context.strategy is not None
             context.agreement.consensus("start")  # a rank may have no batch to step on
             parameters = context.session.parameters
             context.servers = StaleServers(
                 context.communicator,
                 layout_of(context.strategy, parameters),
                 [p.current().reshape(-1) for p in parameters.values()],
-                range(context.roles.count),
+                context.roles.teams,
                 average=context.average,
-                teams=context.roles.teams,
             )
         if self._written:
             self._renew(context.servers)

@@ -98,11 +98,7 @@ class Synchroniser:
         return self.type.replace("_", " ")
 
     def problems(
-        self,
-        strategy: Strategy,
-        leaf: NodeConfig,
-        variable: Variable,
-        resources: ResourceSpec | None,
+        self, strategy: Strategy, leaf: NodeConfig, variable: Variable, cluster: ResourceSpec | None
     ) -> Iterator[Problem]:
         """Yield what is wrong with `leaf`, a node of this synchroniser or a shard."""
         if leaf.placement and set(leaf.placement) != set(strategy.graph.replicas):

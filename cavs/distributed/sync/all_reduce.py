@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -12,13 +11,22 @@ import numpy as np
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.common_memory import address_of
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.compression import Compressor, flatten, parse, run, unflatten, weighed
+from cavs.distributed.compression import flatten, parse, run, unflatten, weighed
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, check_whole
 from cavs.distributed.sync.exchange import Exchange, SparseAllGather
 from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime, buckets, tables
 from cavs.distributed.sync.operation import Operation
-from cavs.distributed.sync.part import GAP, Array, Gradients, Part, Piece, pack, wait_parts
+from cavs.distributed.sync.part import (
+    Array,
+    Gradients,
+    Piece,
+    joined_runs,
+    pack,
+    size_of,
+    unpacked,
+    wait_parts,
+)
 from cavs.distributed.sync.synchroniser import Synchroniser, Transfer
 from cavs.errors import ConfigError
 
@@ -55,13 +63,9 @@ class AllReduce(Synchroniser):
         return "all-reduce, " + ("in buckets" if self.group is None else f"group {self.group}")
 
     def problems(
-        self,
-        strategy: Strategy,
-        leaf: NodeConfig,
-        variable: Variable,
-        resources: ResourceSpec | None,
+        self, strategy: Strategy, leaf: NodeConfig, variable: Variable, cluster: ResourceSpec | None
     ) -> Iterator[Problem]:
-        yield from super().problems(strategy, leaf, variable, resources)
+        yield from super().problems(strategy, leaf, variable, cluster)
         if self.spec == "nccl" and (variable.sparse or leaf.compressor != "none"):
             what = "a sparse gradient" if variable.sparse else f"compressor {leaf.compressor}"
             yield Problem(
@@ -128,51 +132,29 @@ class DenseAllReduce(Exchange):
     """
 
     @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        return cls([m.part for m in members], runtime.values, runtime.executor)
-
-    @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
+        nbytes = float(sum(member.nbytes for member in members))
         in_place = all(member.shard.axis == 0 for member in members)
-        return pricing.everywhere("all_reduce", float(sum(m.nbytes for m in members)), in_place)
+        return pricing.everywhere("all_reduce", nbytes, in_place)
 
-    def __init__(
-        self, parts: Sequence[Part], values: Sequence[Array], gradients: Gradients
-    ) -> None:
-        super().__init__([p.parameter for p in parts], values)
-        self.memory = {p: gradients.gradient_view(p)[1] for p in self.parameters}
-        block = gradients.gradient_block()
-        start = address_of(block)
-
-        def begin(part: Part) -> int:
-            at = address_of(self.memory[part.parameter]) - start
-            return at // block.itemsize + part.offset
-
-        self.parts = sorted(parts, key=begin)
-        begins = [begin(part) for part in self.parts]
-        ends = [b + p.size for b, p in zip(begins, self.parts, strict=True)]
-        # A gap between gradients is unused; within one, other exchanges reduce the rest.
-        near = all(
-            b == e
-            or (
-                left.end == self.memory[left.parameter].size
-                and right.offset == 0
-                and 0 <= (b - e) * block.itemsize < GAP
-            )
-            for e, b, (left, right) in zip(ends, begins[1:], pairwise(self.parts), strict=False)
-        )
-        self.in_place = near and all(part.rows == 1 for part in self.parts)
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        self.memory = {p: runtime.executor.gradient_view(p)[1] for p in self.parameters}
+        block = runtime.executor.gradient_block()
+        starts = {p: address_of(gradient) for p, gradient in self.memory.items()}
+        sizes = {p: gradient.size for p, gradient in self.memory.items()}
+        size = block.itemsize
+        self.parts.sort(key=lambda part: starts[part.parameter] + part.offset * size)
+        runs = joined_runs(self.parts, starts, sizes, size)
+        self.in_place = len(runs) == 1 and all(part.rows == 1 for part in self.parts)
         if self.in_place:
-            self.buffer = block[begins[0] : ends[-1]]
-            starts = [b - begins[0] for b in begins]
+            begin, count = (runs[0][0] - address_of(block)) // size, runs[0][1]
+            self.buffer = block[begin : begin + count]
+            gradients = [part.view(self.memory[part.parameter]) for part in self.parts]
         else:
-            sizes = [part.size for part in self.parts]
-            self.buffer = np.empty(sum(sizes), block.dtype)
-            starts = [0, *np.cumsum(sizes)[:-1].tolist()]
-        self.pieces = [
-            part.piece(self.buffer[at : at + part.size])
-            for part, at in zip(self.parts, starts, strict=True)
-        ]
+            self.buffer = np.empty(size_of(self.parts), block.dtype)
+            gradients = [values for _, values in unpacked(self.parts, self.buffer)]
+        self.pieces = [p.piece(values) for p, values in zip(self.parts, gradients, strict=True)]
 
     def wait(self, gradients: Gradients) -> bool:
         return wait_parts(self.parts, gradients)
@@ -188,44 +170,26 @@ class CompressedAllReduce(Exchange):
     """One dense part through a compressor, which may have a residual."""
 
     @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        (member,) = members
-        compressor = parse(member.leaf.compressor)
-        assert runtime.strategy is not None
-        if runtime.strategy.graph.gradients == "mean":  # the mean is taken with the update
-            compressor = compressor.averaged(runtime.roles.count)
-        seed = member.parameter
-        return cls(member.part, runtime.values, runtime.executor, compressor, seed=seed)
-
-    @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
         (member,) = members
-        sizes: dict[tuple[int, str], float] = {}
+        shape, itemsize = member.shard.shape, member.variable.itemsize
         rounds = parse(member.leaf.compressor).rounds(
-            member.shard.shape,
-            member.variable.itemsize,
-            len(pricing.replicas),
-            pricing.step,
+            shape, itemsize, len(pricing.replicas), pricing.step
         )
-        for i, part in enumerate(rounds):
-            key = i, part.collective
-            sizes[key] = sizes.get(key, 0.0) + part.nbytes
-        found = [pricing.everywhere(name, sizes[i, name]) for i, name in sorted(sizes)]
+        found = [pricing.everywhere(r.collective, float(r.nbytes)) for r in rounds]
         return tuple(operation for operations in found for operation in operations)
 
-    def __init__(
-        self,
-        part: Part,
-        values: Sequence[Array],
-        gradients: Gradients,
-        compressor: Compressor,
-        seed: int,
-    ) -> None:
-        super().__init__([part.parameter], values)
-        self.part, self.compressor = part, compressor
-        self.memory = gradients.gradient_view(part.parameter)[1]
-        self.state = compressor.start(part.shape, self.memory.dtype, seed=seed)
-        self.coming = self.state
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        (member,), (self.part,) = members, self.parts
+        self.compressor = parse(member.leaf.compressor)
+        assert runtime.strategy is not None
+        if runtime.strategy.graph.gradients == "mean":  # the mean is taken with the update
+            self.compressor = self.compressor.averaged(runtime.roles.count)
+        self.memory = runtime.executor.gradient_view(member.parameter)[1]
+        self.state = self.coming = self.compressor.start(
+            self.part.shape, self.memory.dtype, seed=member.parameter
+        )
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         gradient = self.part.view(self.memory).reshape(self.part.shape)

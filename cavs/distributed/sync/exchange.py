@@ -6,30 +6,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy.partition import Shard
 from cavs.distributed.sync.member import Member, Pricing, Runtime, row_bytes
-from cavs.distributed.sync.operation import Chain, Operation
+from cavs.distributed.sync.operation import Chain, Operation, rooted
 from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, touched
 
 
 class Exchange(ABC):
-    """Reduces the gradients of some parts; `build` makes it for a run, `chains` prices it.
+    """Reduces the gradients of some members in a run; `chains` prices it.
 
-    parameters: numbers of those whose gradients are final when `reduce` is called. values: memory
-    of all parameters, flat, by number. everyone: True if servers take part, too.
+    parameters: numbers of those whose gradients are final when `reduce` is called. parts: of the
+    members. values: memory of all parameters, flat, by number. everyone: True if servers take part,
+    too.
     """
 
     everyone: ClassVar[bool] = False
 
-    def __init__(self, parameters: Sequence[int], values: Sequence[Array]) -> None:
-        self.parameters = tuple(dict.fromkeys(parameters))
-        self.values = values
-
-    @classmethod
-    @abstractmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        """Return the exchange of `members` in a run."""
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        self.parts = [member.part for member in members]
+        self.parameters = tuple(dict.fromkeys(member.parameter for member in members))
+        self.values, self.roles = runtime.values, runtime.roles
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
@@ -82,10 +81,6 @@ class SparseAllGather(Exchange):
     """The touched rows of a table, from all ranks to all, however the table is cut."""
 
     @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> SparseAllGather:
-        return cls([members[0].parameter], runtime.values)
-
-    @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
         variable = members[0].variable
         rows, _ = pricing.rows(variable, Shard.whole(variable.shape), pricing.replicas)
@@ -96,3 +91,54 @@ class SparseAllGather(Exchange):
         rows, values = touched(gradients, parameter, usable)
         found, total = sum_rows(c.all_gather(rows), c.all_gather(values))
         return [Piece(parameter, total, found)]
+
+
+class OwnerExchange(Exchange):
+    """An exchange with the owners of its members: gradients go to them, values come from them.
+
+    Each member is priced on its own.
+    """
+
+    @classmethod
+    def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
+        found = []
+        for member in members:
+            lag = member.leaf.sync.lag
+            operations = cls.operations([member], pricing)
+            chain = Chain((member.leaf.name,), operations, lag == 0, lag is not None)
+            found.append((member.turn, chain))
+        return found
+
+    @classmethod
+    def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
+        (member,) = members
+        variable, shard, sync = member.variable, member.shard, member.leaf.sync
+        assert sync.owner is not None
+        root, replicas = pricing.strategy.graph.rank_of(sync.owner), pricing.replicas
+        hosts = pricing.hosts
+        push, pull = "reduce", "broadcast"
+        sent, received = np.full(len(replicas), float(member.nbytes)), float(member.nbytes)
+        if variable.sparse:
+            push = "gather"
+            rows, union = pricing.rows(variable, shard, replicas)
+            sent, received = rows * row_bytes(variable), union * row_bytes(variable)
+        leaders = [root if root in ranks else ranks[0] for ranks in hosts]
+        many = len(hosts) > 1  # else no rank speaks for a host, as in the run
+        found: list[Operation] = []
+        senders: Mapping[int, float] = dict(zip(replicas, sent.tolist(), strict=True))
+        if sync.sums_on_hosts and many:
+            summed = {}
+            for ranks, leader in zip(hosts, leaders, strict=True):
+                found += rooted(push, {r: float(sent[r]) for r in ranks}, leader)
+                summed[leader] = received
+                if variable.sparse:
+                    summed[leader] = pricing.rows(variable, shard, ranks)[1] * row_bytes(variable)
+            senders = summed
+        found += rooted(push, senders, root)
+        if sync.replicates_on_hosts and many:
+            found += rooted(pull, dict.fromkeys(leaders, received), root)
+            for ranks, leader in zip(hosts, leaders, strict=True):
+                found += rooted(pull, dict.fromkeys(ranks, received), leader)
+        else:
+            found += rooted(pull, dict.fromkeys(replicas, received), root)
+        return tuple(found)

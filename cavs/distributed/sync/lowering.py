@@ -3,61 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, shards_of
-from cavs.distributed.strategy.roles import Roles
 from cavs.distributed.sync.all_reduce import AllReduce, DenseAllReduce
 from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Member, Runtime
-from cavs.distributed.sync.on_device import DeviceAllReduce, DeviceGroup
-from cavs.distributed.sync.stale_server import StaleServers
+from cavs.distributed.sync.on_device import DeviceAllReduce
 from cavs.distributed.sync.synchroniser import Transfer, lower
 from cavs.errors import ConfigError
 
 
-def exchanges_of(
-    strategy: Strategy | None,
-    executor: Any,
-    parameters: Mapping[str, Any],
-    layouts: Mapping[str, str],
-    roles: Roles,
-    servers: StaleServers | None = None,
-    group: DeviceGroup | None = None,
-) -> list[Exchange]:
+def exchanges_of(runtime: Runtime, layouts: Mapping[str, str]) -> list[Exchange]:
     """Return the exchanges that this rank takes part in, in the order of all ranks.
 
-    layouts: "dense", "sparse" or "none" for the gradient of every parameter in the program.
-    servers: of the stale parameters, if the strategy has some. group: devices that sum among
-    themselves what they can. Without a strategy gradients are all-reduced in buckets.
+    layouts: "dense", "sparse" or "none" for the gradient of every parameter in the program. Without
+    a strategy gradients are all-reduced in buckets.
     """
+    strategy, parameters = runtime.strategy, runtime.parameters
     names = list(parameters)
-    values = [p.current().reshape(-1) for p in parameters.values()]
-    runtime = Runtime(strategy, executor, values, roles, servers, group)
     members: list[Member] = []
-    order = [i for i in executor.gradient_order() if parameters[names[i]].trainable]
+    order = [i for i in runtime.executor.gradient_order() if parameters[names[i]].trainable]
     for turn, i in enumerate(order):
-        name, shape = names[i], parameters[names[i]].shape
-        sparse = layouts[name] == "sparse"
-        variable = Variable(name=name, shape=shape, dtype=str(values[i].dtype), sparse=sparse)
+        name, shape, dtype = names[i], parameters[names[i]].shape, str(runtime.values[i].dtype)
+        variable = Variable(name=name, shape=shape, dtype=dtype, sparse=layouts[name] == "sparse")
         node = NodeConfig(name=name, synchroniser=AllReduce(group=None))
         node = node if strategy is None else strategy.node(name)
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
-            member = Member.of(i, turn, leaf, shard, variable)
             # Servers take part where they own something; in a push replicas alone do.
-            if roles.computes or (leaf.sync.owner is not None and not leaf.sync.is_stale):
-                members.append(member)
+            if runtime.roles.computes or (leaf.sync.owner is not None and not leaf.sync.is_stale):
+                members.append(Member.of(i, turn, leaf, shard, variable))
     transfers = lower(members, runtime)
     sums = [t for t in transfers if t.exchange is DenseAllReduce]
     others = [t for t in transfers if t.exchange is not DenseAllReduce]
     on_host = {m.parameter for t in others for m in t.members}.union(served_by(strategy, names))
-    there = [] if group is None else _on_device(sums, on_host)
+    there = [] if runtime.group is None else _on_device(sums, on_host)
     for transfer in sums:
         if transfer.nccl and transfer not in there:
-            raise _without_nccl(transfer.nccl, group)
-    return [
-        (DeviceAllReduce if t in there else t.exchange).build(t.members, runtime) for t in transfers
-    ]
+            reason = "parts of its group are not consecutive in memory, or are needed on the host"
+            if runtime.group is None:
+                reason = "NCCL sums nothing here: see collectives of the trainer"
+            raise ConfigError(
+                f"{transfer.nccl}: its all-reduce has spec 'nccl', but {reason}",
+                hint="give it spec 'auto'",
+            )
+    return [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]
 
 
 def served_by(strategy: Strategy | None, parameters: Iterable[str]) -> list[int]:
@@ -65,15 +54,6 @@ def served_by(strategy: Strategy | None, parameters: Iterable[str]) -> list[int]
     nodes = () if strategy is None else strategy.nodes
     served = {n.name for n in nodes if any(leaf.sync.owner is not None for leaf in n.leaves)}
     return [i for i, name in enumerate(parameters) if name in served]
-
-
-def _without_nccl(name: str, group: DeviceGroup | None) -> ConfigError:
-    reason = "parts of its group are not consecutive in memory, or are needed on the host"
-    if group is None:
-        reason = "NCCL sums nothing here: see collectives of the trainer"
-    return ConfigError(
-        f"{name}: its all-reduce has spec 'nccl', but {reason}", hint="give it spec 'auto'"
-    )
 
 
 def _on_device(sums: Sequence[Transfer], on_host: Collection[int]) -> list[Transfer]:

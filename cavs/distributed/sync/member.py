@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from cavs.distributed.cluster.resources import node_of
-from cavs.distributed.strategy import NodeConfig, Shard, Strategy, Synchroniser, Variable
+from cavs.distributed.strategy import NodeConfig, Shard, Strategy, Variable
 from cavs.distributed.strategy.distinct_rows import distinct
 from cavs.distributed.strategy.roles import Roles
 from cavs.distributed.sync.operation import INDEX_BYTES, Floats, Load, Operation
-from cavs.distributed.sync.part import Array, Part, part_of
+from cavs.distributed.sync.part import Array, Part, part_of, values_of
 from cavs.errors import ConfigError
 
 BUCKET = 4 << 20  # bytes of dense gradients that travel together where no group says otherwise
@@ -42,10 +42,6 @@ class Member:
         part = part_of(parameter, variable.shape, shard)
         return Member(parameter, turn, leaf, shard, variable, part)
 
-    def leaf_with(self, synchroniser: Synchroniser) -> NodeConfig:
-        """Return the node with another synchroniser."""
-        return replace(self.leaf, synchroniser=synchroniser)
-
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
@@ -64,7 +60,7 @@ class Facts(Protocol):
         ...
 
     def has_factors(self, member: Member) -> bool:
-        """Return True if the gradient of a whole matrix is left as sufficient factors."""
+        """True if the gradient of a whole matrix is left as sufficient factors."""
         ...
 
 
@@ -129,22 +125,26 @@ def row_bytes(variable: Variable) -> float:
 
 @dataclass(frozen=True)
 class Runtime(Facts):
-    """Facts of a run: the executor of a program, the parameters' memory, and the ranks.
+    """Facts of a run: the executor of a program, the parameters by name, and the ranks.
 
-    values: flat, by number. servers: of the stale parameters. group: the devices that sum among
-    themselves.
+    servers: of the stale parameters, if the strategy has some. group: the devices that sum among
+    themselves what they can.
     """
 
     strategy: Strategy | None
     executor: Any
-    values: Sequence[Array]
+    parameters: Mapping[str, Any]
     roles: Roles
     servers: Any = None
     group: Any = None
 
+    @cached_property
+    def values(self) -> list[Array]:
+        """The memory of all parameters, flat, by number."""
+        return values_of(self.parameters)
+
     def slab(self, member: Member) -> int:
-        size: int = self.executor.gradient_slab(member.parameter)
-        return size
+        return int(self.executor.gradient_slab(member.parameter))
 
     def has_factors(self, member: Member) -> bool:
         """See `Facts`. The executor leaves factors from now on, where it can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
 from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Member, Runtime
-from cavs.distributed.sync.part import GAP, Array, Gradients, Part, Piece
+from cavs.distributed.sync.part import Array, Gradients, Piece, joined_runs
 from cavs.errors import CommunicationError, DeviceError
 
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
@@ -26,7 +26,6 @@ class DevicePiece(Piece):
     count: int = 0
 
     def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
-        """As the engine takes it."""
         return self.parameter, self.count, None, 1, self.offset
 
     def share(self, rank: int, ranks: int) -> Piece:
@@ -51,7 +50,7 @@ class DeviceGroup:
         return self.nccl.sent_bytes
 
     def finish(self, executor: Any, failed: Exception | None) -> None:
-        """Waits for the sums of a step; all ranks call it. failed: what kept this one from them.
+        """Wait for the sums of a step; all ranks call it. failed: the error that stops this one.
 
         CommunicationError if they do not end in time, which says where the other ranks are;
         DeviceError if NCCL says why. The group is given up then; `failed` is left to the caller.
@@ -78,12 +77,12 @@ class DeviceGroup:
             raise
 
     def abort(self) -> None:
-        """Ends what is under way; the group is of no more use."""
+        """End the sums under way and give the group up."""
         self.lost = True
         self.nccl.abort()
 
     def close(self) -> None:
-        """Frees the group."""
+        """Free the group."""
         self.lost = True
         self.nccl.close()
 
@@ -91,24 +90,21 @@ class DeviceGroup:
 class DeviceAllReduce(Exchange):
     """Dense parts, each of consecutive elements, of gradients that stay on the device."""
 
-    @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        return cls([m.part for m in members], runtime.values, runtime.executor, runtime.group)
-
-    def __init__(
-        self, parts: Sequence[Part], values: Sequence[Array], executor: Any, group: DeviceGroup
-    ) -> None:
-        super().__init__([p.parameter for p in parts], values)
-        self.executor, self.group = executor, group
-        self.dtype = str(values[0].dtype)
-        starts = {p: executor.keep_gradient(p) for p in self.parameters}
-        self.ranges = _ranges(parts, starts, values)
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        self.executor = runtime.executor
+        self.group: DeviceGroup = runtime.group
+        dtype = self.values[0].dtype
+        starts = {p: self.executor.keep_gradient(p) for p in self.parameters}
+        sizes = {p: self.values[p].size for p in self.parameters}
+        self.dtype, self.runs = str(dtype), joined_runs(self.parts, starts, sizes, dtype.itemsize)
         self.pieces: list[Piece] = [
-            DevicePiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size) for p in parts
+            DevicePiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size)
+            for p in self.parts
         ]
 
     def wait(self, gradients: Gradients) -> bool:
-        """Until they are launched, not until they are done: the stream waits for that."""
+        """See `Exchange`. Gradients are launched then, not done: the stream waits for that."""
         return all([self.executor.follow_gradient(p) for p in self.parameters])
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
@@ -117,26 +113,9 @@ class DeviceAllReduce(Exchange):
             raise DeviceError("this step's sums were given up: one of them could not be started")
         self.executor.open_collective()
         try:
-            self.group.nccl.sum_ranges(self.ranges, self.dtype, self.executor.collective_stream)
+            self.group.nccl.sum_ranges(self.runs, self.dtype, self.executor.collective_stream)
         except DeviceError:
             self.group.lost = True
             raise
         self.executor.close_collective()
         return self.pieces
-
-
-def _ranges(
-    parts: Sequence[Part], starts: Mapping[int, int], values: Sequence[Array]
-) -> list[tuple[int, int]]:
-    """Addresses and elements; as one where nothing but a gap lies between two parts."""
-    size, found = values[0].itemsize, list[tuple[int, int]]()
-    whole = False  # True if the part before goes to the end of its gradient
-    for part in sorted(parts, key=lambda p: starts[p.parameter] + p.offset * size):
-        begin = starts[part.parameter] + part.offset * size
-        gap = begin - (found[-1][0] + found[-1][1] * size) if found else GAP
-        if gap == 0 or (whole and part.offset == 0 and gap < GAP):
-            found[-1] = found[-1][0], (begin - found[-1][0]) // size + part.size
-        else:
-            found.append((begin, part.size))
-        whole = part.end == values[part.parameter].size
-    return found

@@ -16,10 +16,8 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
-from cavs.distributed.strategy.roles import Roles
-from cavs.distributed.sync.exchange import Exchange
+from cavs.distributed.sync.exchange import Exchange, OwnerExchange
 from cavs.distributed.sync.member import Facts, Member, Runtime, buckets, not_rows, tables
-from cavs.distributed.sync.owner_exchange import OwnerExchange
 from cavs.distributed.sync.part import (
     Array,
     Gradients,
@@ -27,9 +25,11 @@ from cavs.distributed.sync.part import (
     Part,
     Piece,
     pack,
+    size_of,
     sum_rows,
     touched,
     unpack,
+    unpacked,
     wait_parts,
 )
 from cavs.distributed.sync.stale_server.push import StalePush
@@ -99,11 +99,7 @@ class ParameterServer(Synchroniser):
         return ", ".join(words)
 
     def problems(
-        self,
-        strategy: Strategy,
-        leaf: NodeConfig,
-        variable: Variable,
-        resources: ResourceSpec | None,
+        self, strategy: Strategy, leaf: NodeConfig, variable: Variable, cluster: ResourceSpec | None
     ) -> Iterator[Problem]:
         if leaf.placement and leaf.placement != (self.destination,):
             yield Problem(
@@ -111,8 +107,8 @@ class ParameterServer(Synchroniser):
                 f"{', '.join(leaf.placement)}: they would never meet",
                 "leave placement empty, or name the destination alone",
             )
-        if resources is not None and self.destination not in resources.devices:
-            yield absent(f"{leaf.name}: destination", self.destination, resources.devices)
+        if cluster is not None and self.destination not in cluster.devices:
+            yield absent(f"{leaf.name}: destination", self.destination, cluster.devices)
         else:
             try:
                 strategy.graph.rank_of(self.destination)
@@ -169,94 +165,65 @@ class DenseServers(OwnerExchange):
 
     everyone = True
 
-    @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        return cls(
-            [(member.part, runtime.owner(member)) for member in members],
-            runtime.values,
-            runtime.executor,
-            runtime.roles,
-            two_level=members[0].leaf.sync.sums_on_hosts,
-            replicated=members[0].leaf.sync.replicates_on_hosts,
-        )
-
-    def __init__(
-        self,
-        owned: Sequence[tuple[Part, int]],
-        values: Sequence[Array],
-        gradients: Gradients,
-        roles: Roles,
-        *,
-        two_level: bool = False,
-        replicated: bool = False,
-    ) -> None:
-        super().__init__([part.parameter for part, _ in owned], values)
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
         self.memory: dict[int, Array] = {}
-        if roles.computes:
-            self.memory = {p: gradients.gradient_view(p)[1] for p in self.parameters}
-        self.owned, self.roles = list(owned), roles
-        self.owners = sorted({owner for _, owner in owned})
-        many = len(roles.hosts) > 1
-        self.two_level, self.replicated = two_level and many, replicated and many
+        if self.roles.computes:
+            view = runtime.executor.gradient_view
+            self.memory = {p: view(p)[1] for p in self.parameters}
+        self.owned: dict[int, list[Part]] = {}  # by owner
+        for member in members:
+            self.owned.setdefault(runtime.owner(member), []).append(member.part)
+        sync, many = members[0].leaf.sync, len(self.roles.hosts) > 1
+        self.two_level = sync.sums_on_hosts and many
+        self.replicated = sync.replicates_on_hosts and many
 
-    def of(self, rank: int) -> list[Part]:
-        """Return the parts that `rank` owns."""
-        return [part for part, owner in self.owned if owner == rank]
-
-    def _size(self, owners: Sequence[int]) -> int:
-        return sum(part.size for part, owner in self.owned if owner in owners)
+    def _of(self, owners: Sequence[int]) -> list[Part]:
+        """Return the parts of some owners, one owner after the other."""
+        return [part for owner in owners for part in self.owned.get(owner, ())]
 
     def _packed(self, owners: Sequence[int], memory: Memory) -> Array:
-        """Return the parts of some owners, one owner after the other."""
-        out, at = np.empty(self._size(owners), self.values[0].dtype), 0
-        for owner in owners:
-            end = at + self._size([owner])
-            pack(self.of(owner), memory, out[at:end])
-            at = end
-        return out
+        parts = self._of(owners)
+        return pack(parts, memory, np.empty(size_of(parts), self.values[0].dtype))
+
+    def _by_owner(self, owners: Sequence[int], packed: Array) -> dict[int, Array]:
+        """Undo `_packed`: return the values of each owner."""
+        ends = np.cumsum([size_of(self.owned[owner]) for owner in owners], dtype=int)
+        return dict(zip(owners, np.split(packed, ends), strict=False))
 
     def wait(self, gradients: Gradients) -> bool:
-        return wait_parts([part for part, _ in self.owned], gradients)
+        return wait_parts(self.parts, gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        nothing = np.empty(0, self.values[0].dtype)
         sends: Mapping[int, Array] = {}
-        if self.roles.computes:
-            sends = (
-                self._within_host()
-                if self.two_level
-                else {owner: self._packed([owner], self.memory) for owner in self.owners}
-            )
+        if self.roles.computes and self.two_level:
+            sends = self._within_host()
+        elif self.roles.computes:
+            sends = {owner: self._packed([owner], self.memory) for owner in self.owned}
+        nothing = np.empty(0, self.values[0].dtype)
         received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
-        total = np.zeros(self._size([c.rank]), nothing.dtype)
+        own = self._of([c.rank])
+        total = np.zeros(size_of(own), nothing.dtype)
         for gradient in received:
             if gradient.size:
                 total += gradient
-        pieces, at = [], 0
-        for part in self.of(c.rank):
-            pieces.append(part.piece(total[at : at + part.size], owned=True))
-            at += part.size
-        return pieces
+        return [part.piece(values, owned=True) for part, values in unpacked(own, total)]
 
     def _led(self, rank: int) -> list[int]:
-        """Return the owners with which a replica exchanges messages for its host."""
-        host = self.roles.host
-        return [owner for owner in self.owners if self.roles.leader(owner, host) == rank]
+        """Return the owners with which a replica exchanges messages for its host, ascending."""
+        roles = self.roles
+        return [owner for owner in sorted(self.owned) if roles.leader(owner, roles.host) == rank]
 
     def _within_host(self) -> dict[int, Array]:
         """Return the sums of this host for the owners that this rank is the leader for."""
-        ranks = self.roles.hosts[self.roles.host]
-        parts = self.roles.local.all_to_all(
-            [self._packed(self._led(r), self.memory) for r in ranks]
+        roles = self.roles
+        parts = roles.local.all_to_all(
+            [self._packed(self._led(r), self.memory) for r in roles.hosts[roles.host]]
         )
-        total = np.zeros_like(parts[self.roles.local.rank])
+        total = np.zeros_like(parts[roles.local.rank])
         for gradient in parts:
             total += gradient
-        sums, at = {}, 0
-        for owner in self._led(self.roles.rank):
-            sums[owner] = total[at : at + self._size([owner])]
-            at += self._size([owner])
-        return sums
+        return self._by_owner(self._led(roles.rank), total)
 
     def distribute(self, c: Communicator) -> None:
         self._from_owners(self.values, c, self.replicated)
@@ -275,18 +242,15 @@ class DenseServers(OwnerExchange):
         every = c.all_to_all([mine if r in readers else mine[:0] for r in range(c.size)])
         for r, packed in enumerate(every):
             if r != c.rank and packed.size:
-                unpack(self.of(r), packed, memory)
+                unpack(self.owned[r], packed, memory)
         if not (by_host and roles.computes):
             return
-        told = self._packed(self._led(c.rank), memory)
-        passed = roles.local.all_to_all([told] * roles.local.size)
+        led = self._packed(self._led(c.rank), memory)
+        passed = roles.local.all_to_all([led] * roles.local.size)
         for r, packed in zip(roles.hosts[roles.host], passed, strict=True):
-            at = 0
-            for owner in self._led(r):
-                end = at + self._size([owner])
+            for owner, values in self._by_owner(self._led(r), packed).items():
                 if c.rank not in (r, owner):
-                    unpack(self.of(owner), packed[at:end], memory)
-                at = end
+                    unpack(self.owned[owner], values, memory)
 
 
 class SparseServers(OwnerExchange):
@@ -297,32 +261,16 @@ class SparseServers(OwnerExchange):
 
     everyone = True
 
-    @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
         for member in members:
             if member.shard.axis != 0 or member.leaf.sync.owner is None:
                 raise not_rows(member)
-        return cls(
-            members[0].parameter,
-            runtime.values,
-            [(m.shard.start, m.shard.stop, runtime.owner(m)) for m in members],
-            runtime.roles,
-            two_level=any(member.leaf.sync.sums_on_hosts for member in members),
-        )
-
-    def __init__(
-        self,
-        parameter: int,
-        values: Sequence[Array],
-        ranges: Sequence[tuple[int, int, int]],
-        roles: Roles,
-        *,
-        two_level: bool = False,
-    ) -> None:
-        super().__init__([parameter], values)
-        self.parameter, self.ranges, self.roles = parameter, list(ranges), roles
-        self.two_level = two_level and len(roles.hosts) > 1
-        self.width = values[parameter].size // max(stop for _, stop, _ in ranges)
+        (self.parameter,) = self.parameters
+        self.ranges = [(m.shard.start, m.shard.stop, runtime.owner(m)) for m in members]
+        self.two_level = any(m.leaf.sync.sums_on_hosts for m in members)
+        self.two_level &= len(self.roles.hosts) > 1
+        self.width = self.values[self.parameter].size // max(stop for _, stop, _ in self.ranges)
         self.moved: Array = np.empty(0, np.int32)
         self.written: Array = np.empty(0, np.int32)  # by the last step of all ranks
         self.ever: set[int] = set()

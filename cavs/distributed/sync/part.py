@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -61,8 +61,7 @@ class Piece:
         """Return the share of `rank` where each of `ranks` has the same piece."""
         begin, end = (len(self.values) * r // ranks for r in (rank, rank + 1))
         rows = None if self.rows is None else self.rows[begin:end]
-        values = self.values[begin:end]
-        return Piece(self.parameter, values, rows, self.stride, self.offset, self.owned)
+        return replace(self, values=self.values[begin:end], rows=rows)
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,7 @@ class Part:
 
     def view(self, flat: Array) -> Array:
         """Return a view of the part in a parameter's memory, [rows, width]."""
-        if self.rows == 1:
-            return flat[self.offset : self.offset + self.width].reshape(1, -1)
-        columns = slice(self.offset, self.offset + self.width)
-        return flat.reshape(self.rows, self.stride)[:, columns]
+        return flat.reshape(self.rows, self.stride)[:, self.offset : self.offset + self.width]
 
     def piece(self, values: Array, owned: bool = False) -> Piece:
         """Return the piece for contiguous `values` of this part."""
@@ -129,23 +125,57 @@ def wait_parts(parts: Sequence[Part], gradients: Gradients) -> bool:
     return all([gradients.wait_gradient(p.parameter, p.offset, p.end) for p in parts])
 
 
-def pack(parts: Sequence[Part], memory: Memory, out: Array) -> None:
-    """Copy the parts into `out`, one after the other; `memory` is flat, by parameter."""
+def joined_runs(
+    parts: Sequence[Part], starts: Mapping[int, int], sizes: Mapping[int, int], itemsize: int
+) -> list[tuple[int, int]]:
+    """Return the memory of parts without rows: address and elements, joined where consecutive.
+
+    Two parts are joined if nothing but an unused gap between two gradients separates them; a gap
+    within a gradient is reduced by other exchanges. starts, sizes: the address and the number of
+    elements of the gradient of each parameter.
+    """
+    found: list[tuple[int, int]] = []
+    ends_gradient = False  # True if the previous part does
+    for part in sorted(parts, key=lambda p: starts[p.parameter] + p.offset * itemsize):
+        begin = starts[part.parameter] + part.offset * itemsize
+        gap = begin - (found[-1][0] + found[-1][1] * itemsize) if found else GAP
+        if gap == 0 or (ends_gradient and part.offset == 0 and gap < GAP):
+            found[-1] = found[-1][0], (begin - found[-1][0]) // itemsize + part.size
+        else:
+            found.append((begin, part.size))
+        ends_gradient = part.end == sizes[part.parameter]
+    return found
+
+
+def unpacked(parts: Sequence[Part], packed: Array) -> Iterator[tuple[Part, Array]]:
+    """Yield each part with its elements, [rows, width], in an array of one after the other."""
     at = 0
     for part in parts:
-        out[at : at + part.size].reshape(part.rows, part.width)[...] = part.view(
-            memory[part.parameter]
-        )
+        yield part, packed[at : at + part.size].reshape(part.rows, part.width)
         at += part.size
+
+
+def pack(parts: Sequence[Part], memory: Memory, out: Array) -> Array:
+    """Copy the parts into `out`, one after the other, and return it."""
+    for part, values in unpacked(parts, out):
+        values[...] = part.view(memory[part.parameter])
+    return out
 
 
 def unpack(parts: Sequence[Part], packed: Array, memory: Memory) -> None:
     """The inverse of `pack`."""
-    at = 0
-    for part in parts:
-        values = packed[at : at + part.size].reshape(part.rows, part.width)
+    for part, values in unpacked(parts, packed):
         part.view(memory[part.parameter])[...] = values
-        at += part.size
+
+
+def size_of(parts: Sequence[Part]) -> int:
+    """Return the number of elements of all parts."""
+    return sum(part.size for part in parts)
+
+
+def values_of(parameters: Mapping[str, Any]) -> list[Array]:
+    """Return the memory of parameters, flat, by number."""
+    return [p.current().reshape(-1) for p in parameters.values()]
 
 
 def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,16 +20,12 @@ from cavs.distributed.sync.all_reduce import AllReduce
 from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime
 from cavs.distributed.sync.operation import Operation
-from cavs.distributed.sync.part import Array, Gradients, Part, Piece
+from cavs.distributed.sync.part import Gradients, Piece
 from cavs.distributed.sync.synchroniser import Synchroniser
 
 
 class FactorBroadcast(Exchange):
-    """One whole matrix; `executor` leaves the factors of its gradient (``set_factored``)."""
-
-    @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        return cls(members[0].part, runtime.values, runtime.executor)
+    """One whole matrix; the executor leaves the factors of its gradient (``set_factored``)."""
 
     @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
@@ -39,10 +35,10 @@ class FactorBroadcast(Exchange):
         each = np.broadcast_to(nbytes, len(pricing.replicas))
         return pricing.everywhere("all_gather", tuple(each.tolist()))
 
-    def __init__(self, part: Part, values: Sequence[Array], executor: Any) -> None:
-        super().__init__([part.parameter], values)
-        self.part, self.executor = part, executor
-        self.total = np.empty(part.size, values[part.parameter].dtype)
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        (self.part,), self.executor = self.parts, runtime.executor
+        self.total = np.empty(self.part.size, self.values[self.part.parameter].dtype)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         left, right = self.executor.factors(self.part.parameter)
@@ -66,13 +62,9 @@ class SufficientFactors(Synchroniser):
     type: ClassVar[str] = "sufficient_factors"
 
     def problems(
-        self,
-        strategy: Strategy,
-        leaf: NodeConfig,
-        variable: Variable,
-        resources: ResourceSpec | None,
+        self, strategy: Strategy, leaf: NodeConfig, variable: Variable, cluster: ResourceSpec | None
     ) -> Iterator[Problem]:
-        yield from super().problems(strategy, leaf, variable, resources)
+        yield from super().problems(strategy, leaf, variable, cluster)
         if variable.sparse or len(variable.shape) != 2 or variable.factors is None:
             form = "sparse" if variable.sparse else f"of shape {list(variable.shape)}"
             yield Problem(

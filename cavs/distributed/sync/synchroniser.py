@@ -68,8 +68,8 @@ def lower(members: Iterable[Member], facts: Facts) -> list[Transfer]:
         assert isinstance(sync, Synchroniser)
         chosen = sync.resolve(together[0], facts)
         groups.setdefault(type(chosen), []).extend(
-            member if chosen is sync else replace(member, leaf=member.leaf_with(chosen))
-            for member in together
+            m if chosen is sync else replace(m, leaf=replace(m.leaf, synchroniser=chosen))
+            for m in together
         )
     found = [
         transfer

@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs.distributed.comm import Communicator
 from cavs.distributed.strategy import register
-from cavs.distributed.sync import Exchange, Member, Piece, Pricing, Runtime, Synchroniser
+from cavs.distributed.sync import Exchange, Member, Piece, Pricing, Synchroniser
 from cavs.distributed.sync.operation import Operation
 
 
@@ -18,19 +18,13 @@ class GatherAndAdd(Exchange):
     """One dense part, by all-gather."""
 
     @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> GatherAndAdd:
-        (member,) = members
-        exchange = cls([member.parameter], runtime.values)
-        exchange.part = member.part
-        return exchange
-
-    @classmethod
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
         return pricing.everywhere("all_gather", float(members[0].nbytes))
 
     def reduce(self, gradients, usable: bool, c: Communicator) -> list[Piece]:
-        own = self.part.view(gradients.gradient_view(self.part.parameter)[1])
-        return [self.part.piece(np.add.reduce(c.all_gather(np.ascontiguousarray(own))))]
+        (part,) = self.parts
+        own = part.view(gradients.gradient_view(part.parameter)[1])
+        return [part.piece(np.add.reduce(c.all_gather(np.ascontiguousarray(own))))]
 
 
 @register

@@ -18,7 +18,7 @@ from cavs.distributed.comm import run_threads
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy
 from cavs.distributed.sync import ParameterServer
 from cavs.distributed.sync.stale_server import StaleServers, layout_of
-from cavs.distributed.sync.stale_server.clocks import Clocks
+from cavs.distributed.sync.stale_server.owner import Clocks
 from cavs.errors import CommunicationError
 from tests.distributed.launch.test_launcher import wait_for
 from tests.distributed.step.test_consensus import outcomes
@@ -63,7 +63,7 @@ class Marks:
         }
         self.layout = layout_of(Strategy(graph=graph, nodes=tuple(nodes)), parameters)
         flat = [v.reshape(-1) for v in self.values.values()]
-        self.servers = StaleServers(c, self.layout, flat, range(workers))
+        self.servers = StaleServers(c, self.layout, flat, [[w] for w in range(workers)])
         self.servers.open([[], []], SGD)
         self.workers, self.steps, self.rank = workers, steps, c.rank
 

@@ -1,11 +1,10 @@
-"""Which shards of which parameters have servers that do not wait for all, and where."""
+"""Shards with servers that do not wait for all replicas, and the owner of each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from cavs.distributed.strategy import Strategy, shards_of
@@ -52,21 +51,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """All of them, the same on every rank."""
+    """All units and groups, the same on every rank."""
 
     units: tuple[Unit, ...]
     groups: tuple[Group, ...]
-
-    @cached_property
-    def _by_parameter(self) -> dict[int, list[Unit]]:
-        found: dict[int, list[Unit]] = {}
-        for unit in self.units:
-            found.setdefault(unit.part.parameter, []).append(unit)
-        return found
-
-    def of(self, parameter: int) -> list[Unit]:
-        """The units of a parameter."""
-        return self._by_parameter.get(parameter, [])
 
     @property
     def owners(self) -> list[int]:
@@ -74,24 +62,10 @@ class Layout:
         return sorted({group.owner for group in self.groups})
 
 
-def layout_of(strategy: Strategy | None, parameters: Mapping[str, Any]) -> Layout:
-    """The layout of `parameters`, by name and in order; empty where all is synchronous."""
-    found = [] if strategy is None else list(_shards(strategy, parameters))
-    clocks = list(dict.fromkeys((owner, staleness) for _, _, owner, staleness in found))
-    units = tuple(
-        Unit(i, part, rows, clocks.index((owner, staleness)), owner)
-        for i, (part, rows, owner, staleness) in enumerate(found)
-    )
-    groups = tuple(
-        Group(i, owner, staleness, tuple(u for u in units if u.group == i))
-        for i, (owner, staleness) in enumerate(clocks)
-    )
-    return Layout(units, groups)
-
-
-def _shards(
-    strategy: Strategy, parameters: Mapping[str, Any]
-) -> Iterator[tuple[Part, tuple[int, int] | None, int, int | None]]:
+def layout_of(strategy: Strategy, parameters: Mapping[str, Any]) -> Layout:
+    """Return the layout of the stale ones of `parameters`, by name and in order."""
+    units: list[Unit] = []
+    groups: dict[tuple[int, int | None], list[Unit]] = {}  # by owner and staleness
     for number, (name, parameter) in enumerate(parameters.items()):
         if not parameter.trainable:
             continue
@@ -105,12 +79,19 @@ def _shards(
         for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
             if leaf.sync.owner is None or not leaf.sync.is_stale:
                 continue
-            rows = (shard.start, shard.stop) if parameter.sparse else None
-            if rows is not None and shard.axis != 0:
+            if parameter.sparse and shard.axis != 0:
                 raise ConfigError(
                     f"{leaf.name}: rows of a sparse gradient cannot be cut along axis {shard.axis}",
                     hint="cut axis 0",
                 )
-            owner = strategy.graph.rank_of(leaf.sync.owner)
             if math.prod(shard.shape):
-                yield part_of(number, shape, shard), rows, owner, leaf.sync.lag
+                owner = strategy.graph.rank_of(leaf.sync.owner)
+                group = groups.setdefault((owner, leaf.sync.lag), [])
+                at = list(groups).index((owner, leaf.sync.lag))
+                rows = (shard.start, shard.stop) if parameter.sparse else None
+                group.append(Unit(len(units), part_of(number, shape, shard), rows, at, owner))
+                units.append(group[-1])
+    return Layout(
+        tuple(units),
+        tuple(Group(i, *key, tuple(own)) for i, (key, own) in enumerate(groups.items())),
+    )

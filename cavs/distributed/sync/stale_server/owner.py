@@ -1,76 +1,146 @@
 """The owner's side: applies gradients as steps end and tells workers new values when they may run.
 
-One thread calls it (the service of `StaleServers`). The values that workers compute with are copies
-on every rank, this one included: what the owner holds may change at any time.
+Workers and owners write each other letters, whose first word is one of `Word`. The second is the
+phase, which increases when all parameters are written (a checkpoint is loaded), so that no earlier
+letter is applied after it. The values that workers compute with are copies on every rank, this one
+included: those of the owner may change at any time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from cavs import _engine
-from cavs.distributed.comm.mailbox import Letter
-from cavs.distributed.sync.part import Array, Piece, pack
-from cavs.distributed.sync.stale_server.clocks import Clocks
+from cavs.distributed.comm.mailbox import Letter, Mailbox
+from cavs.distributed.sync.part import Array, Piece, pack, size_of
 from cavs.distributed.sync.stale_server.layout import Group, Layout, Unit
-from cavs.distributed.sync.stale_server.letters import FINAL, VALUES, Post
+
+
+class Word(IntEnum):
+    """First word of a letter; then the phase, and what is listed here: words; arrays."""
+
+    PUSH = 1  # attempt, unit numbers; values of each, of tables row numbers and values
+    COMMIT = 2  # attempt, clock; [scale, learning rate]. The step is whole: apply what was pushed
+    VALUES = 3  # clock, group; dense values one after the other, then rows and values of each table
+    SETTLE = 4  # clock. This worker makes no more steps until all have settled
+    FINAL = 5  # clock, group, round, updates; as VALUES, after all was applied; nothing if known
+    ASK = 6  # how far are your workers?
+    ANSWER = 7  # for each worker its clock, or -1 if no rank waits for it
+    FAIL = 8  # the text of an error
+    STOP = 9  # the number of steps that the sender has promised to make
+    WAKE = 10  # to oneself: a new phase has begun
+
+    @property
+    def is_of_phase(self) -> bool:
+        """True if the letter is valid in its phase only."""
+        return self < Word.ASK
+
+
+class Clocks:
+    """Clocks of the workers for one group of parameters: they say which worker may begin a step.
+
+    A worker's clock is the number of steps whose gradients its server has applied. Under staleness
+    s (stale synchronous parallel, Ho et al. 2013; Zhang 2020, section 2.4.1) a worker may begin
+    step c, counted from 0, once every other one has finished step c - s - 1. s = 0 is
+    bulk-synchronous; without a bound (None) training is asynchronous.
+    """
+
+    def __init__(self, workers: Iterable[int], staleness: int | None) -> None:
+        self.staleness = staleness
+        self.of = dict.fromkeys(workers, 0)
+        self.away: set[int] = set()  # have settled; no rank waits for them
+
+    def finish(self, worker: int) -> None:
+        """Count one more step of `worker` as applied."""
+        self.of[worker] += 1
+
+    def may_begin(self, step: int) -> bool:
+        """True if a worker may begin `step`."""
+        if self.staleness is None:
+            return True
+        return all(
+            clock >= step - self.staleness for w, clock in self.of.items() if w not in self.away
+        )
+
+    def leave(self, worker: int) -> None:
+        """Wait for `worker` no more, until all have settled."""
+        self.away.add(worker)
+
+    @property
+    def all_away(self) -> bool:
+        """True if every worker has left."""
+        return len(self.away) == len(self.of)
+
+    def synchronise(self) -> int:
+        """Let all go on from the clock of the furthest, after all have left."""
+        furthest = max(self.of.values())
+        self.of = dict.fromkeys(self.of, furthest)
+        self.away.clear()
+        return furthest
 
 
 class Owner:
-    """Part of a `layout` that `rank` owns.
+    """The part of a `layout` that the rank of `box` owns, in one phase.
 
-    workers: the ranks that write to this one, and whom each writes for: all that hear the answer.
+    The thread of `StaleServers` that reads the box calls it, and no other.
+    workers: the ranks that write to this one, and those each writes for, which all get the answer.
     values, states: all parameters, flat, and all optimiser states. The parts owned here are copied
     from the values and updated in the states themselves. hyper: of the optimiser; workers say the
-    learning rate of their step. reduction: what gradients, and with them weight decay, are
-    multiplied with: 1 / replicas for the mean. updates: how many the states have seen.
+    learning rate of their step. reduction: factor of gradients, and with them weight decay:
+    1 / replicas for the mean. updates: number that the states have seen. before: the owner of the
+    phase that ends.
     """
 
     def __init__(
         self,
         layout: Layout,
-        rank: int,
-        ranks: int,
+        box: Mailbox,
+        phase: int,
         workers: Mapping[int, Sequence[int]],
         values: Sequence[Array],
         states: Sequence[Sequence[Array]],
         hyper: Mapping[str, Any],
         reduction: float,
-        updates: int = 0,
-        before: Owner | None = None,
+        updates: int,
+        before: Owner | None,
     ) -> None:
-        """before: of the phase that ends."""
-        self.layout, self.ranks, self.workers = layout, range(ranks), workers
-        self.groups = [group for group in layout.groups if group.owner == rank]
-        units = [unit for group in self.groups for unit in group.units]
-        mine = {unit.part.parameter for unit in units}
+        self.layout, self.box, self.phase, self.workers = layout, box, phase, workers
+        self.groups = [group for group in layout.groups if group.owner == box.rank]
+        tables = [unit for group in self.groups for unit in group.tables]
+        mine = {unit.part.parameter for group in self.groups for unit in group.units}
         self.values = [v.copy() if i in mine else v for i, v in enumerate(values)]
         self.states = [list(s) for s in states]
         self.trainable = [i in mine for i in range(len(values))]
         self.executor = optimiser(self.values)
         self.reduction = reduction
-        decay = float(hyper["weight_decay"]) * reduction
-        self.hyper = {**hyper, "weight_decay": decay}
+        self.hyper = {**hyper, "weight_decay": float(hyper["weight_decay"]) * reduction}
         self.clocks = {g.number: Clocks(workers, g.staleness) for g in self.groups}
-        self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}
+        self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}  # steps
         self.staged: dict[int, list[tuple[int, Unit, Piece]]] = {w: [] for w in workers}
         self.updates = self.settled_at = updates  # made, and known by all since the last meeting
         # Per table: the update in which each row changed last, and up to which each rank has it.
-        self.changed = {
-            u.number: np.zeros(u.rows[1] - u.rows[0], np.int64) for u in units if u.rows is not None
-        }
+        self.changed = {u.number: np.zeros(u.part.size // u.width, np.int64) for u in tables}
         # Rows that changed in phases before: states of theirs are nowhere else either.
-        self.earlier = {
-            u.number: before.ever(u) for u in units if before is not None and u.rows is not None
-        }
-        self.told = {(number, r): updates for number in self.changed for r in self.ranks}
+        self.earlier = {u.number: before.ever(u) for u in tables if before is not None}
+        self.told = {(number, r): updates for number in self.changed for r in range(box.size)}
         self.rounds = 0
 
-    def hold(self, letter: Letter) -> None:
-        """Keeps gradients until the step that they are of has ended well."""
+    def take(self, letter: Letter) -> None:
+        """Act on a letter of a worker."""
+        match letter.words[0]:
+            case Word.PUSH:
+                self._hold(letter)
+            case Word.COMMIT:
+                self._commit(letter)
+            case Word.SETTLE:
+                self._settle(letter.source)
+
+    def _hold(self, letter: Letter) -> None:
+        """Keep gradients until their step has ended well."""
         worker, attempt = letter.source, letter.words[2]
         arrays = iter(letter.arrays)
         for number in letter.words[3:]:
@@ -79,13 +149,12 @@ class Owner:
                 piece = unit.part.piece(next(arrays))
             else:
                 rows = next(arrays)
-                piece = Piece(
-                    unit.part.parameter, next(arrays).reshape(len(rows), unit.width), rows
-                )
+                values = next(arrays).reshape(len(rows), unit.width)
+                piece = Piece(unit.part.parameter, values, rows)
             self.staged[worker].append((attempt, unit, piece))
 
-    def commit(self, letter: Letter, post: Post) -> None:
-        """Applies one step of a worker; what was staged of a step that failed is dropped."""
+    def _commit(self, letter: Letter) -> None:
+        """Apply one step of a worker; drop what was staged of a step that failed."""
         worker, (attempt, clock) = letter.source, letter.words[2:]
         scale, lr = letter.arrays[0].tolist()
         staged = [(unit, piece) for of, unit, piece in self.staged[worker] if of == attempt]
@@ -110,43 +179,43 @@ class Owner:
         for group in self.groups:
             self.clocks[group.number].finish(worker)
             self.wanted[group.number][worker] = clock + 1
-        self._answer(post)
+        self._answer()
 
-    def settle(self, worker: int, post: Post) -> None:
-        """`worker` came to a meeting; when all have, everyone gets the final values."""
+    def _settle(self, worker: int) -> None:
+        """Note that `worker` has settled; when all have, every rank gets the final values."""
         for group in self.groups:
             self.clocks[group.number].leave(worker)
             self.wanted[group.number].pop(worker, None)
-        self._answer(post)
+        self._answer()
         if not all(clocks.all_away for clocks in self.clocks.values()):
             return
         self.rounds += 1
         for group in self.groups:
             clock = self.clocks[group.number].synchronise()
-            for rank in self.ranks:
-                words = [FINAL, 0, clock, group.number, self.rounds, self.updates]
+            words = [Word.FINAL, self.phase, clock, group.number, self.rounds, self.updates]
+            for rank in range(self.box.size):
                 news = self.updates > self.settled_at
-                post(rank, words, self._content(group, rank) if news else [])
+                self.box.post(rank, words, self._content(group, rank) if news else [])
         self.settled_at = self.updates
 
-    def _answer(self, post: Post) -> None:
+    def _answer(self) -> None:
         for group in self.groups:
             wanted = self.wanted[group.number]
             for worker, step in list(wanted.items()):
                 if self.clocks[group.number].may_begin(step):
                     del wanted[worker]
+                    words = [Word.VALUES, self.phase, step, group.number]
                     for r in self.workers[worker]:
-                        post(r, [VALUES, 0, step, group.number], self._content(group, r))
+                        self.box.post(r, words, self._content(group, r))
 
     def _content(self, group: Group, rank: int) -> list[Array]:
-        """The values of a group; of its tables, rows that `rank` has not seen as they are."""
-        parts = group.dense
-        packed = np.empty(sum(part.size for part in parts), self.values[0].dtype)
-        pack(parts, self.values, packed)
-        arrays = [packed]
+        """Return the values of a group; of its tables, rows that `rank` has not as they are."""
+        packed = np.empty(size_of(group.dense), self.values[0].dtype)
+        arrays = [pack(group.dense, self.values, packed)]
         for unit in group.tables:
             rows = self._news(unit, rank)
-            arrays += [rows, self.values[unit.part.parameter].reshape(-1, unit.width)[rows]]
+            table = self.values[unit.part.parameter].reshape(-1, unit.width)
+            arrays += [rows, table[rows].reshape(-1)]
         return arrays
 
     def _news(self, unit: Unit, rank: int) -> Array:
@@ -156,7 +225,7 @@ class Owner:
         return (rows + unit.rows[0]).astype(np.int32)
 
     def ever(self, unit: Unit) -> Array:
-        """Rows of a table that have changed here; none of a table owned elsewhere."""
+        """Return the rows of a table that have changed here; none of a table owned elsewhere."""
         if unit.number not in self.changed or unit.rows is None:
             return np.empty(0, np.int32)
         rows = (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
@@ -164,7 +233,7 @@ class Owner:
 
     @property
     def furthest(self) -> int:
-        """The most steps that a worker has made."""
+        """Largest number of steps that a worker has made."""
         return max((max(clocks.of.values()) for clocks in self.clocks.values()), default=0)
 
     def standing(self) -> list[int]:
@@ -174,7 +243,7 @@ class Owner:
 
 
 def optimiser(values: Sequence[Array]) -> Any:
-    """An executor without a program: it applies updates to `values` on the calling thread."""
+    """Return an executor without a program, which updates `values` on the calling thread."""
     program = _engine.Program()
     program.kinds = []
     program.finish()

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.strategy.roles import Roles, leader_of
-from cavs.distributed.sync.exchange import Exchange
+from cavs.distributed.strategy.roles import leader_of
+from cavs.distributed.sync.exchange import OwnerExchange
 from cavs.distributed.sync.member import Member, Runtime, buckets, tables
-from cavs.distributed.sync.owner_exchange import OwnerExchange
-from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows
+from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, unpacked
 from cavs.distributed.sync.stale_server.layout import Unit
 from cavs.distributed.sync.stale_server.servers import StaleServers
 from cavs.distributed.sync.synchroniser import Transfer
@@ -22,7 +21,7 @@ Pieces = list[tuple[Unit, Piece]]
 class StalePush(OwnerExchange):
     """All stale units of some parameters, in one letter to each owner.
 
-    Where the replicas of a host sum first, the one that speaks to an owner writes the letter.
+    Where the replicas of a host sum first, the leader for an owner writes the letter.
     """
 
     @staticmethod
@@ -36,28 +35,18 @@ class StalePush(OwnerExchange):
             Transfer(StalePush, tuple(m for m in dense if m.parameter in numbers)) for numbers in of
         ]
 
-    @classmethod
-    def build(cls, members: Sequence[Member], runtime: Runtime) -> Exchange:
-        numbers = list(dict.fromkeys(member.parameter for member in members))
-        return cls(numbers, runtime.values, runtime.servers, runtime.roles)
-
-    def __init__(
-        self,
-        parameters: Sequence[int],
-        values: Sequence[Array],
-        servers: StaleServers,
-        roles: Roles,
-    ) -> None:
-        super().__init__(parameters, values)
-        self.servers, self.roles = servers, roles
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        self.servers: StaleServers = runtime.servers
+        units = self.servers.layout.units
+        self.units = [u for p in self.parameters for u in units if u.part.parameter == p]
         self.own: list[Piece] = []  # gradients that this rank pushes, for its norm
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """See `Exchange`; nothing comes back that this rank would apply."""
         pieces = [
-            (unit, _piece(unit, *gradients.gradient_view(parameter)))
-            for parameter in (self.parameters if usable or self.roles.teamed else ())
-            for unit in self.servers.layout.of(parameter)
+            (unit, _piece(unit, *gradients.gradient_view(unit.part.parameter)))
+            for unit in (self.units if usable or self.roles.teamed else ())
         ]
         if self.roles.teamed:
             pieces = self._summed(pieces, usable)
@@ -72,29 +61,24 @@ class StalePush(OwnerExchange):
         return []
 
     def _summed(self, pieces: Pieces, usable: bool) -> Pieces:
-        """The sums over this host of what goes to the owners that this rank speaks to."""
+        """Return the sums over this host for the owners that this rank writes to."""
         local, team = self.roles.local, self.roles.team
-
-        def parts(pieces: Pieces) -> list[Pieces]:
-            """By the rank of the host that speaks to the owner."""
-            leaders = [leader_of(unit.owner, team) for unit, _ in pieces]
-            return [
-                [x for x, leader in zip(pieces, leaders, strict=True) if leader == r] for r in team
-            ]
-
-        dense = parts([x for x in pieces if x[1].rows is None])
-        sums, at = Pieces(), 0
+        dense: list[Pieces] = [[] for _ in team]  # by the rank that writes to the owner
+        for unit, piece in pieces:
+            if piece.rows is None:
+                dense[team.index(leader_of(unit.owner, team))].append((unit, piece))
+        sums = Pieces()
         if any(dense):
             none = np.empty(0, self.values[0].dtype)
             received = local.all_to_all(
                 [np.concatenate([none, *(p.values.reshape(-1) for _, p in part)]) for part in dense]
             )
-            total = np.sum(received, axis=0)
-            for unit, _ in dense[local.rank]:
-                sums.append((unit, unit.part.piece(total[at : at + unit.part.size])))
-                at += unit.part.size
-        for unit, piece in (x for x in pieces if x[1].rows is not None):
-            assert piece.rows is not None
+            units = [unit for unit, _ in dense[local.rank]]
+            total = unpacked([unit.part for unit in units], np.sum(received, axis=0))
+            sums = [(u, part.piece(x)) for u, (part, x) in zip(units, total, strict=True)]
+        for unit, piece in pieces:
+            if piece.rows is None:
+                continue
             to = team.index(leader_of(unit.owner, team))
             count = [len(piece.rows) if r == to and usable else 0 for r in range(local.size)]
             rows, values = sum_rows(
@@ -107,7 +91,7 @@ class StalePush(OwnerExchange):
 
 
 def _piece(unit: Unit, rows: Array | None, values: Array) -> Piece:
-    """The gradient of a unit; `rows` and `values` are those of its parameter in this program."""
+    """Return the gradient of a unit from that of its parameter in this program."""
     if unit.rows is None:
         if rows is not None:  # a table that is not declared sparse
             table = np.zeros((unit.part.rows * unit.part.stride, 1), values.dtype)

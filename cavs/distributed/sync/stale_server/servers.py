@@ -21,10 +21,9 @@ from cavs.distributed.comm.agreement import agreed, failed_elsewhere
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
 from cavs.distributed.strategy.roles import leader_of
-from cavs.distributed.sync.part import Array, pack, unpack
-from cavs.distributed.sync.stale_server import letters
+from cavs.distributed.sync.part import Array, pack, size_of, unpack
 from cavs.distributed.sync.stale_server.layout import Layout
-from cavs.distributed.sync.stale_server.owner import Owner
+from cavs.distributed.sync.stale_server.owner import Owner, Word
 from cavs.errors import CommunicationError
 
 _GRACE = 3.0  # seconds that an owner has to say how far the workers are
@@ -33,9 +32,9 @@ _GRACE = 3.0  # seconds that an owner has to say how far the workers are
 class StaleServers:
     """Servers and worker of one rank; all ranks create them together.
 
-    values: all parameters, flat: what this rank computes with. workers: the ranks that make steps.
-    teams: those of them that make each step together; one of a team speaks to each owner, with the
-    sum of their gradients. Each alone unless given.
+    values: all parameters, flat, with which this rank computes. teams: the workers, ranks that make
+    steps, grouped by those that make each step together; one of a team writes to each owner, with
+    the sum of their gradients. average: True if gradients are averaged over the workers.
     """
 
     def __init__(
@@ -43,15 +42,13 @@ class StaleServers:
         c: Communicator,
         layout: Layout,
         values: Sequence[Array],
-        workers: Sequence[int],
+        teams: Sequence[Sequence[int]],
         *,
         average: bool = True,
-        teams: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.teams = [[w] for w in workers] if teams is None else [list(team) for team in teams]
+        self.teams, self.workers = teams, [worker for team in teams for worker in team]
         self.layout, self.values, self.timeout = layout, list(values), c.timeout
-        self.rank, self.size, self.workers = c.rank, c.size, list(workers)
-        self.names, self._waiting = c.names, c.waiting
+        self.rank, self.size, self.names, self._waiting = c.rank, c.size, c.names, c.waiting
         self.reduction = 1.0 / len(self.workers) if average else 1.0
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
@@ -61,10 +58,10 @@ class StaleServers:
         self._early: list[Letter] = []  # letters of a phase that has not begun here
         self._inbox: list[Letter] = []  # values that have not been read
         self._answers: dict[int, tuple[int, ...]] = {}
-        self._promised, self._told_stop = 1, False
-        self._counted = 0
-        self.updates = 0  # that each parameter had, as known since the last meeting
-        self._stops: dict[int, int] = {}
+        self._counted = 0  # bytes sent before the present step
+        self.updates = 0  # number for each parameter, as known when all last settled
+        self._stops: dict[int, int] = {}  # numbers of steps promised, by worker
+        self._next_promise, self._has_promised = 1, False
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
         self._thread.start()
@@ -76,7 +73,7 @@ class StaleServers:
         return self._box.sent_bytes
 
     def newly_sent(self) -> int:
-        """Bytes sent since this was asked last, or since all met."""
+        """Return the bytes sent since the last call, or since all settled."""
         before, self._counted = self._counted, self.sent_bytes
         return self._counted - before
 
@@ -97,15 +94,15 @@ class StaleServers:
     def open(
         self, states: Sequence[Sequence[Array]], hyper: Mapping[str, Any], updates: int = 0
     ) -> None:
-        """A new phase: owners take the parameters as they are here. All ranks call it.
+        """Begin a phase: owners take the parameters as they are here. All ranks call it.
 
-        updates: how many the optimiser states have seen.
+        updates: number that the optimiser states have seen.
         """
         self._check()
         owner = Owner(
             self.layout,
-            self.rank,
-            self.size,
+            self._box,
+            self.phase + 1,
             {leader_of(self.rank, team): team for team in self.teams},
             self.values,
             states,
@@ -115,16 +112,14 @@ class StaleServers:
             self._owner,
         )
         with self.changed:
-            self.updates = updates
-            self._owner = owner
-            self.phase += 1
+            self._owner, self.phase, self.updates = owner, owner.phase, updates
             self.clock = self.rounds = 0
             self._inbox = []
             self.settled, self._awaits = True, False
-        self._post(self.rank, [letters.WAKE, self.phase])
+        self._box.post(self.rank, [Word.WAKE, self.phase])
 
     def fetch(self) -> bool:
-        """Waits until this worker may begin its next step; whether parameters were written."""
+        """Wait until this worker may begin a step; return True if parameters were written."""
         self._check()
         self.attempt += 1
         if self.settled:
@@ -134,34 +129,34 @@ class StaleServers:
             self.clock, self.steps = self.clock + 1, self.steps + 1
         if not self._awaits:
             return False
-        self._wait(lambda: self._told(2, self.clock), f"for step {self.steps + 1}")
+        self._wait(lambda: self._has_all(2, self.clock), f"for step {self.steps + 1}")
         self._awaits = False
         return self._read()
 
     def push(self, owner: int, numbers: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Gradients of some units to their owner, which applies them at `commit`."""
+        """Send gradients of some units to their owner, which applies them at `commit`."""
         flat = [a.reshape(-1) for a in arrays]
-        self._post(owner, [letters.PUSH, self.phase, self.attempt, *numbers], flat)
+        self._box.post(owner, [Word.PUSH, self.phase, self.attempt, *numbers], flat)
 
     def commit(self, scale: float, lr: float) -> None:
-        """The step is whole and good: owners apply it, times `scale`."""
+        """Let owners apply a step that has succeeded, times `scale`."""
         for owner in self.heard_by:
-            words = [letters.COMMIT, self.phase, self.attempt, self.clock]
-            self._post(owner, words, [np.array([scale, lr], np.float64)])
+            words = [Word.COMMIT, self.phase, self.attempt, self.clock]
+            self._box.post(owner, words, [np.array([scale, lr], np.float64)])
         with self.changed:
             self.clock += 1
             self.steps += 1
             self._awaits = True
 
     def settle(self) -> bool:
-        """Waits until all workers have come here; then all ranks hold the same, final values.
+        """Wait until all workers settle; then all ranks hold the same, final values.
 
-        Returns whether parameters were written.
+        Return True if parameters were written.
         """
         self._check()
         for owner in self.heard_by:
-            self._post(owner, [letters.SETTLE, self.phase, self.clock])
-        self._wait(lambda: self._told(4, self.rounds + 1), "for all to meet")
+            self._box.post(owner, [Word.SETTLE, self.phase, self.clock])
+        self._wait(lambda: self._has_all(4, self.rounds + 1), "for all to meet")
         with self.changed:
             self.rounds += 1
             final = next(x for x in self._inbox if x.words[4:5] == (self.rounds,))
@@ -171,14 +166,14 @@ class StaleServers:
         self.settled, self._awaits = True, False
         return self._read()
 
-    def _told(self, word: int, value: int) -> bool:
+    def _has_all(self, word: int, value: int) -> bool:
         """True if a letter of every group has `value` as this word."""
-        told = {x.words[3] for x in self._inbox if len(x.words) > word and x.words[word] == value}
-        return len(told) == len(self.layout.groups)
+        groups = {x.words[3] for x in self._inbox if x.words[word : word + 1] == (value,)}
+        return len(groups) == len(self.layout.groups)
 
     def _read(self) -> bool:
-        """Writes what came into the parameters, in the order in which it came."""
-        with self.changed:  # a rank that makes no steps may be a meeting behind
+        """Write the values of letters to the parameters, in order; return True if there are any."""
+        with self.changed:  # a rank that makes no steps may be a round behind
             arrived = [x for x in self._inbox if x.words[4:5] <= (self.rounds,)]
             self._inbox = [x for x in self._inbox if x.words[4:5] > (self.rounds,)]
         for letter in arrived:
@@ -193,12 +188,12 @@ class StaleServers:
         return any(letter.arrays for letter in arrived)
 
     def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:
-        """Brings all ranks every optimiser state, from its owner; after `settle`."""
+        """Bring every optimiser state from its owner to all ranks; after `settle`."""
         assert self._owner is not None
         for i in range(max(map(len, states), default=0)):
             flat = [s[i].reshape(-1) if len(s) > i else np.empty(0) for s in states]
             for group in self.layout.groups:
-                packed = np.empty(sum(part.size for part in group.dense), self.values[0].dtype)
+                packed = np.empty(size_of(group.dense), self.values[0].dtype)
                 pack(group.dense, flat, packed)
                 c.broadcast(packed, group.owner)
                 unpack(group.dense, packed, flat)
@@ -210,16 +205,26 @@ class StaleServers:
 
     def stops(self, requested: bool) -> bool:
         """Return True to stop after this step, on which all ranks agree once one requests it."""
-        if not self.is_worker:
-            return self._stops_serving()
-        with self.changed:
-            if requested or self._stops:
-                self._announce()
-            if not self._told_stop:
-                self._promised = self.steps + 1
-                return False
-        self._wait(lambda: len(self._stops) == len(self.workers), "to stop together")
-        return self.steps >= max(self._stops.values())
+
+        def all_promised() -> bool:
+            return len(self._stops) == len(self.workers)
+
+        if self.is_worker:
+            with self.changed:
+                if requested or self._stops:
+                    self._promise()
+                if not self._has_promised:
+                    self._next_promise = self.steps + 1
+                    return False
+            self._wait(all_promised, "to stop together")
+        else:  # follow the furthest worker
+            owner = self._owner
+            assert owner is not None
+            self._wait(
+                lambda: all_promised() or owner.furthest > self.clock or owner.rounds > self.rounds,
+                "for the steps of others",
+            )
+        return all_promised() and self.steps >= max(self._stops.values())
 
     @property
     def is_stopping(self) -> bool:
@@ -229,29 +234,15 @@ class StaleServers:
     def go_on(self) -> None:
         """Clear the request to stop, after all ranks have stopped and settled."""
         with self.changed:
-            self._stops, self._told_stop = {}, False
-            self._promised = self.steps + 1
+            self._stops, self._has_promised = {}, False
+            self._next_promise = self.steps + 1
 
-    def _stops_serving(self) -> bool:
-        """As `stops` on a rank without steps, which follows the furthest worker."""
-        owner = self._owner
-        assert owner is not None
-
-        def all_told() -> bool:
-            return len(self._stops) == len(self.workers)
-
-        self._wait(
-            lambda: all_told() or owner.furthest > self.clock or owner.rounds > self.rounds,
-            "for the steps of others",
-        )
-        return all_told() and self.steps >= max(self._stops.values())
-
-    def _announce(self) -> None:
-        """Tells all how many steps this worker has promised: the furthest promise is kept."""
-        if not self._told_stop and self.is_worker:
-            self._told_stop = True
-            self._stops[self.rank] = self._promised
-            self._tell_others([letters.STOP, 0, self._promised])
+    def _promise(self) -> None:
+        """Tell all how many steps this worker will make: all make the largest of these numbers."""
+        if not self._has_promised and self.is_worker:
+            self._has_promised = True
+            self._stops[self.rank] = self._next_promise
+            self._tell_others([Word.STOP, 0, self._next_promise])
 
     # ---- waiting and failing -------------------------------------------------------------------
 
@@ -276,18 +267,18 @@ class StaleServers:
         self._check()
 
     def _ask(self) -> dict[int, tuple[int, ...]]:
-        """How far the workers are by each owner that answers."""
+        """Return the clocks of the workers (`Owner.standing`), by each owner that answers."""
         with self.changed:
             self._answers = {}
         owners = self.layout.owners
         for owner in owners:
-            self._post(owner, [letters.ASK, 0])
+            self._box.post(owner, [Word.ASK, 0])
         with self.changed:
             self.changed.wait_for(lambda: len(self._answers) == len(owners), _GRACE)
             return dict(self._answers)
 
     def _behind(self, standing: Mapping[int, Sequence[int]]) -> dict[int, str]:
-        """Whom all wait for, as owners tell it, and what can be said of them."""
+        """Return the ranks that all wait for, according to the owners, and what they do."""
         silent = [r for r in self.layout.owners if r not in standing]
         found = dict.fromkeys(silent, "does not answer")
         for clocks in standing.values():
@@ -302,9 +293,9 @@ class StaleServers:
             raise self.failed
 
     def fail(self, error: BaseException) -> None:
-        """Ends the training here, and on the other ranks as soon as they look.
+        """End the training here, and on the other ranks as soon as they look.
 
-        That a rank is gone each finds out by itself: it may want to go on without.
+        Each rank finds out by itself that one is gone: it may want to go on without it.
         """
         with self.changed:
             if self.failed is not None:
@@ -314,10 +305,10 @@ class StaleServers:
         if isinstance(error, LostPeerError):
             return
         with contextlib.suppress(CommunicationError):  # a rank that is gone need not learn of it
-            self._tell_others([letters.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
+            self._tell_others([Word.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
 
     def leave(self) -> None:
-        """Ends the thread at once, because a rank is gone; what is under way is lost."""
+        """End the thread at once, because a rank is gone; letters under way are lost."""
         with self.changed:
             self.failed = self.failed or LostPeerError("a rank is gone")
             self.changed.notify_all()
@@ -325,7 +316,7 @@ class StaleServers:
         self._thread.join(timeout=5)
 
     def close(self) -> None:
-        """Ends the thread; what is posted leaves before. Parameters stay as they are."""
+        """End the thread, after all letters have left. Parameters stay as they are."""
         if not self.settled:
             self.fail(_left())
         self._box.close()
@@ -344,65 +335,42 @@ class StaleServers:
             self.fail(error)
 
     def _handle(self, letter: Letter) -> None:
-        """This letter, after those that came before their phase had begun, if it has."""
+        """Take this letter, after those that came before their phase had begun, if it has."""
         arrived, self._early, now = [*self._early, letter], [], self.phase
         for other in arrived:
             word, phase = other.words[:2]
-            if word in letters.ALWAYS:
-                self._hear(other)
+            if phase == now or not Word(word).is_of_phase:
+                self._take(other)
             elif phase > now:
                 self._early.append(other)
-            elif phase == now:
-                self._of_phase(other)
 
-    def _of_phase(self, letter: Letter) -> None:
-        assert self._owner is not None
-        match letter.words[0]:
-            case letters.PUSH:
-                self._owner.hold(letter)
-            case letters.COMMIT:
-                self._owner.commit(letter, self._answer)
-                self._wake()
-            case letters.SETTLE:
-                self._owner.settle(letter.source, self._answer)
-                self._wake()
-            case _:
-                with self.changed:
-                    self._inbox.append(letter)
-                    self.changed.notify_all()
-
-    def _wake(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
-
-    def _answer(self, to: int, words: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Post a letter of an owner, with the phase filled in."""
-        self._post(to, [words[0], self.phase, *words[2:]], [a.reshape(-1) for a in arrays])
-
-    def _hear(self, letter: Letter) -> None:
-        if letter.words[0] == letters.ASK:
-            standing = [] if self._owner is None else self._owner.standing()
-            self._post(letter.source, [letters.ANSWER, 0, *standing])
+    def _take(self, letter: Letter) -> None:
+        word, owner = letter.words[0], self._owner
+        if word == Word.ASK:
+            standing = [] if owner is None else owner.standing()
+            self._box.post(letter.source, [Word.ANSWER, 0, *standing])
             return
+        if word in (Word.PUSH, Word.COMMIT, Word.SETTLE):
+            assert owner is not None
+            owner.take(letter)
         with self.changed:
-            match letter.words[0]:
-                case letters.ANSWER:
+            match word:
+                case Word.VALUES | Word.FINAL:
+                    self._inbox.append(letter)
+                case Word.ANSWER:
                     self._answers[letter.source] = letter.words[2:]
-                case letters.STOP:
+                case Word.STOP:
                     self._stops[letter.source] = letter.words[2]
-                    self._announce()
-                case letters.FAIL if self.failed is None:
+                    self._promise()
+                case Word.FAIL if self.failed is None:
                     text = f"rank {self.names[letter.source]}: {letter.text()}"
                     self.failed = agreed(failed_elsewhere([text]))
             self.changed.notify_all()
 
-    def _post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
-        self._box.post(to, words, arrays)
-
     def _tell_others(self, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
         for r in range(self.size):
             if r != self.rank:
-                self._post(r, words, arrays)
+                self._box.post(r, words, arrays)
 
 
 def _close_at_exit(servers: weakref.ref[StaleServers]) -> None:
