@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavs.cli import options, strategy
-from cavs.distributed.comm.started import started
+from cavs.distributed.comm.mpi.library import started
 from cavs.distributed.launch.launcher import launch
 from cavs.errors import ConfigError
 

@@ -15,7 +15,7 @@ from cavs.distributed.balance.shards import Split, contiguous
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.comm.mpi.fault_tolerance import check_survivable
+from cavs.distributed.comm.mpi.communicator import check_survivable
 from cavs.distributed.comm.world import ranks_of
 from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic.training import RankTraining

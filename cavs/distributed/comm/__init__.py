@@ -5,9 +5,8 @@ from cavs.distributed.comm.mailbox import Letter, Mailbox
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
 from cavs.distributed.comm.nccl.device_array import DeviceArray
-from cavs.distributed.comm.single import SingleCommunicator
 from cavs.distributed.comm.threads import ThreadCommunicator, run_threads
-from cavs.distributed.comm.world import world
+from cavs.distributed.comm.world import SingleCommunicator, world
 
 __all__ = [
     "Communicator",

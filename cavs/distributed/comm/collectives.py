@@ -55,10 +55,9 @@ class Collectives(ProcessLocal, Communicator, ABC):
         desk: WaitRegister,
         group: str,
     ) -> None:
-        self._rank, self._size, self.timeout = rank, len(names), timeout
-        self._names, self._desk, self._group = tuple(names), desk, group
-        self._overlaps = overlaps
-        self._sent = 0
+        self.rank, self.size, self.names = rank, len(names), tuple(names)
+        self.timeout, self.overlaps, self.sent_bytes = timeout, overlaps, 0
+        self._desk, self._group = desk, group
         self._progress = Progress()
         self._last: DeferredJob[Any] | None = None
         self._deferring = False  # True if the caller is such a job
@@ -69,35 +68,11 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation, self._code = "nothing yet", Code.BARRIER
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def names(self) -> Sequence[int]:
-        return self._names
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._sent
-
-    @property
-    def overlaps(self) -> bool:
-        return self._overlaps
-
     @abstractmethod
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Send and receive all, of `_code`; messages between two ranks keep their order."""
 
-    @abstractmethod
-    def abort(self, message: str) -> None:
-        """See `Communicator`."""
-
-    # ---- who hangs -----------------------------------------------------------------------------
+    # ---- waits ---------------------------------------------------------------------------------
 
     def waiting(
         self,
@@ -105,24 +80,26 @@ class Collectives(ProcessLocal, Communicator, ABC):
         peers: Callable[[], Iterable[int]] | None = None,
         known: Known = nothing,
     ) -> PendingWait:
-        group = f"{self._group} aside"
-        return self._waiting(group, 0, operation, peers or self._others, known)
+        return self._waiting(operation, peers or self._others, known, aside=True)
 
     def _waiting(
         self,
-        group: str,
-        begun: int,
         operation: str,
         peers: Callable[[], Iterable[int]],
         known: Known = nothing,
+        *,
+        aside: bool = False,
     ) -> PendingWait:
+        """aside: True if it is none of the operations, which ranks count."""
+        group, begun = (f"{self._group} aside", 0) if aside else (self._group, self.operations)
+
         def named() -> list[int]:
-            return [self._names[r] for r in peers()]
+            return [self.names[r] for r in peers()]
 
         return PendingWait(self._desk, group, begun, operation, named, self._check_alive, known)
 
     def _others(self) -> list[int]:
-        return [r for r in range(self._size) if r != self._rank]
+        return [r for r in range(self.size) if r != self.rank]
 
     @abstractmethod
     def _check_alive(self) -> None:
@@ -131,7 +108,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
     # ---- order ---------------------------------------------------------------------------------
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
-        if self._overlaps:
+        if self.overlaps:
             return self._progress.start(operation, arguments)
         job: DeferredJob[T] = DeferredJob(self._last, self._defer, (operation, *arguments))
         self._last = job
@@ -146,7 +123,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def _run(self, code: Code, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """The operation now, or after those in the background."""
-        if self._overlaps and not self._progress.is_here() and not self._progress.idle:
+        if self.overlaps and not self._progress.is_here() and not self._progress.idle:
             job: Job[T] = self._progress.start(self._run, (code, name, operation, *arguments))
             return job.wait()
         if self._last is not None and not self._last.begun and not self._deferring:
@@ -162,7 +139,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if self._broken is not None:  # its messages would meet the wrong operations of others
             raise self._broken
-        self._sent += sum(array.nbytes for array, _ in sends)
+        self.sent_bytes += sum(array.nbytes for array, _ in sends)
         try:
             self._exchange(sends, receives)
         except CommunicationError as error:
@@ -182,12 +159,12 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self._run(Code.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
 
     def _all_reduce(self, flat: Array) -> None:
-        if self._size == 1 or flat.size == 0:
+        if self.size == 1 or flat.size == 0:
             return
-        if flat.nbytes <= SMALL or flat.size < self._size:
+        if flat.nbytes <= SMALL or flat.size < self.size:
             self._tree_all_reduce(flat)
             return
-        counts = even_counts(flat.size, self._size)
+        counts = even_counts(flat.size, self.size)
         if everyone := self._in_common(flat):
             self._code = Code.COMMON
             self._sum_in_common(everyone, counts)
@@ -200,33 +177,33 @@ class Collectives(ProcessLocal, Communicator, ABC):
         """Up a binomial tree to rank 0 and down again: 2 log2 N steps."""
         other = self._temporary(flat)
         step = 1
-        while step < self._size:
-            if self._rank % (2 * step) == step:
-                self._send([(flat, self._rank - step)], [])
+        while step < self.size:
+            if self.rank % (2 * step) == step:
+                self._send([(flat, self.rank - step)], [])
                 break
-            if self._rank + step < self._size:
-                self._send([], [(other, self._rank + step)])
+            if self.rank + step < self.size:
+                self._send([], [(other, self.rank + step)])
                 flat += other
             step *= 2
         self._tree_broadcast(flat)
 
     def _tree_broadcast(self, flat: Array) -> None:
-        step = 1 << max(self._size - 1, 0).bit_length()
+        step = 1 << max(self.size - 1, 0).bit_length()
         while (step := step // 2) >= 1:
-            if self._rank % (2 * step) == 0 and self._rank + step < self._size:
-                self._send([(flat, self._rank + step)], [])
-            elif self._rank % (2 * step) == step:
-                self._send([], [(flat, self._rank - step)])
+            if self.rank % (2 * step) == 0 and self.rank + step < self.size:
+                self._send([(flat, self.rank + step)], [])
+            elif self.rank % (2 * step) == step:
+                self._send([], [(flat, self.rank - step)])
 
     # ---- common memory -------------------------------------------------------------------------
 
     def common_memory(self, nbytes: int) -> Array | None:
         self._common = [common for common in self._common if common.is_alive]
-        found = self._map_common(nbytes) if self._size > 1 else None
+        found = self._map_common(nbytes) if self.size > 1 else None
         if found is None:
             return None
-        self._common.append(CommonMemory(found, self._rank))
-        return found[self._rank]
+        self._common.append(CommonMemory(found, self.rank))
+        return found[self.rank]
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
         """Memory of all ranks, by rank, bytes; None where they cannot see each other's."""
@@ -238,8 +215,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
         """Each rank adds its part of all, in the order of ranks, and gives it to all."""
-        begin, end = offsets(counts)[self._rank]
-        self._meet()
+        begin, end = offsets(counts)[self.rank]
+        self._synchronise()
         for at in range(begin, end, _NEAR):
             parts = [array[at : min(at + _NEAR, end)] for array in everyone]
             total = self._temporary(parts[0])
@@ -248,16 +225,16 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 total += part
             for part in parts:
                 part[...] = total
-        self._meet()
+        self._synchronise()
         # Bytes that others read here, and that this rank wrote to them.
-        size, n = everyone[0].nbytes, self._size
-        self._sent += 2 * (n - 1) * size // n
+        size, n = everyone[0].nbytes, self.size
+        self.sent_bytes += 2 * (n - 1) * size // n
 
-    def _meet(self) -> None:
-        """Until all ranks have come here, in log2 N steps (Hensgen, Finkel and Manber 1988)."""
+    def _synchronise(self) -> None:
+        """Return when all ranks have come here: log2 N steps (Hensgen, Finkel and Manber 1988)."""
         said, heard, step = np.zeros(1, np.uint8), np.zeros(1, np.uint8), 1
-        while step < self._size:
-            to, source = (self._rank + step) % self._size, (self._rank - step) % self._size
+        while step < self.size:
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             self._send([(said, to)], [(heard, source)])
             step *= 2
 
@@ -265,38 +242,38 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
         flat = as_row(array)
-        check_counts(counts, flat.size, self._size)
+        check_counts(counts, flat.size, self.size)
         name = f"reduce-scatter of {flat.nbytes} bytes"
         self._run(Code.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
-        begin, end = offsets(counts)[self._rank]
+        begin, end = offsets(counts)[self.rank]
         return flat[begin:end]
 
     def _reduce_scatter(self, flat: Array, counts: Sequence[int]) -> None:
-        """A ring: part p starts at rank p + 1 and is complete when it reaches rank p."""
-        n, parts = self._size, [flat[a:b] for a, b in offsets(counts)]
-        to, source = (self._rank + 1) % n, (self._rank - 1) % n
-        for step in range(1, n):
-            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
-            other = self._temporary(coming)
-            self._send([(mine, to)] if mine.size else [], [(other, source)] if coming.size else [])
-            coming += other
+        """Part p starts at rank p + 1 and is complete when it reaches rank p."""
+        self._ring([flat[a:b] for a, b in offsets(counts)], 1, add=True)
+
+    def _ring(self, parts: Sequence[Array], first: int, *, add: bool = False) -> None:
+        """Pass parts from rank to rank, in place, beginning with part rank - `first`.
+
+        add: True if each rank adds its own part to what it passes on.
+        """
+        n = self.size
+        to, source = (self.rank + 1) % n, (self.rank - 1) % n
+        for step in range(first, first + n - 1):
+            mine, coming = parts[(self.rank - step) % n], parts[(self.rank - step - 1) % n]
+            into = self._temporary(coming) if add else coming
+            self._send([(mine, to)] if mine.size else [], [(into, source)] if coming.size else [])
+            if add:
+                coming += into
 
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
         flat = as_row(array)
-        check_counts(counts, flat.size, self._size)
+        check_counts(counts, flat.size, self.size)
         name = f"all-gather of {flat.nbytes} bytes"
         self._run(Code.ALL_GATHER, name, self._all_gather_into, flat, counts)
 
     def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
-        self._around([flat[a:b] for a, b in offsets(counts)])
-
-    def _around(self, parts: Sequence[Array]) -> None:
-        """A ring: every rank's part to all, in place."""
-        n = self._size
-        to, source = (self._rank + 1) % n, (self._rank - 1) % n
-        for step in range(n - 1):
-            mine, coming = parts[(self._rank - step) % n], parts[(self._rank - step - 1) % n]
-            self._send([(mine, to)] if mine.size else [], [(coming, source)] if coming.size else [])
+        self._ring([flat[a:b] for a, b in offsets(counts)], 0)
 
     def all_gather(self, array: Array) -> list[Array]:
         as_row(array)
@@ -304,29 +281,29 @@ class Collectives(ProcessLocal, Communicator, ABC):
         return self._run(Code.ALL_GATHER, name, self._all_gather, array)
 
     def _all_gather(self, array: Array) -> list[Array]:
-        rows = np.zeros(self._size, np.int64)
-        rows[self._rank] = len(array)
-        self._around(np.split(rows, self._size))
+        rows = np.zeros(self.size, np.int64)
+        rows[self.rank] = len(array)
+        self._ring(np.split(rows, self.size), 0)
         got = [np.empty((n, *array.shape[1:]), array.dtype) for n in rows.tolist()]
-        got[self._rank] = array  # no copy of it, which can take longer than the ring
-        self._around([part.reshape(-1) for part in got])
+        got[self.rank] = array  # no copy of it, which can take longer than the ring
+        self._ring([part.reshape(-1) for part in got], 0)
         return got
 
     def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
-        check_parts(parts, self._size)
+        check_parts(parts, self.size)
         for part in parts:
             check_array(part)
         return self._run(Code.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
 
     def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
-        others = [r for r in range(self._size) if r != self._rank]
+        others = [r for r in range(self.size) if r != self.rank]
         mine = [np.array([len(part)], np.int64) for part in parts]
         theirs = [np.zeros(1, np.int64) for _ in parts]
-        theirs[self._rank][0] = len(parts[self._rank])
+        theirs[self.rank][0] = len(parts[self.rank])
         self._send([(mine[r], r) for r in others], [(theirs[r], r) for r in others])
-        like = parts[self._rank]
+        like = parts[self.rank]
         got = [np.empty((int(n[0]), *like.shape[1:]), like.dtype) for n in theirs]
-        got[self._rank] = parts[self._rank]
+        got[self.rank] = parts[self.rank]
         self._send(
             [(np.ascontiguousarray(parts[r]), r) for r in others if parts[r].size],
             [(got[r], r) for r in others if got[r].size],
@@ -334,19 +311,19 @@ class Collectives(ProcessLocal, Communicator, ABC):
         return got
 
     def reduce(self, array: Array, root: int) -> None:
-        check_rank(root, self._size)
+        check_rank(root, self.size)
         flat = as_row(array)
-        name = f"reduce of {flat.nbytes} bytes to rank {self._names[root]}"
+        name = f"reduce of {flat.nbytes} bytes to rank {self.names[root]}"
         self._run(Code.REDUCE, name, self._reduce, flat, root)
 
     def _reduce(self, flat: Array, root: int) -> None:
-        if self._rank != root:
+        if self.rank != root:
             self._send([(flat, root)], [])
             return
         # The order of ranks needs the root's own values in the middle of the sum.
         own = flat.copy()
         other = self._temporary(flat)
-        for r in range(self._size):
+        for r in range(self.size):
             if r != root:
                 self._send([], [(other, r)])
             term = own if r == root else other
@@ -356,32 +333,32 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 flat += term
 
     def broadcast(self, array: Array, root: int) -> None:
-        check_rank(root, self._size)
+        check_rank(root, self.size)
         flat = as_row(array)
-        name = f"broadcast of {flat.nbytes} bytes by rank {self._names[root]}"
+        name = f"broadcast of {flat.nbytes} bytes by rank {self.names[root]}"
         self._run(Code.BROADCAST, name, self._broadcast, flat, root)
 
     def _broadcast(self, flat: Array, root: int) -> None:
-        if self._rank == root:
-            self._send([(flat, r) for r in range(self._size) if r != root], [])
+        if self.rank == root:
+            self._send([(flat, r) for r in range(self.size) if r != root], [])
         else:
             self._send([], [(flat, root)])
 
     def send(self, array: Array, to: int) -> None:
-        check_rank(to, self._size)
-        name = f"send to rank {self._names[to]}"
+        check_rank(to, self.size)
+        name = f"send to rank {self.names[to]}"
         self._run(Code.SEND, name, self._send, [(as_row(array), to)], [])
 
     def receive(self, array: Array, source: int) -> None:
-        check_rank(source, self._size)
-        name = f"receive from rank {self._names[source]}"
+        check_rank(source, self.size)
+        name = f"receive from rank {self.names[source]}"
         self._run(Code.SEND, name, self._send, [], [(as_row(array), source)])
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for _, rank in (*sends, *receives):
-            check_peer(rank, self._rank, self._size)
+            check_peer(rank, self.rank, self.size)
         rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
-        to, sources = (sorted({self._names[r] for _, r in of}) for of in rows)
+        to, sources = (sorted({self.names[r] for _, r in of}) for of in rows)
         self._run(Code.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)
 
     def barrier(self) -> None:

@@ -39,33 +39,22 @@ class Operations(Protocol[A]):
 
     Arrays are C-contiguous and are passed without a copy: NumPy's on the host, on devices whatever
     has `__cuda_array_interface__`. Operations block; `start` runs any of them in the background.
-    Every rank ends with the same bits. `sent_bytes` counts the bytes of arrays this rank sends to
-    others; n is the size of the array in bytes, N `size`.
+    Every rank ends with the same bits. n is the size of an array in bytes, N the number of ranks.
 
     Operations raise `CommunicationError` if a peer fails or does not come within `timeout` seconds.
+
+    Attributes:
+        rank: Number of this process, in [0, size).
+        size: Number of ranks.
+        sent_bytes: Bytes of arrays sent to other ranks so far.
+        overlaps: True if `start` runs while the caller goes on; otherwise it runs in `Handle.wait`.
     """
 
     timeout: float
-
-    @property
-    def rank(self) -> int:
-        """Number of this process, in [0, size)."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        ...
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes sent to other ranks so far."""
-        ...
-
-    @property
-    def overlaps(self) -> bool:
-        """True if `start` runs while the caller goes on; otherwise it runs in `Handle.wait`."""
-        ...
+    rank: int
+    size: int
+    sent_bytes: int
+    overlaps: bool
 
     def all_reduce(self, array: A) -> None:
         """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
@@ -142,15 +131,13 @@ class Operations(Protocol[A]):
 
 
 class Communicator(Operations[Array], Protocol):
-    """`Operations` on the host, and what only it can do."""
+    """`Operations` on the host, and services that only it has.
 
-    @property
-    def names(self) -> Sequence[int]:
-        """The number of every rank in the world, by rank: what errors call it.
+    names: number of every rank in the world, by rank, as errors give it; parts of the world and
+    survivors renumber their ranks, but keep these names.
+    """
 
-        Parts of the world and its survivors have other ranks, but keep these names.
-        """
-        ...
+    names: Sequence[int]
 
     def share(self, value: Any) -> list[Any]:
         """Every rank's JSON value, by rank."""

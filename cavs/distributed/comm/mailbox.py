@@ -80,20 +80,14 @@ class Mailbox(ABC):
     """The letters of one rank. Any thread posts; one thread takes.
 
     Letters from one rank to another keep their order. A letter to oneself costs no bytes.
-    names: the numbers of the ranks in the world, for errors.
+    names: the numbers of the ranks in the world, for errors. sent_bytes: of letters to other ranks.
     """
 
     def __init__(self, rank: int, names: Sequence[int]) -> None:
         self.rank, self.size, self.names = rank, len(names), names
         self.changed = threading.Condition()
         self._own: deque[Letter] = deque()
-        self._sent = 0
-        self.closed = False
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of letters to other ranks so far."""
-        return self._sent
+        self.sent_bytes, self.closed = 0, False
 
     def post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
         """Send a letter and return at once; the arrays are copied."""
@@ -105,7 +99,7 @@ class Mailbox(ABC):
                 self._own.append(decode(to, coded))
                 self.changed.notify_all()
                 return
-            self._sent += coded.nbytes
+            self.sent_bytes += coded.nbytes
         self._deliver(to, coded)
 
     def take(self, timeout: float) -> Letter | None:

@@ -74,15 +74,15 @@ class ThreadCommunicator(Collectives):
         world, limit = self._world, time.monotonic() + self.timeout
         with world.changed:
             for array, to in sends:
-                world.mail[self._rank, to].append((self._code, array.copy()))
+                world.mail[self.rank, to].append((self._code, array.copy()))
             world.changed.notify_all()
             for i, (array, source) in enumerate(receives):
                 self._await([r for _, r in receives[i:]], limit)
-                code, sent = world.mail[source, self._rank].popleft()
+                code, sent = world.mail[source, self.rank].popleft()
                 label, wanted = label_of(code, sent), label_of(self._code, array)
                 if label != wanted or sent.nbytes != array.nbytes:
-                    theirs = self._names[source], sent.nbytes, label
-                    own = self._names[self._rank], array.nbytes, wanted
+                    theirs = self.names[source], sent.nbytes, label
+                    own = self.names[self.rank], array.nbytes, wanted
                     raise mixed_up(theirs, own, self.operation)
                 array[...] = sent.reshape(array.shape)
 
@@ -91,12 +91,12 @@ class ThreadCommunicator(Collectives):
         world = self._world
 
         def silent() -> list[int]:
-            return [r for r in sources if not world.mail[r, self._rank]]
+            return [r for r in sources if not world.mail[r, self.rank]]
 
-        if world.mail[sources[0], self._rank]:
+        if world.mail[sources[0], self.rank]:
             return
-        with self._waiting(self._group, self.operations, self.operation, silent) as waiting:
-            while not world.mail[sources[0], self._rank]:
+        with self._waiting(self.operation, silent) as waiting:
+            while not world.mail[sources[0], self.rank]:
                 if world.board.aborted:
                     raise CommunicationError(world.board.aborted)
                 if world.leaving or sources[0] in world.dead:
@@ -116,7 +116,7 @@ class ThreadCommunicator(Collectives):
         with world.changed:
             names = [world.names[r] for r in members]
             group = world.groups.setdefault((self._splits, color), _World(world.board, names))
-        part = ThreadCommunicator(group, members.index(self._rank), timeout=self.timeout)
+        part = ThreadCommunicator(group, members.index(self.rank), timeout=self.timeout)
         self._parts.append(part)
         return part
 
@@ -124,7 +124,7 @@ class ThreadCommunicator(Collectives):
         mine = np.zeros(nbytes, np.uint8)
         every = self.share(nbytes)
         with self._world.changed:
-            self._world.memory[self._rank] = mine
+            self._world.memory[self.rank] = mine
         self.barrier()
         with self._world.changed:
             found = [self._world.memory[r] for r in range(len(every))]
@@ -132,16 +132,16 @@ class ThreadCommunicator(Collectives):
         return found
 
     def mailbox(self) -> ThreadMailbox:
-        box = ThreadMailbox(self._world, self._mailboxes, self._rank)
+        box = ThreadMailbox(self._world, self._mailboxes, self.rank)
         self._mailboxes += 1
         with self._world.changed:
-            self._world.boxes[box.number, self._rank] = box
+            self._world.boxes[box.number, self.rank] = box
         self.barrier()
         return box
 
     def close(self) -> None:
         with self._world.changed:
-            boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self._rank]
+            boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self.rank]
         for box in boxes:
             box.close()
         super().close()
@@ -151,12 +151,12 @@ class ThreadCommunicator(Collectives):
         for part in self._parts:
             part.die()
         with self._world.changed:
-            self._world.dead.add(self._rank)
+            self._world.dead.add(self.rank)
             self._world.changed.notify_all()
 
     def leave(self) -> None:
         with self._world.changed:
-            self._world.leaving.add(self._rank)
+            self._world.leaving.add(self.rank)
             self._world.changed.notify_all()
 
     def shrink(self) -> ThreadCommunicator:
@@ -164,10 +164,10 @@ class ThreadCommunicator(Collectives):
         world = self._world
 
         def missing() -> list[int]:
-            return [r for r in range(self._size) if r not in world.leaving | world.dead]
+            return [r for r in range(self.size) if r not in world.leaving | world.dead]
 
         with world.changed:
-            with self._waiting(self._group, self.operations, "shrink", missing) as waiting:
+            with self._waiting("shrink", missing) as waiting:
                 while missing():
                     if not world.changed.wait(self.timeout):
                         raise waiting.hung(self.timeout)
@@ -176,7 +176,7 @@ class ThreadCommunicator(Collectives):
                 names = [world.names[r] for r in members]
                 world.smaller = _World(_Board(names), names)
         self.close()
-        return ThreadCommunicator(world.smaller, members.index(self._rank), timeout=self.timeout)
+        return ThreadCommunicator(world.smaller, members.index(self.rank), timeout=self.timeout)
 
     def abort(self, message: str) -> None:
         board = self._world.board

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from cavs.config import num_threads, share_processors
+from cavs.distributed.comm.collectives import Collectives
+from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.mailbox import SingleMailbox
+from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
-from cavs.distributed.comm.single import SingleCommunicator
-from cavs.distributed.comm.started import started
+from cavs.distributed.comm.mpi.library import started
 from cavs.errors import ConfigError
 
 Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
@@ -87,3 +90,34 @@ def _bind(processors: Sequence[int]) -> None:
     for thread in os.listdir("/proc/self/task") if processors else ():
         with contextlib.suppress(OSError):  # it has ended, or a container forbids it
             os.sched_setaffinity(int(thread), processors)
+
+
+class SingleCommunicator(Collectives):
+    """A group of one rank: every operation is done at once, and nothing is sent."""
+
+    def __init__(self) -> None:
+        # There is no other rank; the timeout is that of NCCL, which is set up with this
+        # communicator.
+        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=WaitRegister(0), group="alone")
+
+    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        if sends or receives:
+            raise ConfigError("one rank has no other to send to", hint="run it on 2 ranks or more")
+
+    def _check_alive(self) -> None:
+        """This rank is."""
+
+    def split(self, color: int, key: int = 0) -> SingleCommunicator:
+        return SingleCommunicator()
+
+    def mailbox(self) -> SingleMailbox:
+        return SingleMailbox(0, self.names)
+
+    def leave(self) -> None:
+        """See `Communicator`."""
+
+    def shrink(self) -> SingleCommunicator:
+        return self
+
+    def abort(self, message: str) -> None:
+        sys.exit(message)

@@ -168,7 +168,7 @@ def test_an_exchange_names_missing_ranks():
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_started_operations_keep_their_order(overlaps, first):
     def work(c):
-        c._overlaps = overlaps
+        c.overlaps = overlaps
         arrays = [values(c.rank, n) for n in (5, 4000, 7)]
         handles = [c.start(c.all_reduce, a) for a in arrays]
         last = values(c.rank, 9)
@@ -186,7 +186,7 @@ def test_started_operations_keep_their_order(overlaps, first):
 
 def test_thousands_of_operations_may_wait_for_the_last():
     def work(c):
-        c._overlaps = False
+        c.overlaps = False
         arrays = [np.ones(1) for _ in range(3000)]
         handles = [c.start(c.all_reduce, a) for a in arrays]
         handles[-1].wait()

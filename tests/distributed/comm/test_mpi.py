@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cavs.distributed.comm import SingleCommunicator, world
-from cavs.distributed.comm.mpi import communicator as mpi
+from cavs.distributed.comm import MPICommunicator, SingleCommunicator, world
+from cavs.distributed.comm.mpi import library as mpi
 from cavs.distributed.comm.nccl.group import load_nccl
-from cavs.distributed.comm.started import started
 from cavs.errors import CommunicationError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
@@ -63,7 +62,7 @@ def operations(c):
     assert halves.size == len(range(c.rank % 2, c.size, 2))
     assert (halves.common_memory(100) is None) == (halves.size == 1)
     with pytest.raises(CommunicationError, match=r"gone before all of them had begun(.|\n)*first"):
-        mpi.MPICommunicator(OneIsGone())
+        MPICommunicator(OneIsGone())
     return sent
 
 
@@ -225,7 +224,7 @@ def test_ranks_inside_a_task_of_slurm_are_not_counted_by_it(of_one, monkeypatch)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     for name, value, ranks in (("PMIX_RANK", "0", None), ("OMPI_COMM_WORLD_SIZE", "1", 1)):
         monkeypatch.setenv(name, value)
-        assert started().by == "mpirun" and started().ranks == ranks
+        assert mpi.started().by == "mpirun" and mpi.started().ranks == ranks
         mpi.load_mpi()
     for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name)

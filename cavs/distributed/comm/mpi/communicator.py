@@ -7,39 +7,32 @@ MPI_THREAD_SERIALIZED is enough; with less, nothing overlaps.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import metadata
-from types import ModuleType, TracebackType
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.common_memory import map_common
-from cavs.distributed.comm.interfaces import Array, LostPeerError
-from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
+from cavs.distributed.comm.interfaces import Array, Communicator, LostPeerError
+from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
 from cavs.distributed.comm.messages import Code, Message, mixed_up
 from cavs.distributed.comm.mpi.hang_detection import MPIWaitRegister
+from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.mailbox import MPIMailbox
-from cavs.distributed.comm.mpi.requests import PIECE, Channel, MessageMismatchError, Requests
-from cavs.distributed.comm.started import started
-from cavs.errors import CommunicationError, DeviceError
+from cavs.distributed.comm.mpi.requests import Channel, Mismatch, Requests
+from cavs.errors import CommunicationError, ConfigError, DeviceError
 
 T = TypeVar("T")
-MINIMUM = (4, 1)
-STANDARD = (3, 0)  # version of MPI with matched probes
-_EAGER = "OMPI_MCA_btl_tcp_eager_limit"
-_HEADER = 1 << 10
-_BTL = "OMPI_MCA_btl"  # transports of Open MPI
-INSTALL = 'pip install "cavs[mpi]"'
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for the ranks by ``mpirun --with-ft ulfm``
+_ON = ("1", "true", "yes", "enabled", "t", "y")
 _SPINS = 400  # polls before the first pause
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
 # of the time waited so far, so that long waits, which are for a peer that computes, cost little.
@@ -49,62 +42,6 @@ _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of th
 _ORPHANS: list[Message] = []  # messages of aborted operations, whose memory MPI may still use
 _CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
-
-
-def load_mpi(timeout: float = 300.0) -> ModuleType:
-    """The module ``mpi4py.MPI``, initialised. DeviceError, with the cure, if it cannot be had.
-
-    MPI waits for all ranks then. timeout: seconds that `cavs launch` lets it.
-    """
-    try:
-        version = metadata.version("mpi4py")
-    except metadata.PackageNotFoundError:
-        raise DeviceError("mpi4py is not installed", hint=INSTALL) from None
-    if tuple(int(x) for x in version.split(".")[:2]) < MINIMUM:
-        needed = ".".join(map(str, MINIMUM))
-        raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
-    begins = "mpi4py.MPI" not in sys.modules
-    try:
-        if begins:
-            import mpi4py
-
-            mpi4py.rc.thread_level = "serialized"
-            os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
-        with inside(INIT, timeout), _without_peers():
-            from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
-    if MPI.Get_version() < STANDARD:
-        library = MPI.Get_library_version().split(",")[0]
-        has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
-        raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
-    if begins:
-        atexit.register(report, "in", FINALIZE, timeout)
-    told, size = started(), MPI.COMM_WORLD.Get_size()
-    if told is not None and told.ranks not in (None, size):
-        raise DeviceError(
-            f"{told.by} started {told.ranks} ranks, but the MPI library of mpi4py "
-            f"({MPI.Get_library_version().split(',')[0]}) sees {size}",
-            hint=told.hint,
-        )
-    module: ModuleType = MPI
-    return module
-
-
-@contextmanager
-def _without_peers() -> Iterator[None]:
-    """A process started by itself gets no memory to share: Open MPI leaves it behind in /dev/shm.
-
-    Programs that it starts later, which may be ranks, hear nothing of that.
-    """
-    if started() is not None or _BTL in os.environ:
-        yield
-        return
-    os.environ[_BTL] = "^sm,vader"
-    try:
-        yield
-    finally:
-        del os.environ[_BTL]
 
 
 class MPICommunicator(Collectives):
@@ -123,78 +60,71 @@ class MPICommunicator(Collectives):
     ) -> None:
         """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
         of their own. With either of them only this object uses `comm`."""
-        self._mpi: Any = load_mpi(timeout)
+        mpi: Any = load_mpi(timeout)
+        self._mpi, self._no_ulfm = mpi, errors_of_ulfm(mpi)
         self._is_part, whole = desk is not None, comm is None
         try:
             if desk is None and asks is None:
                 # Its own messages cannot meet those of the program that uses cavs.
                 with inside("MPI_Comm_dup", timeout):
-                    comm = (comm if comm is not None else self._mpi.COMM_WORLD).Dup()
+                    comm = (mpi.COMM_WORLD if whole else comm).Dup()
                     asks = comm.Dup()
-        except self._mpi.Exception as error:  # MPI names none: it knows of no message yet
+        except mpi.Exception as error:  # MPI names none: it knows of no message yet
             raise CommunicationError(
                 f"a rank is gone before all of them had begun: {error}",
                 hint="look for the first error that a rank printed, and start again",
             ) from error
         self._comm: Any = comm
-        self._channel = Channel(self._mpi, comm, _CALLS)
-        names = _names(self._mpi, self._comm)
-        desk = desk or MPIWaitRegister(self._mpi, asks, names, _CALLS)
+        self._channel = Channel(mpi, comm, _CALLS)
+        names = _names(mpi, comm)
+        self._asks = desk or MPIWaitRegister(mpi, asks, names, _CALLS)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
-        overlaps = self._mpi.Query_thread() >= self._mpi.THREAD_SERIALIZED
-        rank = self._comm.Get_rank()
-        super().__init__(rank, names, timeout=timeout, overlaps=overlaps, desk=desk, group=group)
-        self._asks = desk
+        overlaps = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
+        super().__init__(
+            comm.Get_rank(), names, timeout=timeout, overlaps=overlaps, desk=self._asks, group=group
+        )
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-        self._lost = {getattr(self._mpi, n) for n in lost if hasattr(self._mpi, n)}
-        if whole and self._size > 1:
+        self._lost = {getattr(mpi, n) for n in lost if hasattr(mpi, n)}
+        if whole and self.size > 1:
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         try:
             self._complete(Requests(self._channel, self._code, sends, receives))
-        except (MessageMismatchError, CommunicationError, self._mpi.Exception) as error:
+        except (CommunicationError, self._mpi.Exception) as error:
             _ORPHANS.extend((*sends, *receives))  # an operation that does not end keeps its memory
             if isinstance(error, CommunicationError):
                 raise
-            if isinstance(error, MessageMismatchError):
-                raise self._mixed_up(error) from None
-            lost = self._is_loss(error)
             peers = [r for _, r in (*sends, *receives)]
-            raise self._failed(
-                LostPeerError if lost else CommunicationError, peers, error
-            ) from error
+            raise self._failed(peers, error, lost=self._is_loss(error)) from error
 
-    def _mixed_up(self, found: MessageMismatchError) -> CommunicationError:
-        """Said to all, who would wait for this rank in vain."""
-        names = self._names
-        own = names[self._rank], found.array.nbytes, found.wanted
-        theirs = names[found.source], found.nbytes, found.label
+    def _mixed_up(self, found: Mismatch) -> CommunicationError:
+        """Return the error of a wrong message; tell all, who would wait for this rank in vain."""
+        own = self.names[self.rank], found.array.nbytes, found.wanted
+        theirs = self.names[found.source], found.nbytes, found.label
         error = mixed_up(theirs, own, self.operation, found.more)
-        self._desk.tell(self._group, error.what, {names[r]: () for r in self._others()})
+        self._desk.tell(self._group, error.what, {self.names[r]: () for r in self._others()})
         return error
 
-    def _failed(
-        self, cls: type[CommunicationError], peers: Sequence[int], why: object
-    ) -> CommunicationError:
-        """Return an error of a class about the operation with `peers`."""
-        others = sorted({self._names[r] for r in peers})
-        me = self._names[self._rank]
-        return cls(f"rank {me} in {self.operation} with ranks {others}: {why}")
+    def _failed(self, peers: Sequence[int], why: object, *, lost: bool) -> CommunicationError:
+        """Return the error of the operation with `peers`. lost: True if a rank has died."""
+        others = sorted({self.names[r] for r in peers})
+        text = f"rank {self.names[self.rank]} in {self.operation} with ranks {others}: {why}"
+        return LostPeerError(text) if lost else CommunicationError(text)
 
     def _lost_anyone(self) -> bool:
         """True if a rank has died, as far as ULFM reports it here or on another rank."""
         try:
             with _CALLS:
                 return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
-        except (AttributeError, NotImplementedError, self._mpi.Exception):
+        except self._no_ulfm:
             return False
 
     def _check_alive(self) -> None:
         if self._asks.missed and self._lost_anyone():
-            raise self._failed(LostPeerError, self._others(), "a rank has died")
+            raise self._failed(self._others(), "a rank has died", lost=True)
 
     def _complete(self, requests: Requests) -> None:
         test = requests.test
@@ -202,14 +132,14 @@ class MPICommunicator(Collectives):
             if test():
                 return
         started = looked = now = time.monotonic()
-        begun, operation, pending = self.operations, self.operation, requests.pending
-        with self._waiting(self._group, begun, operation, pending) as waiting:
+        with self._waiting(self.operation, requests.pending) as waiting:
             while not test():
                 time.sleep(min(max(_SHORTEST, (now - started) * _PART), _LONGEST))
                 now = time.monotonic()
                 if now - looked > _GLANCE:
                     looked = now
-                    requests.look()
+                    if found := requests.mismatch():
+                        raise self._mixed_up(found)
                     waiting.look()
                     if now - started > self.timeout:
                         raise waiting.hung(self.timeout)
@@ -223,17 +153,17 @@ class MPICommunicator(Collectives):
         return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
-        return map_common(self._rank, nbytes, self.share)
+        return map_common(self.rank, nbytes, self.share)
 
     def mailbox(self) -> MPIMailbox:
-        if not self._overlaps:
+        if not self.overlaps:
             raise DeviceError(
                 "servers that apply gradients as they come need a thread that calls MPI, which "
                 "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
                 hint="use staleness=0 and sync=True, or another MPI",
             )
         comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
-        return MPIMailbox(self._mpi, comm, _CALLS, self._names, self._asks)
+        return MPIMailbox(self._mpi, comm, _CALLS, self.names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         """`call`, in which MPI waits for all ranks and names none, once all are there.
@@ -251,19 +181,17 @@ class MPICommunicator(Collectives):
             agreed = self._all_made(made is not None)
         if made is None or not agreed:
             lost = made is not None or self._is_loss(why)
-            raise self._failed(
-                LostPeerError if lost else CommunicationError, self._others(), why
-            ) from None
+            raise self._failed(self._others(), why, lost=lost) from None
         return made
 
     def _all_made(self, made: bool) -> bool:
         """True if all ranks have, and none has died; without ULFM, if this rank has."""
         try:
             return bool(self._comm.Agree(int(made)))
-        except (AttributeError, NotImplementedError):
-            return made
         except self._mpi.Exception:
             return False
+        except self._no_ulfm:
+            return made
 
     def _is_loss(self, error: Any) -> bool:
         """True if MPI raised `error` because a rank has died."""
@@ -288,7 +216,7 @@ class MPICommunicator(Collectives):
     def _surviving(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (AttributeError, NotImplementedError, self._mpi.Exception) as error:
+        except self._no_ulfm as error:
             raise DeviceError(
                 f"this MPI cannot go on without a rank: {error}",
                 hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm",
@@ -296,7 +224,7 @@ class MPICommunicator(Collectives):
 
     def abort(self, message: str) -> None:
         report("failed")
-        print(f"cavs: rank {self._names[self._rank]}: {message}", file=sys.stderr, flush=True)
+        print(f"cavs: rank {self.names[self.rank]}: {message}", file=sys.stderr, flush=True)
         if self._broken is not None:  # the others find that out now, too
             time.sleep(_LAST_WORDS)
         self._mpi.COMM_WORLD.Abort(1)
@@ -318,3 +246,25 @@ def _names(mpi: Any, comm: Any) -> tuple[int, ...]:
     """The numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if they are of several."""
     found = comm.Get_group().Translate_ranks(None, mpi.COMM_WORLD.Get_group())
     return tuple(range(len(found)) if mpi.UNDEFINED in found else found)
+
+
+def check_survivable(c: Communicator) -> None:
+    """ConfigError if the death of a rank of `c` would end the others, as far as one can know.
+
+    Open MPI has the functions whether or not they are switched on; its mpirun tells by a variable.
+    """
+    if not isinstance(c, MPICommunicator) or c.size == 1:
+        return
+    if ends_all():
+        raise ConfigError(
+            "elastic=True, but cavs launch was started without --elastic: when a rank dies, it "
+            "ends the others",
+            hint="start with: cavs launch --elastic",
+        )
+    if os.environ.get(_FAULT_TOLERANT, "").lower() not in _ON:
+        raise ConfigError(
+            "elastic=True, but this MPI was started without fault tolerance: when a rank dies, so "
+            "do the others",
+            hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm --mca "
+            f"async_mpi_finalize 1; where it is switched on otherwise, set {_FAULT_TOLERANT}=1",
+        )

@@ -20,6 +20,7 @@ import numpy as np
 
 from cavs.distributed.comm.hang_detection import PendingWait, Said, Wait, WaitRegister, WaitResult
 from cavs.distributed.comm.interfaces import Array
+from cavs.distributed.comm.mpi.library import errors_of_ulfm
 
 _LISTEN = 0.1  # seconds between two looks at what others ask
 _GRACE = 3.0  # seconds that others have to answer
@@ -109,8 +110,7 @@ class MPIWaitRegister(WaitRegister):
         except self._mpi.Exception:
             self.missed = True
             # Else MPI would say so every time, and let no other message through.
-            unknown = (AttributeError, NotImplementedError, self._mpi.Exception)
-            with contextlib.suppress(*unknown), self._calls:
+            with contextlib.suppress(*errors_of_ulfm(self._mpi)), self._calls:
                 self._comm.Ack_failed()
             return
         for source, tag, value in arrived:

@@ -14,6 +14,7 @@ import numpy as np
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
+from cavs.distributed.comm.mpi.library import errors_of_ulfm
 
 LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
 _MORE, _LAST = 1, 2  # tags of the pieces of a letter
@@ -96,8 +97,7 @@ class MPIMailbox(Mailbox):
 
     def leave(self) -> None:
         """See `Mailbox`: by ULFM, where there is one; then the others learn of it, too."""
-        unknown = (AttributeError, NotImplementedError, self._mpi.Exception)
-        with contextlib.suppress(*unknown), self._calls:
+        with contextlib.suppress(*errors_of_ulfm(self._mpi)), self._calls:
             self._comm.Revoke()
         super().close()
 

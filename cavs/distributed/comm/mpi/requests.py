@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,13 +24,18 @@ _NUMBERS = 3  # at least, before the numbers repeat
 _MORE = PIECE + 1  # stands for the size of a piece that another one follows
 
 
-class MessageMismatchError(Exception):
-    """A message is `wanted`, but `nbytes` of another label have come. more: and further ones."""
+class Mismatch(NamedTuple):
+    """A message that came where a message of label `wanted` into `array` is expected.
 
-    def __init__(self, message: Message, wanted: int, nbytes: int, label: int, more: bool) -> None:
-        super().__init__(message, wanted, nbytes, label, more)
-        self.array, self.source = message
-        self.wanted, self.nbytes, self.label, self.more = wanted, nbytes, label, more
+    nbytes, label: of the message that came. more: True if further bytes follow it.
+    """
+
+    array: Array
+    source: int
+    wanted: int
+    nbytes: int
+    label: int
+    more: bool
 
 
 class Channel:
@@ -93,8 +98,8 @@ class Requests:
         with self._channel.calls:
             return bool(self._testall(self._requests))
 
-    def look(self) -> None:
-        """Raise `MessageMismatchError` if another message than the expected one has come, twice.
+    def mismatch(self) -> Mismatch | None:
+        """Return another message than the expected one, if one has come and was seen twice.
 
         Until then the expected message may still be on its way.
         """
@@ -111,13 +116,14 @@ class Requests:
                 number, _, _ = channel.read(status.tag)
                 if self._tags[i] != status.tag and channel.read(self._tags[i])[0] == number:
                     found = i, status.tag, status.count
-        if found is not None and found == self._found:
-            i, tag, count = found
-            begin, message = posted[i]
-            _, wanted, _ = channel.read(self._tags[i])
-            _, label, more = channel.read(tag)
-            raise MessageMismatchError(message, wanted, begin + count, label, more)
-        self._found = found
+        before, self._found = self._found, found
+        if found is None or found != before:
+            return None
+        i, tag, count = found
+        begin, (array, source) = posted[i]
+        _, wanted, _ = channel.read(self._tags[i])
+        _, label, more = channel.read(tag)
+        return Mismatch(array, source, wanted, begin + count, label, more)
 
     def _finds(self, source: int, status: Any) -> bool:
         try:

@@ -1,0 +1,118 @@
+"""The MPI library: the program that started this process, and mpi4py's module."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
+from cavs.distributed.comm.mpi.requests import PIECE
+from cavs.errors import DeviceError
+
+MINIMUM = (4, 1)
+STANDARD = (3, 0)  # version of MPI with matched probes
+INSTALL = 'pip install "cavs[mpi]"'
+_EAGER = "OMPI_MCA_btl_tcp_eager_limit"
+_HEADER = 1 << 10
+_BTL = "OMPI_MCA_btl"  # transports of Open MPI
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_RANKS = ("PMIX_RANK", "PMI_RANK")
+_TASKS = "SLURM_STEP_NUM_TASKS"  # by srun for each task, whether or not it tells an MPI of them
+
+
+class Started(NamedTuple):
+    """The program `by` that started this process as one of `ranks`, None if it does not say.
+
+    hint: the cure if MPI sees another number.
+    """
+
+    by: str
+    ranks: int | None
+    hint: str
+
+
+def started() -> Started | None:
+    """Return which program started this process, by its environment; None if none did."""
+    found = os.environ
+    size = next((found[name] for name in _SIZES if found.get(name)), None)
+    # Another's ranks may run inside of a task of Slurm's: then it is not Slurm that counts them.
+    others = "PMIX_RANK" in found and not found.get("PMIX_NAMESPACE", "").startswith("slurm.")
+    tasks = int(found.get(_TASKS) or 1)
+    if size is None and tasks > 1 and not others:
+        return Started(
+            "srun",
+            tasks,
+            "start with: srun --mpi=pmix, or what else srun --mpi=list has that this MPI knows; "
+            f"where each process is to train alone: unset {_TASKS}",
+        )
+    if size is None and not any(name in found for name in _RANKS):
+        return None
+    ranks = None if size is None else int(size)
+    return Started("mpirun", ranks, "start with the mpirun of the same MPI, or with: cavs launch")
+
+
+def load_mpi(timeout: float = 300.0) -> ModuleType:
+    """Return the module ``mpi4py.MPI``, initialised; DeviceError, with the cure, if there is none.
+
+    timeout: seconds that `cavs launch` lets MPI wait for all ranks meanwhile.
+    """
+    try:
+        version = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        raise DeviceError("mpi4py is not installed", hint=INSTALL) from None
+    if tuple(int(x) for x in version.split(".")[:2]) < MINIMUM:
+        needed = ".".join(map(str, MINIMUM))
+        raise DeviceError(f"mpi4py {version} is too old, cavs needs {needed}", hint=INSTALL)
+    begins = "mpi4py.MPI" not in sys.modules
+    try:
+        if begins:
+            import mpi4py
+
+            mpi4py.rc.thread_level = "serialized"
+            os.environ.setdefault(_EAGER, str(PIECE + _HEADER))
+        with inside(INIT, timeout), _without_peers():
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(f"mpi4py finds no MPI library: {error}", hint=INSTALL) from error
+    library = MPI.Get_library_version().split(",")[0]
+    if MPI.Get_version() < STANDARD:
+        has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
+        raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
+    if begins:
+        atexit.register(report, "in", FINALIZE, timeout)
+    told, size = started(), MPI.COMM_WORLD.Get_size()
+    if told is not None and told.ranks not in (None, size):
+        raise DeviceError(
+            f"{told.by} started {told.ranks} ranks, but the MPI library of mpi4py ({library}) "
+            f"sees {size}",
+            hint=told.hint,
+        )
+    module: ModuleType = MPI
+    return module
+
+
+@contextmanager
+def _without_peers() -> Iterator[None]:
+    """Give a process started by itself no memory to share: Open MPI leaves it in /dev/shm.
+
+    Programs that it starts later, which may be ranks, do not inherit the setting.
+    """
+    if started() is not None or _BTL in os.environ:
+        yield
+        return
+    os.environ[_BTL] = "^sm,vader"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]
+
+
+def errors_of_ulfm(mpi: Any) -> tuple[type[Exception], ...]:
+    """Return what a call of ULFM raises where MPI lacks it, has it off, or a rank is gone."""
+    return AttributeError, NotImplementedError, mpi.Exception
