@@ -119,7 +119,7 @@ def identifiers(path: str, text: str) -> set[str]:
     """Return the names in the code of a file of ``CODE``."""
     if not path.startswith(CODE):
         return set()
-    text = LANGUAGE_WORDS.sub("", text)
+    text = LANGUAGE_WORDS.sub("_", text)  # a name, so that the code stays well-formed
     if Path(path).suffix in PYTHON:
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         return {token.string for token in tokens if token.type == tokenize.NAME}
