@@ -1,6 +1,5 @@
 """Compressors: the sum of the ranks' gradients in fewer bytes."""
 
-from cavs.distributed.compression.cast import BFloat16, Float16, Identity
 from cavs.distributed.compression.exchange import (
     Compressor,
     Exchange,
@@ -14,7 +13,7 @@ from cavs.distributed.compression.exchange import (
 from cavs.distributed.compression.memory import flatten, is_alike, share_of, unflatten, weighed
 from cavs.distributed.compression.parse import NAMES, parse
 from cavs.distributed.compression.powersgd import PowerSGD
-from cavs.distributed.compression.residual import ErrorFeedback, OneBit
+from cavs.distributed.compression.quantise import BFloat16, ErrorFeedback, Float16, Identity, OneBit
 from cavs.distributed.compression.topk import TopK
 
 __all__ = [

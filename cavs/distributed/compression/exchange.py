@@ -1,9 +1,8 @@
 """How a compressor asks for communication without doing any.
 
-``Compressor.reduce`` is a generator: it yields what its rank wants to exchange, is sent what came
-back, and returns the result. So a compressor is a pure function of a gradient and a state, runs
-on any communicator, and can be tested with all ranks in one thread (`lockstep`). Whoever drives it
-may put the exchanges of several parameters into one message.
+``Compressor.reduce`` is a generator: it yields what its rank wants to exchange, is sent the answer,
+and returns the result. So a compressor is a pure function of a gradient and a state, runs on any
+communicator, and can be tested with all ranks in one thread (`lockstep`).
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cavs.distributed.comm.interfaces import Array, Operations
 from cavs.errors import ConfigError
 
-Array = NDArray[Any]
-State = dict[str, Any]
+State = dict[str, Any]  # arrays and whole numbers, by name
+Shape = tuple[int, ...]
 COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 
 
@@ -73,7 +72,7 @@ class Compressor(ABC):
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
 
-    def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
+    def start(self, shape: Shape, dtype: Any, *, seed: int = 0) -> State:
         """The state before the first step of a parameter; `seed` is equal on all ranks."""
         return {}
 
@@ -82,9 +81,7 @@ class Compressor(ABC):
         """Sums `gradient` over `ranks` ranks; reads its arguments, writes none of them."""
 
     @abstractmethod
-    def rounds(
-        self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
-    ) -> tuple[Round, ...]:
+    def rounds(self, shape: Shape, itemsize: int, ranks: int, step: int) -> tuple[Round, ...]:
         """The exchanges of `reduce` at `step` (from 0), in order, in bytes."""
 
     def averaged(self, ranks: int) -> Compressor:
@@ -95,21 +92,9 @@ class Compressor(ABC):
         return self.name
 
 
-class _Communicator(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def all_reduce(self, array: Array) -> None: ...
-    def all_gather(self, array: Array) -> Sequence[Array]: ...
-    def all_to_all(self, parts: Sequence[Array]) -> Sequence[Array]: ...
-
-
-def run(
-    compressor: Compressor, gradient: Array, state: State, communicator: _Communicator
-) -> Reduced:
-    """`Compressor.reduce` on a communicator."""
-    reduction = compressor.reduce(gradient, state, communicator.rank, communicator.size)
+def run(compressor: Compressor, gradient: Array, state: State, c: Operations[Array]) -> Reduced:
+    """Run `Compressor.reduce` on a communicator."""
+    reduction = compressor.reduce(gradient, state, c.rank, c.size)
     answer: Any = None
     while True:
         try:
@@ -119,17 +104,17 @@ def run(
             return result
         if request.collective == "all_reduce":
             answer = np.array(request.array, order="C")
-            communicator.all_reduce(answer)
+            c.all_reduce(answer)
         elif request.collective == "all_gather":
-            answer = communicator.all_gather(np.ascontiguousarray(request.array))
+            answer = c.all_gather(np.ascontiguousarray(request.array))
         else:
-            answer = communicator.all_to_all([np.ascontiguousarray(a) for a in request.arrays])
+            answer = c.all_to_all([np.ascontiguousarray(a) for a in request.arrays])
 
 
 def lockstep(
     compressor: Compressor, gradients: Sequence[Array], states: Sequence[State]
 ) -> tuple[list[Reduced], list[list[Exchange]]]:
-    """`Compressor.reduce` on as many ranks as there are gradients, in this thread.
+    """Run `Compressor.reduce` on as many ranks as there are gradients, in this thread.
 
     Returns the results by rank and the exchanges, a list for each round.
     """
@@ -158,10 +143,7 @@ def lockstep(
 
 def _answer(requests: Sequence[Exchange], rank: int) -> Any:
     if requests[0].collective == "all_reduce":
-        total = requests[0].array.copy()
-        for request in requests[1:]:
-            total += request.array
-        return total
+        return sum((request.array for request in requests[1:]), requests[0].array.copy())
     if requests[0].collective == "all_gather":
         return [request.array.copy() for request in requests]
     return [request.arrays[rank].copy() for request in requests]

@@ -7,46 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from cavs.distributed.compression.exchange import Array, State
+from cavs.distributed.comm.interfaces import Array
+from cavs.distributed.compression.exchange import State
 
 _ALIKE = ("step", "right")  # a counter, and the factor of PowerSGD that begins the next step
 
 
 def flatten(state: State) -> dict[str, Array]:
-    """Every array and whole number in a state, by its path."""
-    found: dict[str, Array] = {}
-    for key, value in state.items():
-        if isinstance(value, dict):
-            found |= {f"{key}.{inner}": array for inner, array in flatten(value).items()}
-        else:
-            found[key] = np.asarray(value, np.int64) if isinstance(value, int) else value
-    return found
+    """Return every array and whole number of a state, by name."""
+    return {k: np.asarray(v, np.int64) if isinstance(v, int) else v for k, v in state.items()}
 
 
 def unflatten(like: State, arrays: Mapping[str, Array]) -> State:
-    """A state of the form of `like` with the content of `arrays`, as `flatten` gives them."""
-    result: State = {}
-    for key, value in like.items():
-        if isinstance(value, dict):
-            prefix = f"{key}."
-            inner = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
-            result[key] = unflatten(value, inner)
-        elif isinstance(value, int):
-            result[key] = int(arrays[key])
-        else:
-            result[key] = arrays[key].astype(value.dtype).reshape(value.shape)
-    return result
+    """Return a state of the form of `like` with the content of `arrays`, as `flatten` gives it."""
+    return {
+        name: int(arrays[name])
+        if isinstance(value, int)
+        else arrays[name].astype(value.dtype).reshape(value.shape)
+        for name, value in like.items()
+    }
 
 
 def weighed(state: State, by: float) -> State:
-    """A state whose gradients count `by` times as much; counters stay as they are."""
-    result: State = {}
-    for key, value in state.items():
-        if isinstance(value, dict):
-            result[key] = weighed(value, by)
-        else:
-            result[key] = value if isinstance(value, int) else value * value.dtype.type(by)
-    return result
+    """Return a state whose gradients count `by` times as much; counters stay as they are."""
+    return {k: v if isinstance(v, int) else v * v.dtype.type(by) for k, v in state.items()}
 
 
 def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool = False) -> Any:
@@ -65,5 +49,5 @@ def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool 
 
 
 def is_alike(name: str) -> bool:
-    """True if `name`, a path from `flatten`, is of state that is equal on all ranks."""
+    """True if `name`, as from `CompressorState`, is of state that is equal on all ranks."""
     return name.rpartition(".")[2] in _ALIKE

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from cavs.distributed.compression.cast import BFloat16, Float16, Identity
 from cavs.distributed.compression.exchange import Compressor
 from cavs.distributed.compression.powersgd import PowerSGD
-from cavs.distributed.compression.residual import ErrorFeedback, OneBit
+from cavs.distributed.compression.quantise import BFloat16, ErrorFeedback, Float16, Identity, OneBit
 from cavs.distributed.compression.topk import TopK
 from cavs.errors import ConfigError
 

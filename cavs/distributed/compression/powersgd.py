@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cavs.distributed.comm.interfaces import Array
 from cavs.distributed.compression.exchange import (
-    Array,
     Compressor,
     Exchange,
     Reduced,
     Reduction,
     Round,
+    Shape,
     State,
 )
 
@@ -33,7 +34,7 @@ class PowerSGD(Compressor):
     rank: int = 1
     name: ClassVar[str] = "powersgd"
 
-    def _columns(self, shape: tuple[int, ...]) -> int:
+    def _columns(self, shape: Shape) -> int:
         """How many columns the factors have; 0 where the gradient is sent as it is."""
         if len(shape) < 2:
             return 0
@@ -41,7 +42,7 @@ class PowerSGD(Compressor):
         used = min(self.rank, rows, columns)
         return used if used * (rows + columns) < rows * columns else 0
 
-    def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
+    def start(self, shape: Shape, dtype: Any, *, seed: int = 0) -> State:
         used = self._columns(shape)
         if not used:
             return {}
@@ -66,9 +67,7 @@ class PowerSGD(Compressor):
         kept = right if usable else state["right"]
         return Reduced(total, sent, {"error": error, "right": kept})
 
-    def rounds(
-        self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
-    ) -> tuple[Round, ...]:
+    def rounds(self, shape: Shape, itemsize: int, ranks: int, step: int) -> tuple[Round, ...]:
         used = self._columns(shape)
         if not used:
             return (Round("all_reduce", math.prod(shape) * itemsize),)

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cavs.distributed.comm.interfaces import Array
 from cavs.distributed.compression.exchange import (
-    Array,
     Compressor,
     Exchange,
     Reduced,
     Reduction,
     Round,
+    Shape,
     State,
 )
 
@@ -51,7 +52,7 @@ class TopK(Compressor):
     def averaged(self, ranks: int) -> Compressor:
         return replace(self, clip=self.clip * ranks)
 
-    def start(self, shape: tuple[int, ...], dtype: Any, *, seed: int = 0) -> State:
+    def start(self, shape: Shape, dtype: Any, *, seed: int = 0) -> State:
         return {"step": 0, "velocity": np.zeros(shape, dtype), "unsent": np.zeros(shape, dtype)}
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
@@ -95,9 +96,7 @@ class TopK(Compressor):
         index, values = coded[: count * _INDEX_BYTES], coded[count * _INDEX_BYTES :]
         return index.copy().view(np.int32), values.copy().view(dtype)
 
-    def rounds(
-        self, shape: tuple[int, ...], itemsize: int, ranks: int, step: int
-    ) -> tuple[Round, ...]:
+    def rounds(self, shape: Shape, itemsize: int, ranks: int, step: int) -> tuple[Round, ...]:
         count = self.count(math.prod(shape), step)
         return (Round("all_gather", count * (_INDEX_BYTES + itemsize)),)
 
