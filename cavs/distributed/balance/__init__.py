@@ -1,15 +1,18 @@
 """Load balancing: how much of every batch each rank gets."""
 
 from cavs.distributed.balance.balancer import Balancer
-from cavs.distributed.balance.counts import PREDICTORS, PairBalancer, SpeedBalancer
-from cavs.distributed.balance.lbbsp import PairRule, SpeedRule
-from cavs.distributed.balance.model import CostModel
+from cavs.distributed.balance.lbbsp import (
+    PREDICTORS,
+    PairBalancer,
+    PairRule,
+    SpeedBalancer,
+    SpeedRule,
+)
+from cavs.distributed.balance.model import FEATURES, CostModel, features, profiles
 from cavs.distributed.balance.narx import NARX
-from cavs.distributed.balance.online import StructureBalancer
 from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
-from cavs.distributed.balance.profile import FEATURES, features, profiles
 from cavs.distributed.balance.shares import gradient_weights, whole_shares
-from cavs.distributed.balance.split import Split, split_batch, split_profiles
+from cavs.distributed.balance.split import Split, StructureBalancer, split_batch, split_profiles
 from cavs.distributed.balance.usage import HostUsage, Usage, gpu_usage, host_usage, usage_on
 
 __all__ = [

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from cavs.cuda.device import Device
-from cavs.errors import ConfigError
+from cavs.errors import ConfigError, ProcessLocal
 
 Known = TypeVar("Known")  # state that determines a split
 Dealt = TypeVar("Dealt")  # record of a split until its times are known
 Reports = Sequence[tuple[float, ...]]
 
 
-class Balancer(ABC, Generic[Known, Dealt]):
-    """Called with the graphs of a global batch, gives the positions of each rank's; learns times.
+class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
+    """Split global batches among the ranks, and learn from the times of their steps.
 
     Every rank has one, calls it for the same batches and tells it the same times, in the order of
     the batches. A loader splits batches before earlier steps have ended, on each rank at another
@@ -29,6 +28,7 @@ class Balancer(ABC, Generic[Known, Dealt]):
     a split waits for the steps it is made by.
     """
 
+    _pickling_hint: ClassVar[str] = "make a balancer in each process, with the same options"
     needs_times = True  # without the times of all ranks it is of no use
     reports = 0  # numbers of a `report`
 
@@ -52,13 +52,14 @@ class Balancer(ABC, Generic[Known, Dealt]):
 
     def fresh(self) -> Self:
         """Return a balancer for other ranks without timing history."""
-        other = copy.copy(self)
-        other.ranks, other._changed = None, threading.Condition()
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), ranks=None, _changed=threading.Condition())
         other.reset()
         return other
 
     def __call__(self, graphs: Sequence[Any], ranks: int) -> Sequence[Sequence[int]]:
-        """The positions of each rank's graphs. With fewer graphs than ranks, the last get none."""
+        """Return the positions of each rank's graphs; with fewer graphs than ranks, the last get
+        none."""
         if self.ranks is None:
             self.ranks = ranks
             self._begin(ranks)
@@ -89,9 +90,9 @@ class Balancer(ABC, Generic[Known, Dealt]):
         return parts
 
     def on(self, device: Device | None) -> None:
-        """This rank computes on `device`, None: on its host; told before each `report`.
+        """Set the device of this rank, None for its host, before each `report`.
 
-        DeviceError if what is to be reported cannot be found there.
+        Raises `DeviceError` if the device does not tell what is to be reported.
         """
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
@@ -109,7 +110,7 @@ class Balancer(ABC, Generic[Known, Dealt]):
             return self._dealt.get(self._updated)
 
     def update(self, seconds: Sequence[float] | None, reports: Reports = ()) -> None:
-        """The next step has ended.
+        """Learn from the next step, which has ended.
 
         seconds: that each rank computed; None if they say nothing. reports: the `report` of each.
         """
@@ -136,8 +137,8 @@ class Balancer(ABC, Generic[Known, Dealt]):
 
     @abstractmethod
     def _deal(self, graphs: Sequence[Any], known: Known) -> tuple[Sequence[Sequence[int]], Dealt]:
-        """The positions of each rank's graphs, one at least, and what to keep of it."""
+        """Return the positions of each rank's graphs, one at least, and the record of the split."""
 
     @abstractmethod
     def _learn(self, dealt: Dealt, seconds: Sequence[float], reports: Reports) -> None:
-        """The times of a step on what was `dealt`."""
+        """Learn the times of the step whose split was `dealt`."""

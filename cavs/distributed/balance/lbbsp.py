@@ -1,28 +1,45 @@
-"""The two rules of LB-BSP for how many samples each worker gets (Chen et al. 2020).
+"""LB-BSP: how many graphs each rank gets, whatever they look like (Chen et al. 2020).
 
-Both keep the global batch constant, change counts only between iterations, and must be run with the
-same input on all ranks, or on one that tells the others: predictions may come out in other bits on
-another processor, what follows from them does not.
+Its two rules keep the global batch constant, change counts only between iterations, and must be run
+with the same input on all ranks, or on one that tells the others: predictions may come out in other
+bits on another processor, what follows from them does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
-from cavs.distributed.balance.predictors import EMA, Predictor
+from cavs.cuda.device import Device
+from cavs.distributed.balance.balancer import Balancer, Reports
+from cavs.distributed.balance.narx import NARX
+from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
 from cavs.distributed.balance.shares import whole_shares
+from cavs.distributed.balance.usage import Usage, host_usage, usage_on
 from cavs.errors import ConfigError
 
 FULL_MEMORY = 0.95
+PREDICTORS: dict[str, Callable[[], Predictor]] = {
+    "memoryless": Memoryless,
+    "ema": EMA,
+    "arima": ARIMA,
+    "narx": NARX,
+}
 
 
-def _check(name: str, values: Sequence[float], workers: int) -> None:
-    if len(values) != workers or not all(0 < value < float("inf") for value in values):
+def _check_counts(counts: Sequence[int]) -> None:
+    if not counts or min(counts) < 1:
+        raise ConfigError(f"first counts {list(counts)}", hint="every worker needs a sample")
+
+
+def _check_seconds(seconds: Sequence[float], workers: int) -> None:
+    if len(seconds) != workers or not all(0 < value < float("inf") for value in seconds):
         raise ConfigError(
-            f"{name} of {workers} workers: {list(values)}", hint="give a positive number for each"
+            f"seconds of {workers} workers: {list(seconds)}", hint="give a positive number for each"
         )
 
 
@@ -30,8 +47,7 @@ class SpeedRule:
     """Algorithm 1, for CPUs: counts in proportion to the predicted speeds."""
 
     def __init__(self, counts: Sequence[int], predictor: Callable[[], Predictor] = EMA) -> None:
-        if not counts or min(counts) < 1:
-            raise ConfigError(f"first counts {list(counts)}", hint="every worker needs a sample")
+        _check_counts(counts)
         self.counts = list(counts)
         self.predictors = [predictor() for _ in counts]
         self._use: list[tuple[float, float]] = [(0.0, 0.0)] * len(counts)
@@ -42,7 +58,7 @@ class SpeedRule:
         cpu: Sequence[float] | None = None,
         memory: Sequence[float] | None = None,
     ) -> list[int]:
-        """The counts of the next iteration, after one of `counts`; see `learn`."""
+        """Return the counts of the next iteration, after one of `counts`; see `learn`."""
         self.counts = whole_shares(sum(self.counts), self.learn(self.counts, seconds, cpu, memory))
         return list(self.counts)
 
@@ -53,22 +69,21 @@ class SpeedRule:
         cpu: Sequence[float] | None = None,
         memory: Sequence[float] | None = None,
     ) -> list[float]:
-        """The speeds predicted for the next iteration, in samples a second.
+        """Return the speeds predicted for the next iteration, in samples a second.
 
         counts: of the last one. seconds: of compute in it, without waiting, by worker. cpu, memory:
         use now.
         """
-        workers = len(self.counts)
-        _check("seconds", seconds, workers)
-        zeros = [0.0] * workers
+        _check_seconds(seconds, len(self.counts))
+        zeros = [0.0] * len(seconds)
         each = zip(counts, seconds, cpu or zeros, memory or zeros, strict=True)
-        return [self.foresee(i, *told) for i, told in enumerate(each)]
+        return [self.foresee(i, *known) for i, known in enumerate(each)]
 
     def foresee(
         self, worker: int, count: int, seconds: float, cpu: float = 0.0, memory: float = 0.0
     ) -> float:
-        """As `learn`, of one worker alone; others may ask it, where processors differ."""
-        _check("seconds", [seconds], 1)
+        """Return the speed predicted for one worker, as `learn` does for all of them."""
+        _check_seconds([seconds], 1)
         predictor = self.predictors[worker]
         predictor.update(count / seconds, *self._use[worker])
         self._use[worker] = cpu, memory
@@ -93,8 +108,7 @@ class PairRule:
     _named: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if not self.counts or min(self.counts) < 1:
-            raise ConfigError(f"first counts {self.counts}", hint="every worker needs a sample")
+        _check_counts(self.counts)
         self.counts = list(self.counts)
         workers = len(self.counts)
         # For how many iterations i has been faster than j without a break, and whether it ever was.
@@ -107,12 +121,12 @@ class PairRule:
         return self.step == 1
 
     def update(self, seconds: Sequence[float], memory: Sequence[float] | None = None) -> list[int]:
-        """The counts of the next iteration.
+        """Return the counts of the next iteration.
 
         seconds: of the last one, without waiting, by worker. memory: the share in use now.
         """
         workers = len(self.counts)
-        _check("seconds", seconds, workers)
+        _check_seconds(seconds, workers)
         times = np.asarray(seconds, np.float64)
         ahead = times[:, None] < times[None, :]
         self.iteration += 1
@@ -137,3 +151,116 @@ class PairRule:
         elif self._ever[straggler, leader]:
             self.step, self.window = 1, 20
         return list(self.counts)
+
+
+class CountBalancer(Balancer[Sequence[float], list[int]]):
+    """A `Balancer` that deals a batch in order, counts in proportion to a weight of each rank."""
+
+    def _deal(self, graphs: Sequence[Any], known: Sequence[float]) -> tuple[list[range], list[int]]:
+        counts = whole_shares(len(graphs), known)
+        return [
+            range(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)
+        ], counts
+
+
+class SpeedBalancer(CountBalancer):
+    """Algorithm 1 of LB-BSP, for CPUs: counts in proportion to the speeds predicted of the ranks.
+
+    predictor: makes the `Predictor` of a rank; the paper's unless given, which is `EMA` for 500
+    steps. usage: gives the shares of CPU and memory that are in use where this rank runs. The rest:
+    see `Balancer`; the paper has no lag.
+
+    Each rank predicts its own speed and reports it, since predictions may differ by processor;
+    `update` without reports, or with two numbers each, predicts those of all ranks here.
+    """
+
+    reports = 3  # use of CPU and memory, and the speed predicted
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        predictor: Callable[[], Predictor] = NARX,
+        lag: int = 3,
+        *,
+        usage: Usage = host_usage,
+        timeout: float = 600.0,
+    ) -> None:
+        self.predictor, self.usage = predictor, usage
+        self.speeds: list[float] = []  # predicted, in graphs a second; equal until one is known
+        super().__init__(ranks, lag, timeout)
+
+    def _begin(self, ranks: int) -> None:
+        self._rule = SpeedRule([1] * ranks, self.predictor)
+        self.speeds = [1.0] * ranks
+
+    def _now(self) -> Sequence[float]:
+        return self.speeds
+
+    def report(self, rank: int, seconds: float) -> tuple[float, ...]:
+        use, counts = self.usage(), self.dealt
+        speed = 0.0 if counts is None else self._rule.foresee(rank, counts[rank], seconds, *use)
+        return (*use, speed)
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
+        if reports and len(reports[0]) == self.reports:
+            self.speeds = [speed for *_, speed in reports]
+            return
+        cpu, memory = zip(*reports, strict=True) if reports else (None, None)
+        self.speeds = self._rule.learn(dealt, seconds, cpu, memory)
+
+
+class PairBalancer(CountBalancer):
+    """Algorithm 2 of LB-BSP, for GPUs: the fastest rank takes graphs from the slowest.
+
+    It supposes no more than that time grows with the count, so it learns from whole batches alone,
+    and only from those dealt by its last counts: with a `lag` it moves as much more seldom. Where a
+    rank has fewer than 30 graphs, the steps of the fast phase are a sixth of that, not 5. usage: as
+    of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs. None: a training
+    takes that of the device on which this rank computes (`usage_on`).
+    """
+
+    reports = 2  # use of CPU and memory
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        lag: int = 0,
+        *,
+        usage: Usage | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        self.usage = self._given = usage
+        self._device: Device | None = None
+        self.rule: PairRule | None = None  # from the first times on
+        super().__init__(ranks, lag, timeout)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which ranks are too slow to be worth keeping."""
+        return [] if self.rule is None else self.rule.warnings
+
+    def reset(self) -> None:
+        super().reset()
+        self._resized = True  # later batches may have another size
+
+    def _begin(self, ranks: int) -> None:
+        self.rule = None
+
+    def _now(self) -> Sequence[float]:
+        return [1] * (self.ranks or 0) if self.rule is None else list(self.rule.counts)
+
+    def on(self, device: Device | None) -> None:
+        if self._given is None and (self.usage is None or device is not self._device):
+            self.usage, self._device = usage_on(device), device
+
+    def report(self, rank: int, seconds: float) -> tuple[float, ...]:
+        return (self.usage or host_usage)()
+
+    def _learn(self, dealt: list[int], seconds: Sequence[float], reports: Reports) -> None:
+        size = 0 if self.rule is None else sum(self.rule.counts)
+        if self.rule is None or sum(dealt) > size or (self._resized and sum(dealt) < size):
+            # The first, or all before were the short ends of epochs, or of other loaders.
+            self.rule = PairRule(dealt, step=max(1, min(5, min(dealt) // 6)))
+        self._resized = False
+        if dealt == self.rule.counts:
+            self.rule.update(seconds, [memory for _, memory in reports] if reports else None)

@@ -1,22 +1,52 @@
-"""The time of a step from the structure of its graphs, learned while training."""
+"""The structure of graphs, and the time of a step from it, learned while training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from operator import mul
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.distributed.balance.profile import FEATURES
 from cavs.errors import ConfigError
 
 Floats = NDArray[np.float64]
+# Rows of a task are computed in tiles and handed to threads in chunks; what does not fill one still
+# costs one.
+TILES = (16, 96)
+FEATURES = ("step", "levels", *(f"tiles of {tile}" for tile in TILES), "vertices", "edges")
 _PRIOR = np.array([1e-4, 1e-5, 1e-6, 1e-6, 1e-6, 1e-7])  # seconds; only its proportions matter
 _LEAST = 1e-3  # least cost of a feature, in parts of the prior
 _OFTEN, _SELDOM = 32, 8  # it learns at each of so many first steps, then at one in so many
 _SURPRISE = 1.3  # ratio to the prediction, relative to another rank, from which it learns at once
+
+
+def features(widths: NDArray[Any], edges: NDArray[Any] | float) -> Floats:
+    """Return the quantities that the time of a step depends on, by `FEATURES`.
+
+    widths: (..., levels), vertices ready together at each level of one set of graphs, or of many;
+    zeros where a set is not so deep. edges: (...,). The graphs of a set run level by level
+    together, so the levels of a set are those of its deepest graph.
+    """
+    columns = [np.ones(widths.shape[:-1]), (widths > 0).sum(axis=-1)]
+    columns += [np.ceil(widths / tile).sum(axis=-1) for tile in TILES]
+    columns += [widths.sum(axis=-1), np.broadcast_to(edges, widths.shape[:-1])]
+    return np.stack(columns, axis=-1).astype(np.float64)
+
+
+def profiles(graphs: Sequence[Any]) -> tuple[Floats, Floats]:
+    """Return the profiles of `cavs.Graph` objects.
+
+    They are the widths (graphs, levels of the deepest), the vertices of each graph at each level
+    (the longest path below a vertex), and the edges (graphs,).
+    """
+    rows = [np.bincount(graph.topology.level) for graph in graphs]
+    widths = np.zeros((len(rows), max(map(len, rows), default=0)))
+    for i, row in enumerate(rows):
+        widths[i, : len(row)] = row
+    return widths, np.array([graph.num_edges for graph in graphs], np.float64)
 
 
 class CostModel:
@@ -47,13 +77,13 @@ class CostModel:
         self._heard: list[tuple[Floats, Floats]] = []  # steps that are not learned from yet
 
     def predict(self, features: Floats) -> Floats:
-        """Seconds of sets of graphs with `features` (..., 6) on a rank of slowness 1."""
+        """Return the seconds of sets of graphs with `features` (..., 6) on a rank of slowness 1."""
         # No product of NumPy: ranks on different processors must find the same bits.
         seconds: Floats = (features * self.coefficients).sum(axis=-1)
         return seconds
 
     def update(self, features: Floats, seconds: Sequence[float]) -> None:
-        """One step: features (ranks, 6) of what each rank ran, and how long it computed."""
+        """Learn from a step: features (ranks, 6) of each rank's graphs, and its seconds."""
         if features.shape != (len(self.slowness), len(FEATURES)) or len(seconds) != len(features):
             raise ConfigError(
                 f"features {list(features.shape)} and {len(seconds)} times of "
@@ -81,8 +111,7 @@ class CostModel:
         """True if the last step took a rank so long, or so short, that its clock has changed."""
         features, times = self._heard[-1]
         found = times / (self.predict(features) * self.slowness)
-        ratio = found / found.min()  # slownesses are proportions
-        return bool(ratio.max() > _SURPRISE)
+        return bool((found / found.min()).max() > _SURPRISE)  # slownesses are proportions
 
     def _count(self, features: Floats, times: Floats, step: int) -> None:
         # The first steps are forgotten faster: the slownesses were not known yet.
@@ -90,13 +119,11 @@ class CostModel:
         work = (features * _PRIOR).sum(axis=-1, keepdims=True)
         rows = features / work  # a small batch counts as much as a large one
         own = times / self.slowness
-        self._square *= forget
-        self._square += (rows[:, :, None] * rows[:, None, :]).sum(axis=0)
-        self._moment *= forget
-        self._moment += (rows * own[:, None] / work).sum(axis=0)
+        self._square = forget * self._square + (rows[:, :, None] * rows[:, None, :]).sum(axis=0)
+        self._moment = forget * self._moment + (rows * own[:, None] / work).sum(axis=0)
 
     def _solve(self) -> Floats:
-        """The minimum over positive coefficients."""
+        """Return the minimum over positive coefficients."""
         scale = np.sqrt(np.diag(self._square).copy())
         scale[scale == 0] = 1.0
         square = self._square / np.outer(scale, scale)
@@ -104,12 +131,10 @@ class CostModel:
         # together.
         ridge = 1e-4 * max(np.trace(square), 1e-12)
         prior = self._prior() * scale
-        least = _LEAST * prior
         moment = self._moment / scale + ridge * prior
         square += ridge * np.eye(len(square))
-        found = _minimum(square.tolist(), moment.tolist(), least.tolist())
-        solved: Floats = np.array(found) / scale
-        return solved
+        found = _minimum(square.tolist(), moment.tolist(), (_LEAST * prior).tolist())
+        return np.asarray(np.array(found) / scale)
 
     def _prior(self) -> Floats:
         """The prior's proportions in the size that fits the times seen best."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cavs.distributed.balance.predictors import EMA, Predictor
+from cavs.distributed.balance.predictors import EMA, Floats, Predictor
 
-Floats = NDArray[np.float64]
 INPUTS = 8  # two speeds before; CPU and memory now, and twice before
 
 
@@ -25,11 +23,10 @@ class Weights:
     deviation: Floats
 
     def __call__(self, inputs: Floats) -> Floats:
-        """Speeds, one for each row of `inputs` (n, 8)."""
+        """Return the speeds, one for each row of `inputs` (n, 8)."""
         scaled = (inputs - self.mean[:INPUTS]) / self.deviation[:INPUTS]
         values = np.tanh(scaled @ self.hidden + self.bias) @ self.output + self.offset
-        speeds: Floats = values * self.deviation[INPUTS] + self.mean[INPUTS]
-        return speeds
+        return np.asarray(values * self.deviation[INPUTS] + self.mean[INPUTS])
 
 
 @dataclass
@@ -72,7 +69,7 @@ class NARX(Predictor):
 
 
 def examples(rows: Floats) -> tuple[Floats, Floats]:
-    """Inputs (n - 2, 8) and speeds (n - 2,) of rows (speed, cpu, memory) in order."""
+    """Return inputs (n - 2, 8) and speeds (n - 2,) of rows (speed, cpu, memory) in order."""
     speed, cpu, memory = rows.T
     inputs = [speed[1:-1], speed[:-2], cpu[2:], cpu[1:-1], cpu[:-2]]
     inputs += [memory[2:], memory[1:-1], memory[:-2]]
@@ -80,7 +77,7 @@ def examples(rows: Floats) -> tuple[Floats, Floats]:
 
 
 def train(rows: Floats, width: int, seed: int, start: Weights | None = None) -> Weights:
-    """Weights fitted to rows (speed, cpu, memory); the last fifth decides when to stop."""
+    """Return weights fitted to rows (speed, cpu, memory); the last fifth decides when to stop."""
     inputs, targets = examples(rows)
     both = np.concatenate([inputs, targets[:, None]], axis=1)
     mean, deviation = both.mean(axis=0), both.std(axis=0)
@@ -89,21 +86,12 @@ def train(rows: Floats, width: int, seed: int, start: Weights | None = None) -> 
     cut = max(len(y) - max(len(y) // 5, 1), 1)
     rng = np.random.default_rng(seed)
     if start is not None and start.output.shape == (width,):
-        parts = [
-            start.hidden.copy(),
-            start.bias.copy(),
-            start.output.copy(),
-            np.array(start.offset),
-        ]
+        parts = [start.hidden, start.bias, start.output, np.array(start.offset)]
     else:
-        parts = [
-            rng.normal(0, INPUTS**-0.5, (INPUTS, width)),
-            np.zeros(width),
-            rng.normal(0, width**-0.5, width),
-            np.array(0.0),
-        ]
-    best = _descend(parts, x[:cut], y[:cut], x[cut:], y[cut:])
-    return Weights(best[0], best[1], best[2], float(best[3]), mean, deviation)
+        hidden = rng.normal(0, INPUTS**-0.5, (INPUTS, width))
+        parts = [hidden, np.zeros(width), rng.normal(0, width**-0.5, width), np.array(0.0)]
+    hidden, bias, output, offset = _descend(parts, x[:cut], y[:cut], x[cut:], y[cut:])
+    return Weights(hidden, bias, output, float(offset), mean, deviation)
 
 
 def _descend(
@@ -111,24 +99,23 @@ def _descend(
 ) -> list[Floats]:
     """Adam on the mean square error until the held-out error has not fallen for 30 steps."""
     first, second = [np.zeros_like(p) for p in parts], [np.zeros_like(p) for p in parts]
-    best, least, since = [p.copy() for p in parts], np.inf, 0
+    best, least, since = parts, np.inf, 0
     for step in range(1, 1001):
         hidden, bias, output, offset = parts
         h = np.tanh(x_held @ hidden + bias)
         error = float(np.mean((h @ output + offset - y_held) ** 2))
         if error < least - 1e-6:
-            best, least, since = [p.copy() for p in parts], error, 0
-        else:
-            since += 1
-            if since > 30:
-                break
+            best, least, since = parts, error, 0
+        elif (since := since + 1) > 30:
+            break
         h = np.tanh(x @ hidden + bias)
         d = 2 * (h @ output + offset - y) / len(y)
         back = np.outer(d, output) * (1 - h * h)
         slopes = [x.T @ back, back.sum(axis=0), h.T @ d, np.array(d.sum())]
-        for i, slope in enumerate(slopes):
-            first[i] = 0.9 * first[i] + 0.1 * slope
-            second[i] = 0.999 * second[i] + 0.001 * slope * slope
-            corrected = second[i] / (1 - 0.999**step)
-            parts[i] = parts[i] - 0.01 * first[i] / (1 - 0.9**step) / (np.sqrt(corrected) + 1e-8)
+        first = [0.9 * f + 0.1 * g for f, g in zip(first, slopes, strict=True)]
+        second = [0.999 * s + 0.001 * g * g for s, g in zip(second, slopes, strict=True)]
+        parts = [
+            p - 0.01 * f / (1 - 0.9**step) / (np.sqrt(s / (1 - 0.999**step)) + 1e-8)
+            for p, f, s in zip(parts, first, second, strict=True)
+        ]
     return best

@@ -1,13 +1,11 @@
 """Predictions of a worker's speed from what it was, for load balancing on shared CPUs.
 
-As in LB-BSP (Chen et al. 2020, section 3.2): one predictor a worker. A predictor is told the speed
-of every iteration that ended, and the CPU and memory use at its start; it is asked for the speed of
-the iteration that begins, whose CPU and memory use is known already.
+After LB-BSP (Chen et al. 2020, section 3.2): each worker has a predictor, which is updated when an
+iteration ends and predicts the next one, whose CPU and memory use is known already.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,17 +19,17 @@ class Predictor(Protocol):
     """Speeds in samples a second; use of CPU and memory as shares, 0 where unknown."""
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
-        """An iteration ended: its speed, and the use when it began."""
+        """Learn the speed of an iteration that ended, and the use when it began."""
         ...
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
-        """The speed of the next iteration; only after the first `update`."""
+        """Return the speed of the next iteration; only after the first `update`."""
         ...
 
 
 @dataclass
 class Memoryless(Predictor):
-    """The speed of the last iteration."""
+    """Predicts the speed of the last iteration."""
 
     speed: float = 0.0
 
@@ -68,38 +66,29 @@ class ARIMA(Predictor):
 
     window: int = 64
     least: int = 12
-    speeds: deque[float] = field(default_factory=deque)
+    speeds: list[float] = field(default_factory=list)
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
         self.speeds.append(speed)
-        if len(self.speeds) > self.window:
-            self.speeds.popleft()
+        del self.speeds[: -self.window]
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
+        if len(self.speeds) < self.least:
+            return self.speeds[-1] if self.speeds else 0.0
         speeds = np.array(self.speeds)
-        if not len(speeds):
-            return 0.0
-        last = float(speeds[-1])
-        if len(speeds) < self.least:
-            return last
         scale = float(np.abs(speeds).mean())
         forecast = scale * _forecast(speeds / scale)
         # Beyond twice what was ever seen, the differences have run away.
-        if not 0.5 * speeds.min() <= forecast <= 2 * speeds.max():
-            return last
-        return forecast
+        fits = 0.5 * speeds.min() <= forecast <= 2 * speeds.max()
+        return forecast if fits else self.speeds[-1]
 
 
 def _forecast(speeds: Floats) -> float:
-    """The next value of an ARIMA(2, 2, 1) fitted to `speeds`, 12 or more."""
+    """Return the next value of an ARIMA(2, 2, 1) fitted to `speeds`, 12 or more."""
     changes = np.diff(speeds, 2)
     noise = _residuals(changes, order=min(6, len(changes) // 3))
-    begin = 3
-    targets = changes[begin:]
-    inputs = np.stack(
-        [changes[begin - 1 : -1], changes[begin - 2 : -2], noise[begin - 1 : -1]], axis=1
-    )
-    weights = _regress(inputs, targets)
+    inputs = np.stack([changes[2:-1], changes[1:-2], noise[2:-1]], axis=1)
+    weights = _regress(inputs, changes[3:])
     change = float(weights @ [changes[-1], changes[-2], noise[-1]])
     return float(2 * speeds[-1] - speeds[-2] + change)
 
@@ -108,13 +97,11 @@ def _residuals(values: Floats, order: int) -> Floats:
     """Return the residuals of an autoregression of `order` terms; zeros at the start."""
     inputs = np.stack([values[order - i - 1 : len(values) - i - 1] for i in range(order)], axis=1)
     targets = values[order:]
-    left: Floats = np.concatenate([np.zeros(order), targets - inputs @ _regress(inputs, targets)])
-    return left
+    return np.concatenate([np.zeros(order), targets - inputs @ _regress(inputs, targets)])
 
 
 def _regress(inputs: Floats, targets: Floats) -> Floats:
-    """Least squares, with just enough ridge to stay finite on constant series."""
+    """Solve least squares, with just enough ridge to stay finite on constant series."""
     square = inputs.T @ inputs
     ridge = 1e-8 * (np.trace(square) / len(square) + 1e-8)
-    solved: Floats = np.linalg.solve(square + ridge * np.eye(len(square)), inputs.T @ targets)
-    return solved
+    return np.linalg.solve(square + ridge * np.eye(len(square)), inputs.T @ targets)

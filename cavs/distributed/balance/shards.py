@@ -17,7 +17,7 @@ from cavs.errors import ConfigError
 from cavs.train.data_set import edge_types, with_edge_types
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
-# (graphs of the global batch, ranks) -> the places of each rank's graphs in it. Called on every
+# (graphs of the global batch, ranks) -> the positions of each rank's graphs in it. Called on every
 # rank, where it must give the same.
 Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
 
@@ -69,28 +69,39 @@ def left(split: Split, ranks: Sequence[int]) -> Split:
 
 
 @dataclass(frozen=True)
-class ShardedBatch:
-    """The part of a global batch that a rank computes.
+class _GlobalBatch:
+    """The graphs of a global batch and their ids; `make` collates parts of it."""
 
-    local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
-    graphs, ids: the global batch. position: rank and number of ranks that it was divided for.
-    split: function that divided it. make: function that collates. mark: checksum of the graphs of
-    each rank, by their ids, or without these their sizes; equal on ranks that divided alike.
-    """
-
-    local: GraphBatch
-    empty: bool
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None
-    position: tuple[int, int]
-    split: Split
     make: Make
-    mark: int = 0
 
     @property
     def num_graphs(self) -> int:
         """Number of graphs of the global batch."""
         return len(self.graphs)
+
+
+@dataclass(frozen=True)
+class WholeBatch(_GlobalBatch):
+    """A global batch that is to be divided when its step begins; nothing is collated yet."""
+
+
+@dataclass(frozen=True)
+class ShardedBatch(_GlobalBatch):
+    """The part of a global batch that a rank computes.
+
+    local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
+    position: rank and number of ranks that it was divided for. split: function that divided it.
+    mark: checksum of the graphs of each rank, by their ids, or without these their sizes; equal on
+    ranks that divided alike.
+    """
+
+    local: GraphBatch
+    empty: bool
+    position: tuple[int, int]
+    split: Split
+    mark: int
 
     @property
     def computed(self) -> int:
@@ -138,23 +149,9 @@ class ShardedBatch:
         )
 
 
-@dataclass(frozen=True)
-class WholeBatch:
-    """A global batch that is to be divided when its step begins; nothing is collated yet."""
-
-    graphs: tuple[Graph, ...]
-    ids: tuple[int, ...] | None
-    make: Make
-
-    @property
-    def num_graphs(self) -> int:
-        """Number of graphs of the global batch."""
-        return len(self.graphs)
-
-
 def make_of(whole: Any) -> Make:
     """Return the function that collates parts of a global batch, divided or not."""
-    return whole.make if isinstance(whole, ShardedBatch | WholeBatch) else batch
+    return whole.make if isinstance(whole, _GlobalBatch) else batch
 
 
 def shard(
@@ -165,48 +162,35 @@ def shard(
     split: Split,
     make: Make = batch,
 ) -> ShardedBatch:
-    """The part of `rank`. ConfigError if `split` does not give every graph to one rank.
+    """Return the part of `rank`. ConfigError if `split` does not give every graph to one rank.
 
     rank: one beyond `ranks` computes nothing, and asks for no split. make: collates the graphs,
     with their ids.
     """
-    if rank >= ranks:
-        return _part([], graphs, ids, (rank, ranks), split, make)
-    parts = [list(part) for part in split(graphs, ranks)]
-    if len(parts) != ranks or sorted(i for part in parts for i in part) != list(range(len(graphs))):
-        raise ConfigError(
-            f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
-            hint="give the place of every graph to exactly one rank",
-        )
-    mark = _mark(parts, graphs, ids)
-    return _part(parts[rank], graphs, ids, (rank, ranks), split, make, mark)
-
-
-def _part(
-    part: Sequence[int],
-    graphs: Sequence[Graph],
-    ids: Sequence[int] | None,
-    position: tuple[int, int],
-    split: Split,
-    make: Make,
-    mark: int = 0,
-) -> ShardedBatch:
-    mine = part or [0]
-    own = mine if ids is None else [ids[i] for i in mine]  # so that errors name them as all do
-    taken = [graphs[i] for i in mine]
+    part, mark = list[int](), 0
+    if rank < ranks:
+        parts = [list(part) for part in split(graphs, ranks)]
+        given = sorted(i for part in parts for i in part)
+        if len(parts) != ranks or given != list(range(len(graphs))):
+            raise ConfigError(
+                f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
+                hint="give the position of every graph to exactly one rank",
+            )
+        part, mark = parts[rank], _mark(parts, graphs, ids)
+    positions = part or [0]
+    own = positions if ids is None else [ids[i] for i in positions]  # errors name them alike
+    taken = [graphs[i] for i in positions]
     if not any(getattr(graph, "num_edges", 1) for graph in taken):
-        taken = with_edge_types(
-            taken, edge_types(graphs) or {}
-        )  # as collating them with the others would
+        taken = with_edge_types(taken, edge_types(graphs) or {})  # those of the global batch
     return ShardedBatch(
-        make(taken, own),
-        not part,
         tuple(graphs),
         None if ids is None else tuple(ids),
-        position,
-        split,
         make,
-        mark,
+        local=make(taken, own),
+        empty=not part,
+        position=(rank, ranks),
+        split=split,
+        mark=mark,
     )
 
 
@@ -252,17 +236,18 @@ class LoaderSplit:
         return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
 
 
+@dataclass
 class Collate:
     """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone.
 
     division: may be replaced by another while the loader's thread calls it.
     """
 
-    def __init__(self, division: LoaderSplit, whole: Callable[..., Any]) -> None:
-        self.division, self.whole = division, whole
+    whole: Callable[..., Any]
+    division: LoaderSplit
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch | WholeBatch:
-        """This rank's part of ``whole(graphs, ids)``."""
+        """Return this rank's part of ``whole(graphs, ids)``."""
         numbers, division = ids.tolist(), self.division
         if division.waits:
             return WholeBatch(tuple(graphs), tuple(numbers), self._make)
@@ -275,6 +260,5 @@ class Collate:
 def collate_of(whole: Callable[..., Any], division: LoaderSplit, last: Collate | None) -> Collate:
     """Return the collate function of these parts: `last` if it is equal, as a loader may cache its
     batches."""
-    if last is not None and (last.whole, last.division) == (whole, division):
-        return last
-    return Collate(division, whole)
+    fresh = Collate(whole, division)
+    return last if last is not None and last == fresh else fresh

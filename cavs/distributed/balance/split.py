@@ -1,19 +1,18 @@
-"""Splitting a batch so that every rank's graphs are predicted to take equally long."""
+"""Split batches so that every rank's graphs are predicted to take equally long."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cavs.distributed.balance.model import CostModel
-from cavs.distributed.balance.profile import features, profiles
+from cavs.distributed.balance.balancer import Balancer, Reports
+from cavs.distributed.balance.model import CostModel, Floats, features, profiles
 from cavs.distributed.balance.shares import gradient_weights
 from cavs.errors import ConfigError
 
-Floats = NDArray[np.float64]
 _EXCHANGES = 200  # moves and swaps at most; each makes the slowest rank faster
 _PACKINGS = 6  # halvings of the interval in which the best packing lies
 _WASTE = 1.05  # below, sharing levels better than by chance gains too little to look for
@@ -21,7 +20,7 @@ _EVEN = 1.002  # slowest by mean: what is left is below the noise of a clock
 
 
 class Split:
-    """Which graphs each rank runs: `parts` holds their positions in the batch, ascending.
+    """The graphs that each rank runs: `parts` holds their positions in the batch, ascending.
 
     seconds: as predicted, by rank. weights: of each rank's mean gradient, see `gradient_weights`.
     features: of each rank's graphs, for `CostModel.update`.
@@ -33,7 +32,7 @@ class Split:
 
     @property
     def imbalance(self) -> float:
-        """The slowest rank's predicted time by the mean of all; 1 is even."""
+        """Predicted time of the slowest rank by the mean of all; 1 is even."""
         return float(self.seconds.max() / self.seconds.mean())
 
 
@@ -51,8 +50,13 @@ class _Sets:
 
     def time(self, width: Floats, edge: Floats, ranks: Any) -> Floats:
         """Predicted seconds of sets of graphs on `ranks`."""
-        seconds: Floats = self.model.predict(features(width, edge)) * self.model.slowness[ranks]
-        return seconds
+        slowness: Floats = self.model.slowness[ranks]
+        return slowness * self.model.predict(features(width, edge))
+
+    def ends_with(self, graph: int) -> Floats:
+        """Predicted seconds of each rank if it also gets `graph`."""
+        width, edge = self.width + self.widths[graph], self.edge + self.edges[graph]
+        return self.time(width, edge, slice(None))
 
     def deal_to(self, graph: int, rank: int, seconds: float) -> None:
         """Assign a graph to `rank`, which then takes `seconds`."""
@@ -72,14 +76,13 @@ class _Sets:
         self.owner[graph] = rank
 
     def deal(self) -> None:
-        """The longest graph first, each to the rank that then ends earliest.
+        """Deal the longest graph first, each to the rank that then ends earliest.
 
         The cost of a graph depends on the levels that the rank runs anyway. Every rank gets one.
         """
-        every = np.arange(len(self.seconds))
         alone = self.model.predict(features(self.widths, self.edges))
         for done, graph in enumerate(np.argsort(-alone, kind="stable").tolist()):
-            then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
+            then = self.ends_with(graph)
             if len(self.owner) - done <= np.count_nonzero(self.count == 0):
                 then[self.count > 0] = np.inf
             # Among equal ends, take the least growth, where levels are shared.
@@ -87,15 +90,14 @@ class _Sets:
             self.deal_to(graph, rank, then[rank])
 
     def pack(self, limit: float) -> bool:
-        """The deepest graph first, each to the rank where it adds least and that ends by `limit`.
+        """Deal the deepest graph first, each to the rank where it adds least that ends by `limit`.
 
-        So deep graphs share the levels of one rank. False if some graph fits nowhere, or some rank
-        gets none.
+        So deep graphs share the levels of one rank. False if a graph fits nowhere, or a rank gets
+        none.
         """
-        every = np.arange(len(self.seconds))
         depth = (self.widths > 0).sum(axis=1)
         for graph in np.lexsort((-self.widths.sum(axis=1), -depth)).tolist():
-            then = self.time(self.width + self.widths[graph], self.edge + self.edges[graph], every)
+            then = self.ends_with(graph)
             growth = np.where(then <= limit, then - self.seconds, np.inf)
             rank = int(np.argmin(growth))
             if not np.isfinite(growth[rank]):
@@ -104,7 +106,7 @@ class _Sets:
         return bool(self.count.all())
 
     def settle(self) -> None:
-        """Improves until the ranks are even or nothing helps."""
+        """Improve until the ranks are even or nothing helps."""
         for _ in range(_EXCHANGES):
             if self.seconds.max() <= _EVEN * self.seconds.mean() or not self.improve():
                 return
@@ -133,15 +135,14 @@ class _Sets:
 
     def _ends(self, slow: int, rank: int, width: Floats, edge: Floats) -> Floats:
         """When the later of two ranks ends, if `width` and `edge` go from one to the other."""
-        later: Floats = np.maximum(
+        return np.maximum(
             self.time(self.width[slow] - width, self.edge[slow] - edge, slow),
             self.time(self.width[rank] + width, self.edge[rank] + edge, rank),
         )
-        return later
 
 
 def split_batch(graphs: Sequence[Any], model: CostModel) -> Split:
-    """The graphs of a global batch by rank, so that the predicted times are as even as can be.
+    """Split the graphs of a global batch so that the predicted times are as even as can be.
 
     graphs: `cavs.Graph` objects, at least one a rank. Deterministic: ranks with equal models find
     the same split. Raises `ConfigError` if there are fewer graphs than ranks.
@@ -150,7 +151,7 @@ def split_batch(graphs: Sequence[Any], model: CostModel) -> Split:
 
 
 def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
-    """`split_batch` of graphs given by their `profiles`."""
+    """Split graphs given by their `profiles`, as `split_batch` does."""
     ranks = len(model.slowness)
     if len(widths) < ranks:
         raise ConfigError(
@@ -172,3 +173,46 @@ def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
             low = limit
     parts = [np.flatnonzero(sets.owner == rank).tolist() for rank in range(ranks)]
     return Split(parts, sets.seconds.copy(), features(sets.width, sets.edge))
+
+
+class StructureBalancer(Balancer[CostModel, Floats]):
+    """A `Balancer` by the structure of graphs: each rank is predicted to take equally long.
+
+    model: of the times; a new one unless given.
+    """
+
+    needs_times = False  # the prior distinguishes deep graphs from flat ones
+
+    def __init__(
+        self,
+        ranks: int | None = None,
+        lag: int = 3,
+        model: CostModel | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        self.model = model or CostModel(1)
+        if model is not None and ranks not in (None, len(model.slowness)):
+            raise ConfigError(
+                f"a balancer of {ranks} ranks with a model of {len(model.slowness)}",
+                hint="leave ranks out: the model says how many they are",
+            )
+        super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
+
+    def fresh(self) -> Self:
+        other = super().fresh()
+        other.model = CostModel(1)
+        return other
+
+    def _begin(self, ranks: int) -> None:
+        if len(self.model.slowness) != ranks:
+            self.model = CostModel(ranks)
+
+    def _now(self) -> CostModel:
+        return copy.copy(self.model)
+
+    def _deal(self, graphs: Sequence[Any], known: CostModel) -> tuple[list[list[int]], Floats]:
+        split = split_batch(graphs, known)
+        return split.parts, split.features
+
+    def _learn(self, dealt: Floats, seconds: Sequence[float], reports: Reports) -> None:
+        self.model.update(dealt, seconds)

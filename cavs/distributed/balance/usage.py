@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from cavs.cuda.device import Device
 from cavs.cuda.memory import CupyMemory
@@ -26,7 +25,7 @@ class HostUsage:
         self._before = threading.local()  # ranks may be threads
 
     def __call__(self) -> tuple[float, float]:
-        """The shares in use now."""
+        """Return the shares in use now."""
         try:
             with (self.proc / "stat").open() as stat:
                 line = stat.readline()
@@ -59,19 +58,7 @@ def _memory(text: str) -> float:
 host_usage = HostUsage()
 
 
-class GpuMemory(Protocol):
-    """An object that knows the memory of a GPU: `cavs.cuda.memory.CupyMemory`."""
-
-    def free_and_total(self) -> tuple[int, int]:
-        """Bytes that are free, and in all."""
-        ...
-
-    def kept(self) -> int:
-        """Bytes that are not free, but cached for later allocations."""
-        ...
-
-
-def gpu_usage(memory: GpuMemory) -> Usage:
+def gpu_usage(memory: CupyMemory) -> Usage:
     """Return the usage of the host's CPU and of the memory of a GPU.
 
     In use is what blocks of programs hold, as the paper has it, not what a pool keeps for later:

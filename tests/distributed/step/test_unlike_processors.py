@@ -16,8 +16,8 @@ from cavs.distributed.comm import run_threads
 from cavs.distributed.compression.powersgd import orthonormal, product
 from cavs.distributed.step import digest
 from cavs.errors import ConfigError, DataError
-from tests.distributed.balance.test_online import trained
 from tests.distributed.balance.test_speed_balancer import DATA, balancer, loader, slowed
+from tests.distributed.balance.test_structure_balancer import trained
 from tests.distributed.step.test_consensus import outcomes, trainer
 from tests.distributed.step.test_stale_parameters import assert_same_bits, values_of
 from tests.distributed.test_trainer import BATCHES

@@ -1,13 +1,20 @@
 """A balancer that splits ahead gives equal results on all ranks, whatever their timing."""
 
+import copy
+import pickle
 import threading
 
 import numpy as np
 import pytest
 
 from benchmarks.balance import trees
-from cavs.distributed.balance import StructureBalancer, gradient_weights
-from cavs.errors import ConfigError
+from cavs.distributed.balance import (
+    PairBalancer,
+    SpeedBalancer,
+    StructureBalancer,
+    gradient_weights,
+)
+from cavs.errors import ConfigError, PicklingError
 from tests.distributed.balance.test_structure import cost_of
 
 DATA = trees(200, seed=5)
@@ -102,3 +109,26 @@ def test_misuse():
         StructureBalancer(2, lag=-1)
     with pytest.raises(ConfigError, match="of 2 ranks splits for 3"):
         StructureBalancer(2)(DATA[:4], 3)
+
+
+@pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
+@pytest.mark.parametrize("act", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_balancers_stay_in_their_process(kind, act):
+    with pytest.raises(
+        PicklingError,
+        match=rf"(?s)a {kind.__name__} cannot be .*hint: make a balancer in each process",
+    ):
+        act(kind(2))
+
+
+@pytest.mark.parametrize("kind", [SpeedBalancer, PairBalancer, StructureBalancer])
+def test_fresh_balancers_share_no_history(kind):
+    balancer = kind(2, lag=0)
+    balancer(DATA[:8], 2)
+    other = balancer.fresh()
+    assert other.ranks is None and other.lag == 0
+    assert [len(part) for part in other(DATA[:9], 3)] and other.ranks == 3
+    balancer.update([1.0, 2.0], [(0.0, 0.0)] * 2)
+    with pytest.raises(ConfigError, match="of 3 ranks splits for 2"):
+        other(DATA[:8], 2)
+    assert balancer.ranks == 2
