@@ -225,11 +225,24 @@ class _MovedAttribute:
 
 
 def renamed(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator: each of ``names``, renamed attributes, says its new name."""
+    """Return a class decorator: each of ``names``, renamed attributes, says its new name.
+
+    A subclass that defines a former name raises MovedAttributeError: nothing would read it.
+    """
 
     def decorate(owner: type[T]) -> type[T]:
+        def refuse_former_names(cls: type[T]) -> None:
+            super(owner, cls).__init_subclass__()  # type: ignore[misc]
+            for old, new in names.items():
+                if old in vars(cls):
+                    raise MovedAttributeError(
+                        f"{cls.__name__} defines {old}, which {owner.__name__} calls {new} now",
+                        hint=f"rename {cls.__name__}.{old} to {new}",
+                    )
+
         for old, new in names.items():
             setattr(owner, old, _MovedAttribute(f"{owner.__name__}.{old}", new))
+        owner.__init_subclass__ = classmethod(refuse_former_names)  # type: ignore[assignment]
         return owner
 
     return decorate

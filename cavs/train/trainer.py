@@ -124,7 +124,7 @@ class Trainer(ProcessLocal):
         if session is not None:
             engine = "cavs.Session, or an engine derived from cavs.train.engine.Engine"
             require(hasattr(session, "overlaps"), "session", session, engine)
-            _check_session_options(device, precision, cudnn, passes)
+            _check_session_options(device, precision, cudnn, deterministic, threads, passes)
         if threads is not None:
             require_threads(threads)
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
@@ -360,7 +360,12 @@ class Trainer(ProcessLocal):
 
 
 def _check_session_options(
-    device: str | Device, precision: str, cudnn: str, passes: Passes | None
+    device: str | Device,
+    precision: str,
+    cudnn: str,
+    deterministic: bool,
+    threads: int | None,
+    passes: Passes | None,
 ) -> None:
     """Refuse options that a given session has chosen already."""
     if device != "cpu":
@@ -373,6 +378,9 @@ def _check_session_options(
     )
     need = "'float32' with a session, which has one of its own"
     require(precision == "float32", "precision", precision, need)
+    need = "False with a session, which has a choice of its own"
+    require(not deterministic, "deterministic", deterministic, need)
+    require(threads is None, "threads", threads, "None with a session, which has its own threads")
     require(passes is None, "passes", passes, "None with a session, which has passes of its own")
 
 

@@ -123,3 +123,13 @@ def test_former_attributes_say_their_new_names(old, new):
     for owner in (optim.SGD(0.1), optim.Adam):
         with pytest.raises(AttributeError, match=f"Optimizer.{old} was renamed\n(.|\n)*use {new}"):
             getattr(owner, old)
+
+
+@pytest.mark.parametrize(("old", "new"), [("kind", "rule"), ("factors", "scales")])
+def test_a_subclass_may_not_define_a_former_name(old, new):
+    found = (
+        f"Mine defines {old}, which Optimizer calls {new} now\n(.|\n)*rename Mine.{old} to {new}"
+    )
+    with pytest.raises(AttributeError, match=found):
+        type("Mine", (optim.SGD,), {old: "sgd"})
+    assert type("Mine", (optim.SGD,), {new: "sgd"}).__mro__[1] is optim.SGD

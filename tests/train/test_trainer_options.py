@@ -42,6 +42,19 @@ def test_passes_are_refused_with_a_session(passes):
         cavs.Trainer(model, optim.SGD(0.1), passes=passes, session=cavs.Session(model))
 
 
+@pytest.mark.parametrize(
+    ("option", "need"),
+    [
+        ({"threads": 2}, "threads is 2, but must be None with a session"),
+        ({"deterministic": True}, "deterministic is True, but must be False with a session"),
+    ],
+)
+def test_options_that_a_session_has_chosen_are_refused(option, need):
+    model = Tree()
+    with pytest.raises(ConfigError, match=need):
+        cavs.Trainer(model, optim.SGD(0.1), session=cavs.Session(model), **option)
+
+
 @pytest.mark.parametrize("make", [cavs.Trainer, distributed.Trainer])
 def test_passes_of_another_type_are_refused(make):
     with pytest.raises(ConfigError, match=r"passes is 'none', but must be a cavs\.compiler Passes"):
