@@ -25,6 +25,8 @@ from cavs.ir import (
     apply,
 )
 from cavs.ir.interpret import Inputs, interpret
+from cavs.passes.rules import constant_of, zeros
+from cavs.passes.simplify import simplify_node
 
 # Vertices 0 and 1 are leaves of graph 0 with root 2; vertex 3 is graph 1.
 BATCH = {"offsets": [0, 0, 0, 2, 2], "children": [0, 1], "graph_of": [0, 0, 0, 1]}
@@ -144,6 +146,20 @@ def test_jointly_linear_in_all_inputs(name):
     both = result(op, nodes, {i: 2.0 * a[i] - 3.0 * b[i] for i in a})
     expected = 2.0 * result(op, nodes, a) - 3.0 * result(op, nodes, b)
     np.testing.assert_allclose(both, expected, rtol=1e-12, atol=1e-12)
+
+
+@of(lambda op: op.linear_in and not op.elementwise)
+def test_zeros_of_a_linear_operator_are_folded(name):
+    op = REGISTRY[name]
+    nodes, _ = inputs_of(op)
+    if name == "sum_out":
+        nodes = [apply("gather_out", slot=SLOT, domain=OUT)]
+    for i in op.linear_in:
+        inputs = [zeros(x.type) if i == j else x for j, x in enumerate(nodes)]
+        node = apply(name, *inputs, **case_of(op)[1])
+        folded = simplify_node(node)
+        assert constant_of(folded) == 0.0
+        assert folded.type == node.type
 
 
 NUMBERS = (-1e3, -2.0, -1.0, -1e-300, 0.0, 1e-300, 0.5, 1.0, 1e3)
