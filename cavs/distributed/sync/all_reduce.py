@@ -21,7 +21,7 @@ from cavs.distributed.sync.part import (
     Array,
     Gradients,
     Piece,
-    joined_runs,
+    joined_ranges,
     pack,
     size_of,
     unpacked,
@@ -145,10 +145,10 @@ class DenseAllReduce(Exchange):
         sizes = {p: gradient.size for p, gradient in self.memory.items()}
         size = block.itemsize
         self.parts.sort(key=lambda part: starts[part.parameter] + part.offset * size)
-        runs = joined_runs(self.parts, starts, sizes, size)
-        self.in_place = len(runs) == 1 and all(part.rows == 1 for part in self.parts)
+        ranges = joined_ranges(self.parts, starts, sizes, size)
+        self.in_place = len(ranges) == 1 and all(part.rows == 1 for part in self.parts)
         if self.in_place:
-            begin, count = (runs[0][0] - address_of(block)) // size, runs[0][1]
+            begin, count = (ranges[0][0] - address_of(block)) // size, ranges[0][1]
             self.buffer = block[begin : begin + count]
             gradients = [part.view(self.memory[part.parameter]) for part in self.parts]
         else:

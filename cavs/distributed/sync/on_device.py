@@ -13,7 +13,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
 from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Member, Runtime
-from cavs.distributed.sync.part import Array, Gradients, Piece, joined_runs
+from cavs.distributed.sync.part import Array, Gradients, Piece, joined_ranges
 from cavs.errors import CommunicationError, DeviceError
 
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
@@ -97,7 +97,10 @@ class DeviceAllReduce(Exchange):
         dtype = self.values[0].dtype
         starts = {p: self.executor.keep_gradient(p) for p in self.parameters}
         sizes = {p: self.values[p].size for p in self.parameters}
-        self.dtype, self.runs = str(dtype), joined_runs(self.parts, starts, sizes, dtype.itemsize)
+        self.dtype, self.ranges = (
+            str(dtype),
+            joined_ranges(self.parts, starts, sizes, dtype.itemsize),
+        )
         self.pieces: list[Piece] = [
             DevicePiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size)
             for p in self.parts
@@ -113,7 +116,7 @@ class DeviceAllReduce(Exchange):
             raise DeviceError("this step's sums were given up: one of them could not be started")
         self.executor.open_collective()
         try:
-            self.group.nccl.sum_ranges(self.runs, self.dtype, self.executor.collective_stream)
+            self.group.nccl.sum_ranges(self.ranges, self.dtype, self.executor.collective_stream)
         except DeviceError:
             self.group.lost = True
             raise

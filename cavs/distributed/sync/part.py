@@ -125,7 +125,7 @@ def wait_parts(parts: Sequence[Part], gradients: Gradients) -> bool:
     return all([gradients.wait_gradient(p.parameter, p.offset, p.end) for p in parts])
 
 
-def joined_runs(
+def joined_ranges(
     parts: Sequence[Part], starts: Mapping[int, int], sizes: Mapping[int, int], itemsize: int
 ) -> list[tuple[int, int]]:
     """Return the memory of parts without rows: address and elements, joined where consecutive.
