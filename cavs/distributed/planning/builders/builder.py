@@ -81,7 +81,7 @@ def find(text: str) -> Builder:
     try:
         inspect.signature(cls).bind(**options)
     except TypeError as error:
-        raise ConfigError(f"builder {text}: {error}", hint=f"{_signature(cls)}") from None
+        raise ConfigError(f"builder {text}: {error}", hint=_signature(cls)) from None
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise ConfigError(f"builder {text} has no method {missing}", hint=f"add it to {name}")
@@ -166,23 +166,3 @@ def build(
     if chosen.measures:  # it took a strategy of another builder, whose name stays
         return strategy
     return dataclasses.replace(strategy, builder=str(chosen))
-
-
-def one_of(builder: object, option: str, values: Sequence[bool | str | None]) -> None:
-    """Refuses an option that is none of `values`."""
-    value = getattr(builder, option)
-    if not any(type(value) is type(allowed) and value == allowed for allowed in values):
-        raise ConfigError(
-            f"{type(builder).__name__}: {option} is {value!r}",
-            hint=f"give {' or '.join(map(repr, values))}",
-        )
-
-
-def at_least(builder: object, option: str, least: int) -> None:
-    """Refuses an option that is no whole number of at least `least`."""
-    value = getattr(builder, option)
-    if type(value) is not int or value < least:
-        raise ConfigError(
-            f"{type(builder).__name__}: {option} is {value!r}",
-            hint=f"give a whole number of at least {least}",
-        )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.compression import parse
-from cavs.distributed.planning.builders.builder import at_least, one_of, register
-from cavs.distributed.planning.builders.rules import Loads, whole
+from cavs.distributed.planning.builders.builder import register
+from cavs.distributed.planning.builders.rules import Loads, option, whole
 from cavs.distributed.planning.builders.servers import ServerBuilder
-from cavs.distributed.strategy import NodeConfig, Strategy, Variable
+from cavs.distributed.strategy import NodeConfig, Variable
 from cavs.distributed.sync import AllReduce, SufficientFactors
 
 
@@ -19,25 +17,15 @@ from cavs.distributed.sync import AllReduce, SufficientFactors
 class Parallax(ServerBuilder):
     """Dense parameters by all-reduce, sparse ones to servers (Kim et al. 2019)."""
 
-    chunk: int = 128
+    chunk: int = option(128, least=1)
     compressor: str = "none"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "chunk", 1)
-        parse(self.compressor)
-
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        graph, servers = self.graph_and_servers(resources)
-        loads, nodes = Loads(servers), list[NodeConfig]()
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
         for i, variable in enumerate(variables):
             if variable.sparse:
-                server = self.server(loads.assign(variable.nbytes), variable, graph)
-                nodes.append(whole(variable, server))
+                yield self.owned(variable, loads)
             else:
-                synchroniser = AllReduce(group=i // self.chunk)
-                nodes.append(whole(variable, synchroniser, self.compressor))
-        return Strategy(graph=graph, nodes=tuple(nodes))
+                yield whole(variable, AllReduce(group=i // self.chunk), self.compressor)
 
 
 def factors_pay(shape: Sequence[int], pairs: float, workers: int, servers: int) -> bool:
@@ -46,12 +34,10 @@ def factors_pay(shape: Sequence[int], pairs: float, workers: int, servers: int) 
     True if a worker that is also a server moves fewer numbers by broadcasting its factors than
     through the servers (Zhang et al. 2017, Table 1). One worker moves nothing either way: no.
     """
-    if workers <= 1:
-        return False
     rows, columns = shape
     by_factors = 2 * pairs * (workers - 1) * (rows + columns)
     by_servers = 2 * rows * columns * (workers + servers - 2) / servers
-    return by_factors <= by_servers
+    return workers > 1 and by_factors <= by_servers
 
 
 @register
@@ -64,30 +50,19 @@ class Poseidon(ServerBuilder):
     numbers as the rule counts for servers, which hold large matrices whole, not evenly.
     """
 
-    batch_size: int = 0
-    otherwise: str = "servers"
+    batch_size: int = option(0, least=0)
+    otherwise: str = option("servers", values=("servers", "all_reduce"))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "batch_size", 0)
-        one_of(self, "otherwise", ("servers", "all_reduce"))
-
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        graph, servers = self.graph_and_servers(resources)
-        loads, nodes = Loads(servers), list[NodeConfig]()
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
+        workers, servers = len(loads.graph.replicas), len(loads.bytes)
         for variable in variables:
-            pairs = self.batch_size or variable.factors
             is_product = variable.factors is not None and len(variable.shape) == 2
-            if (
-                is_product
-                and pairs
-                and not variable.sparse
-                and factors_pay(variable.shape, pairs, len(graph.replicas), len(servers))
-            ):
-                nodes.append(whole(variable, SufficientFactors()))
-            elif self.otherwise == "all_reduce" and not variable.sparse:
-                nodes.append(whole(variable, AllReduce(group=None)))
+            pairs = (self.batch_size or variable.factors) if is_product else None
+            if variable.sparse:
+                yield self.owned(variable, loads)
+            elif pairs and factors_pay(variable.shape, pairs, workers, servers):
+                yield whole(variable, SufficientFactors())
+            elif self.otherwise == "all_reduce":
+                yield whole(variable, AllReduce(group=None))
             else:
-                destination = loads.assign(variable.nbytes)
-                nodes.append(whole(variable, self.server(destination, variable, graph)))
-        return Strategy(graph=graph, nodes=tuple(nodes))
+                yield self.owned(variable, loads)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.planning.builders.builder import Builder, at_least, one_of, register
+from cavs.distributed.planning.builders.builder import register
 from cavs.distributed.planning.builders.rules import (
     MAX_SHARDS,
     Loads,
-    all_replicas,
+    RuleBuilder,
+    axis_size,
     cut,
-    few_shards,
+    equal_shards,
     is_hierarchical,
+    option,
     owners,
-    rows_of,
-    smallest_divisor,
     smallest_non_divisor,
     whole,
 )
@@ -26,8 +27,8 @@ from cavs.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerBuilder(Builder):
-    """Options of all of them.
+class ServerBuilder(RuleBuilder):
+    """Every parameter whole, on the server that owns the fewest bytes so far.
 
     local_replication: a node fetches dense values once for all its replicas. sync, staleness: see
     `ParameterServer`. two_level: replicas of a node first sum among themselves; None: where nodes
@@ -35,25 +36,17 @@ class ServerBuilder(Builder):
     replicas run none, and own all parameters that are on servers; 0: owners run replicas, too.
     """
 
-    local_replication: bool = False
-    sync: bool = True
-    staleness: int = 0
-    two_level: bool | None = None
-    servers: int = 0
+    local_replication: bool = option(False, values=(False, True))
+    sync: bool = option(True, values=(False, True))
+    staleness: int = option(0, least=0)
+    two_level: bool | None = option(None, values=(None, False, True))
+    servers: int = option(0, least=0)
 
-    def __post_init__(self) -> None:
-        at_least(self, "servers", 0)
-        at_least(self, "staleness", 0)
-        one_of(self, "local_replication", (False, True))
-        one_of(self, "sync", (False, True))
-        one_of(self, "two_level", (None, False, True))
-
-    def graph_and_servers(self, resources: ResourceSpec) -> tuple[GraphConfig, tuple[str, ...]]:
-        """Return the graph of replicas and servers, and the devices that own parameters."""
+    def loads(self, resources: ResourceSpec) -> Loads:
         devices = resources.replicas
         if not self.servers:
             graph = GraphConfig(replicas=devices)
-            return graph, owners(resources, graph)
+            return Loads(graph, owners(resources, graph))
         if self.servers >= len(devices):
             raise ConfigError(
                 f"{type(self).__name__}: servers={self.servers} of {len(devices)} devices leave "
@@ -61,10 +54,17 @@ class ServerBuilder(Builder):
                 hint=f"give at most {len(devices) - 1}",
             )
         servers = devices[-self.servers :]
-        return GraphConfig(replicas=devices[: -self.servers], servers=servers), servers
+        return Loads(GraphConfig(replicas=devices[: -self.servers], servers=servers), servers)
+
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
+        return (self.owned(variable, loads) for variable in variables)
+
+    def owned(self, variable: Variable, loads: Loads) -> NodeConfig:
+        """Return the node of a parameter on the server that owns the fewest bytes so far."""
+        return whole(variable, self.server(loads.assign(variable.nbytes), variable, loads.graph))
 
     def server(self, destination: str, variable: Variable, graph: GraphConfig) -> ParameterServer:
-        """The synchroniser of a parameter, or a part of it, owned by `destination`."""
+        """Return the synchroniser of a parameter, or a part of it, owned by `destination`."""
         two_level = self.two_level
         if two_level is None:
             two_level = self.sync and self.staleness == 0 and is_hierarchical(graph)
@@ -76,22 +76,15 @@ class ServerBuilder(Builder):
             staleness=self.staleness,
         )
 
-    def balanced(
-        self, variables: Sequence[Variable], servers: Sequence[str], graph: GraphConfig
-    ) -> tuple[NodeConfig, ...]:
-        """Every parameter on the server that owns the fewest bytes so far."""
-        loads = Loads(servers)
-        return tuple(whole(v, self.server(loads.assign(v.nbytes), v, graph)) for v in variables)
-
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class PS(ServerBuilder):
     """Everything on the first CPU device."""
 
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        graph, servers = self.graph_and_servers(resources)
-        return Strategy(graph=graph, nodes=self.balanced(variables, servers[:1], graph))
+    def loads(self, resources: ResourceSpec) -> Loads:
+        loads = super().loads(resources)
+        return Loads(loads.graph, list(loads.bytes)[:1])
 
 
 @register
@@ -99,25 +92,17 @@ class PS(ServerBuilder):
 class PSLoadBalancing(ServerBuilder):
     """Every parameter whole, on the server that owns the fewest bytes."""
 
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        graph, servers = self.graph_and_servers(resources)
-        return Strategy(graph=graph, nodes=self.balanced(variables, servers, graph))
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Partitioned(ServerBuilder):
+    @abstractmethod
     def parts(self, size: int) -> int:
-        """How many shards an axis 0 of `size` is cut into."""
-        raise NotImplementedError
+        """Return the number of shards that an axis 0 of `size` is cut into."""
 
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        graph, servers = self.graph_and_servers(resources)
-        loads, nodes = Loads(servers), []
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
         for variable in variables:
-            parts = self.parts(rows_of(variable))
-            chosen = loads.assign_shards(variable.nbytes, parts)
-            nodes.append(cut(variable, 0, [self.server(p, variable, graph) for p in chosen]))
-        return Strategy(graph=graph, nodes=tuple(nodes))
+            chosen = loads.assign_shards(variable.nbytes, self.parts(axis_size(variable)))
+            yield cut(variable, 0, [self.server(d, variable, loads.graph) for d in chosen])
 
 
 @register
@@ -128,14 +113,10 @@ class PartitionedPS(_Partitioned):
     max_shards: an axis that would need more, because its size is a large prime, stays whole.
     """
 
-    max_shards: int = MAX_SHARDS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "max_shards", 1)
+    max_shards: int = option(MAX_SHARDS, least=1)
 
     def parts(self, size: int) -> int:
-        return few_shards(smallest_divisor(size), self.max_shards)
+        return equal_shards(size, self.max_shards)
 
 
 @register
@@ -158,7 +139,7 @@ class BytePS(ServerBuilder):
     Where all nodes have GPUs, or none has, every node is a server and runs its replicas.
     """
 
-    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
+    def loads(self, resources: ResourceSpec) -> Loads:
         if self.servers:
             raise ConfigError(
                 f"BytePS: servers={self.servers}", hint="nodes without GPUs are its servers"
@@ -166,11 +147,11 @@ class BytePS(ServerBuilder):
         gpus = tuple(d for d in resources.replicas if ":GPU:" in d)
         idle = tuple(d for d in resources.replicas if d not in gpus)
         if not gpus or not idle:
-            graph = all_replicas(resources)
-            nodes = self.balanced(variables, owners(resources, graph), graph)
-            return Strategy(graph=graph, nodes=nodes)
-        graph = GraphConfig(replicas=gpus)
-        nodes = self.balanced(variables, idle, graph)
-        used = {n.sync.destination for n in nodes if isinstance(n.sync, ParameterServer)}
-        graph = GraphConfig(replicas=gpus, servers=tuple(d for d in idle if d in used))
-        return Strategy(graph=graph, nodes=nodes)
+            return super().loads(resources)
+        return Loads(GraphConfig(replicas=gpus), idle)
+
+    def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
+        strategy = super().build(variables, resources)
+        graph, used = strategy.graph, {leaf.sync.owner for leaf in strategy.leaves}
+        idle = [d for d in resources.replicas if d not in graph.replicas and d in used]
+        return replace(strategy, graph=replace(graph, servers=tuple(idle)))

@@ -1,8 +1,14 @@
 """The cost of a strategy: bytes on the wire, predicted time, and simulation."""
 
 from cavs.distributed.planning.cost.calibrate import calibrate, cards
-from cavs.distributed.planning.cost.plan import bytes_by_rank, plan
-from cavs.distributed.planning.cost.predict import FEATURES, Prediction, features, predict
+from cavs.distributed.planning.cost.predict import (
+    FEATURES,
+    Prediction,
+    bytes_by_rank,
+    features,
+    plan,
+    predict,
+)
 from cavs.distributed.planning.cost.simulate import Simulation, simulate
 from cavs.distributed.sync.operation import Chain, Load, Operation, sent_bytes
 from cavs.errors import moved
@@ -26,11 +32,9 @@ __all__ = [
 
 __getattr__ = moved(
     __name__,
-    {
-        "Compute": "cavs.distributed.planning.compute.Compute",
-        **{
-            name: f"cavs.distributed.planning.auto.{name}"
-            for name in ("CANDIDATES", "Candidate", "compare", "is_file", "make_strategy")
-        },
+    {"Compute": "cavs.distributed.planning.compute.Compute"}
+    | {
+        name: f"cavs.distributed.planning.auto.{name}"
+        for name in ("CANDIDATES", "Candidate", "compare", "is_file", "make_strategy")
     },
 )

@@ -54,6 +54,11 @@ class PortUsage:
         return float(max(self.out.max(initial=0.0), self.into.max(initial=0.0)))
 
 
+def _ring_share(collective: str, n: int) -> float:
+    """Return how often a link of a ring of `n` ranks carries the array of one rank."""
+    return 2 * (n - 1) / n if collective == "all_reduce" else n - 1.0
+
+
 class Cluster:
     """The ranks of a strategy on the nodes of a resource specification."""
 
@@ -69,11 +74,11 @@ class Cluster:
 
     @property
     def ports(self) -> int:
-        """How many ports there are."""
+        """Number of ports."""
         return len(self.nodes) + self.world
 
     def seconds(self, cost: Cost) -> float:
-        """The time of an operation alone on the network."""
+        """Return the time of an operation alone on the network."""
         return (
             cost.transfer
             + cost.reduce
@@ -93,7 +98,7 @@ class Cluster:
         if key not in self._units:
             unit = dataclasses.replace(operation, nbytes=1.0)
             if common:
-                self._units[key] = self._in_common(unit)
+                self._units[key] = self._in_common(np.asarray(operation.ranks))
             else:
                 occupied = self._occupation(unit)
                 self._units[key] = occupied, self._cost(unit, occupied, tree=operation.is_tree)
@@ -110,14 +115,12 @@ class Cluster:
         seen = operation.in_place and self.network.common_bandwidth > 0
         return seen and near and not operation.is_tree
 
-    def _in_common(self, operation: Operation) -> tuple[PortUsage, Cost]:
-        ranks = np.asarray(operation.ranks)
-        ports = len(self.nodes) + ranks
-        seconds = float(operation.bytes_of_ranks()[0]) / self.network.common_bandwidth
+    def _in_common(self, ranks: NDArray[np.intp]) -> tuple[PortUsage, Cost]:
+        """Return the ports and terms of one byte that `ranks` sum in memory all of them see."""
+        ports, seconds = len(self.nodes) + ranks, 1.0 / self.network.common_bandwidth
         busy = np.full(len(ranks), seconds)
-        meetings = 2 * math.ceil(math.log2(len(ranks)))
         occupied = PortUsage(ranks, np.zeros(len(ranks)), ports, busy, ports, busy)
-        return occupied, Cost(seconds, 0, meetings)
+        return occupied, Cost(seconds, 0, 2 * math.ceil(math.log2(len(ranks))))
 
     def _cost(self, operation: Operation, occupied: PortUsage, *, tree: bool = False) -> Cost:
         ranks = np.asarray(operation.ranks)
@@ -128,25 +131,20 @@ class Cluster:
         reduce = nbytes / self.network.reduce_bandwidth
         if tree:
             depth = math.ceil(math.log2(n))
-            inner = self._local_depth(ranks)
-            across = depth - inner
+            inner = math.ceil(math.log2(np.bincount(self.node_of_rank[ranks]).max()))
+            across = depth - inner  # levels of the binomial tree that leave the nodes
             local = nbytes / self.network.local_bandwidth
             transfer = 2 * (across * nbytes / slowest + inner * local)
             return Cost(transfer, 2 * across, 2 * inner, 1, depth * reduce)
         crosses = len(np.unique(self.node_of_rank[ranks])) > 1
-        factor = {"all_reduce": 2 * (n - 1) / n, "all_gather": n - 1.0}
         steps = 2 * (n - 1) if operation.collective == "all_reduce" else n - 1
         messages = (steps, 0) if crosses else (0, steps)
         summed = 0.0 if operation.collective == "all_gather" else (n - 1) / n
         if operation.collective == "all_to_all":
-            return Cost(occupied.longest, *messages, 1, summed * reduce)
-        transfer = factor[operation.collective] * nbytes / slowest
+            transfer = occupied.longest
+        else:
+            transfer = _ring_share(operation.collective, n) * nbytes / slowest
         return Cost(transfer, *messages, 1, summed * reduce)
-
-    def _local_depth(self, ranks: NDArray[np.int64]) -> int:
-        """Levels of a binomial tree that stay inside the nodes."""
-        most = int(np.bincount(self.node_of_rank[ranks]).max())
-        return math.ceil(math.log2(most)) if most > 1 else 0
 
     def _slowest(self, ranks: NDArray[np.int64]) -> float:
         """Bytes a second of the slowest link around the ring of `ranks`."""
@@ -195,7 +193,7 @@ class Cluster:
             out[:base] = into[:base] = count * (n - count) * mean / n / self.card
             out[base + ranks] = into[base + ranks] = (count[node] - 1) * mean / n / local
         else:  # a ring, or a tree of small messages, which goes once through every node
-            share = 2 * (n - 1) / n if operation.collective == "all_reduce" else n - 1.0
+            share = _ring_share(operation.collective, n)
             crosses, leaving = self._ring(ranks)
             streams = np.minimum(leaving, 1) if operation.is_tree else leaving
             out[:base] = into[:base] = streams * share * mean / self.card
@@ -213,5 +211,4 @@ class Cluster:
         network = self.network
         single = np.where(near, network.local_latency, network.latency)
         root = ranks == operation.root
-        handled = np.where(root, single[~root].sum(), single) + network.memcpy_latency
-        return handled
+        return np.where(root, single[~root].sum(), single) + network.memcpy_latency

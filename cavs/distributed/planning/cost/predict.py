@@ -1,8 +1,8 @@
-"""The analytic cost model of a strategy on a cluster, and its features.
+"""The operations that a strategy runs in a step, their bytes, and the analytic cost model.
 
-After Zhang 2020, section 8.3.1. The features say what the network has to do; how they are combined
-into seconds, or which strategy is chosen, is decided elsewhere: a learned model can take the same
-features.
+The model is that of Zhang 2020, section 8.3.1. The features say what the network has to do; how
+they are combined into seconds, or which strategy is chosen, is decided elsewhere: a learned model
+can take the same features.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.cost.network import ROOTED, Cluster
-from cavs.distributed.planning.cost.plan import plan
-from cavs.distributed.strategy import Strategy, Variable
-from cavs.distributed.sync.operation import NO_LOAD, Chain, Load, sent_bytes
+from cavs.distributed.strategy import Strategy, Variable, by_gradient, shards_of
+from cavs.distributed.sync import Member, Pricing, lower
+from cavs.distributed.sync.operation import NO_LOAD, Chain, Floats, Load, sent_bytes
 
 FEATURES = tuple(
     f"{exchange}_{reduced}_{term}"
@@ -25,6 +24,41 @@ FEATURES = tuple(
     for reduced in ("max", "mean")
     for term in ("transfer", "messages", "launches")
 )
+
+
+def plan(
+    strategy: Strategy, variables: Sequence[Variable], load: Load = NO_LOAD, step: int = 0
+) -> tuple[Chain, ...]:
+    """Return the chains of training step `step` (compressors may warm up).
+
+    They are those of the exchanges that the run lowers the strategy to, in the order in which
+    gradients are done (`by_gradient`). The bytes of the run are checked against them.
+    """
+    pricing = Pricing(strategy, load, step)
+    members: list[Member] = []
+    numbers = {variable.name: i for i, variable in enumerate(variables)}
+    nodes = {node.name: node for node in strategy.nodes}
+    for variable in by_gradient(variables):
+        if variable.name not in nodes:
+            continue
+        node = nodes[variable.name]
+        leaves = list(zip(node.leaves, shards_of(node, variable.shape), strict=True))
+        for leaf, shard in reversed(leaves):
+            members.append(Member.of(numbers[node.name], len(members), leaf, shard, variable))
+    chains = [x for transfer in lower(members, pricing) for x in transfer.chains(pricing)]
+    return tuple(chain for _, chain in sorted(chains, key=lambda item: item[0]))
+
+
+def bytes_by_rank(
+    strategy: Strategy, variables: Sequence[Variable], load: Load = NO_LOAD, step: int = 0
+) -> Floats:
+    """Return the bytes that every rank of the strategy sends in one training step."""
+    world = len(strategy.graph.ranks)
+    total = np.zeros(world)
+    for chain in plan(strategy, variables, load, step):
+        for operation in chain.operations:
+            total += sent_bytes(operation, world)
+    return total
 
 
 @dataclass(frozen=True)
@@ -36,7 +70,7 @@ class Prediction:
 
     seconds: float
     sync_seconds: float
-    bytes_by_rank: NDArray[np.float64]
+    bytes_by_rank: Floats
 
     @property
     def total_bytes(self) -> float:
@@ -50,27 +84,19 @@ def _is_served(chain: Chain) -> bool:
 
 def features(
     strategy: Strategy, variables: Sequence[Variable], resources: ResourceSpec, load: Load = NO_LOAD
-) -> NDArray[np.float64]:
-    """The 12 `FEATURES`: of the chains with servers, then of the collective ones, the largest and
-    the mean of seconds of transfer, messages in a row and device launches.
+) -> Floats:
+    """Return the 12 `FEATURES`: of the chains with servers, then of the collective ones, the
+    largest and the mean of seconds of transfer, messages in a row and device launches.
     """
     cluster = Cluster(strategy.graph, resources)
-    rows: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+    rows: dict[bool, list[list[float]]] = {True: [], False: []}
     for chain in plan(strategy, variables, load):
         costs = [cluster.measure(operation)[1] for operation in chain.operations]
-        if costs:
-            rows[_is_served(chain)].append(
-                (
-                    sum(cost.transfer for cost in costs),
-                    sum(cost.messages + cost.local_messages for cost in costs),
-                    sum(cost.launches for cost in costs),
-                )
-            )
-    parts: list[NDArray[np.float64]] = []
-    for served in (True, False):
-        table = np.array(rows[served] or [(0.0, 0.0, 0.0)])
-        parts += [table.max(axis=0), table.mean(axis=0)]
-    return np.concatenate(parts)
+        terms = [(x.transfer, x.messages + x.local_messages, x.launches) for x in costs]
+        if terms:
+            rows[_is_served(chain)].append([sum(term) for term in zip(*terms, strict=True)])
+    tables = [np.array(rows[served] or [[0.0] * 3]) for served in (True, False)]
+    return np.concatenate([part for x in tables for part in (x.max(axis=0), x.mean(axis=0))])
 
 
 def predict(
@@ -81,7 +107,7 @@ def predict(
     compute: float = 0.0,
     load: Load = NO_LOAD,
 ) -> Prediction:
-    """Time and bytes of a step on `resources`.
+    """Return time and bytes of a step on `resources`.
 
     compute: seconds of forward and backward on a replica. Servers work side by side: the busiest
     port of each phase counts. Collectives follow each other.
@@ -89,8 +115,7 @@ def predict(
     cluster = Cluster(strategy.graph, resources)
     sent = np.zeros(cluster.world)
     collective = 0.0
-    out = {True: np.zeros(cluster.ports), False: np.zeros(cluster.ports)}
-    into = {True: np.zeros(cluster.ports), False: np.zeros(cluster.ports)}
+    out, into = np.zeros((2, cluster.ports)), np.zeros((2, cluster.ports))  # by phase
     work = np.zeros(cluster.world)  # seconds of messages and sums at every rank
     longest = 0.0
     for chain in plan(strategy, variables, load):
@@ -103,14 +128,14 @@ def predict(
             if operation.collective not in ROOTED:
                 collective += seconds
                 continue
-            push = operation.collective != "broadcast"
-            out[push][occupied.senders] += occupied.out
-            into[push][occupied.receivers] += occupied.into
+            phase = int(operation.collective == "broadcast")  # gradients, then new values
+            out[phase, occupied.senders] += occupied.out
+            into[phase, occupied.receivers] += occupied.into
             work[occupied.ranks] += occupied.overhead
             work[operation.root] += cost.reduce
         if _is_served(chain):
             longest = max(longest, alone)
-    busiest = sum(max(out[phase].max(), into[phase].max()) for phase in (True, False))
+    busiest = np.maximum(out, into).max(axis=1).sum()
     served = max(busiest + work.max(initial=0.0), longest)
     sync = collective + float(served)
     return Prediction(max(compute, sync), sync, sent)

@@ -21,7 +21,7 @@ import numpy as np
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost.network import ROOTED, Cluster
-from cavs.distributed.planning.cost.plan import plan
+from cavs.distributed.planning.cost.predict import plan
 from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.sync.operation import NO_LOAD, Chain, Load
 
@@ -40,7 +40,7 @@ class Simulation:
 
 
 class _Ports:
-    """Until when every port is taken."""
+    """The times until which ports and ranks are busy."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -50,7 +50,7 @@ class _Ports:
         self.channel = 0.0
 
     def serve(self, now: float, chain: Chain, index: int) -> float:
-        """When an operation that is ready at `now` is done."""
+        """Return when an operation that is ready at `now` is done."""
         operation = chain.operations[index]
         used, cost = self.cluster.measure(operation)
         self.busy_out[used.senders] += used.out
@@ -88,21 +88,22 @@ def simulate(
     compute: Compute | None = None,
     load: Load = NO_LOAD,
 ) -> Simulation:
-    """One step. Synchronous servers send new values when all replicas have computed and all sums
-    that a step waits for are there. Through chains that do not wait for all (staleness,
-    asynchronous) a replica waits for its own gradient and the answer alone, unless some port has
-    more than a step's work. Without any bound a step takes as long as that of a usual replica, not
-    of the slowest.
+    """Return the simulation of one step.
+
+    Synchronous servers send new values when all replicas have computed and all sums that a step
+    waits for are there. Through chains that do not wait for all (staleness, asynchronous) a replica
+    waits for its own gradient and the answer alone, unless some port has more than a step's work.
+    Without any bound a step takes as long as that of a usual replica, not of the slowest.
     """
     compute = compute or Compute()
     chains = plan(strategy, variables, load)
     if chains and not any(chain.bounded for chain in chains):
         compute = replace(compute, slowest=1.0)
     times = compute.gradient_times(variables)
-    known = set(times)
+    times |= {x.name: times[n.name] for n in strategy.nodes if n.name in times for x in n.leaves}
 
     def ready(chain: Chain) -> float:
-        return max(times[_parameter(leaf, known)] for leaf in chain.leaves)
+        return max(times[leaf] for leaf in chain.leaves)
 
     cluster = Cluster(strategy.graph, resources)
     ports = _Ports(cluster)
@@ -138,13 +139,13 @@ def simulate(
 
 
 def _pull(chain: Chain) -> int:
-    """The first operation that brings new values from an owner; behind the last if none does."""
+    """Return the index of the first operation that brings new values; the end if none does."""
     names = [operation.collective for operation in chain.operations]
     return names.index("broadcast") if "broadcast" in names else len(names)
 
 
 def _round_trip(chain: Chain, cluster: Cluster) -> float:
-    """Seconds from a replica to the server and back, if it is alone on the way."""
+    """Return the seconds from a replica to the server and back, if it is alone on the way."""
     seconds = 0.0
     for operation in chain.operations:
         nbytes = operation.bytes_of_ranks().tolist()
@@ -156,7 +157,3 @@ def _round_trip(chain: Chain, cluster: Cluster) -> float:
         alone = replace(operation, ranks=ranks, nbytes=most)
         seconds += cluster.seconds(cluster.measure(alone)[1])
     return seconds
-
-
-def _parameter(leaf: str, known: set[str]) -> str:
-    return leaf if leaf in known else leaf.rpartition("/part_")[0]
