@@ -358,7 +358,7 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
 
 
 def _stored(i: Instruction) -> Iterator[tuple[int, range]]:
-    """The buffers that an instruction writes, and in which columns."""
+    """Return the buffers that an instruction writes, and in which columns."""
     for s in i.stores:
         yield s.buffer, s.columns(i.outer, i.inner)
     if i.out is not None:

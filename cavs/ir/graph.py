@@ -77,11 +77,11 @@ class Graph:
     )
 
     def roots(self) -> list[Node]:
-        """All nodes that must be computed."""
+        """Return all nodes that must be computed."""
         return [*self.outputs.values(), *self.slots.values()]
 
     def nodes(self) -> list[Node]:
-        """All nodes that the roots depend on, inputs first."""
+        """Return all nodes that the roots depend on, inputs first."""
         roots = self.roots()
         if self._sorted is None or self._sorted[0] != roots:
             self._sorted = roots, toposort(roots)

@@ -240,7 +240,7 @@ class Node(Operand):
     placed: int | None  # number of terms of a sum that are columns among zeros, once counted
 
     def attr(self, name: str) -> Any:
-        """The value of attribute ``name``."""
+        """Return the value of attribute ``name``."""
         for key, value in self.attrs:
             if key == name:
                 return value

@@ -28,7 +28,7 @@ def print_node(node: Node, names: dict[Node, str]) -> str:
 
 
 def print_graph(graph: Graph) -> str:
-    """Every equation, then slots and outputs."""
+    """Return every equation, then slots and outputs."""
     names = number(graph)
     lines = [
         print_node(n, names) + (f"    # {n.where}" if n.where else "")

@@ -50,7 +50,7 @@ class Domain(NamedTuple):
         return self.base in ("vertex", "edge", "out")
 
     def of_kind(self, kind: int | str | None) -> Domain:
-        """The same base restricted to ``kind``."""
+        """Return the same base restricted to ``kind``."""
         return _of_kind(self.base, kind) if self.by_structure else self
 
     def __str__(self) -> str:

@@ -241,12 +241,12 @@ def absolute(x: Any) -> Node:
 
 
 def maximum(a: Any, b: Any) -> Node:
-    """The larger of two elements; ties give the gradient to the first."""
+    """Return the larger of two elements; ties give the gradient to the first."""
     return apply("maximum", a, b)
 
 
 def minimum(a: Any, b: Any) -> Node:
-    """The smaller of two elements; ties give the gradient to the first."""
+    """Return the smaller of two elements; ties give the gradient to the first."""
     return apply("minimum", a, b)
 
 
@@ -291,12 +291,12 @@ def silu(x: Any) -> Node:
 
 
 def gelu(x: Any) -> Node:
-    """The tanh form of GELU (Hendrycks and Gimpel 2016)."""
+    """Return the tanh form of GELU (Hendrycks and Gimpel 2016)."""
     node = as_node(x)
     inner = 0.7978845608028654 * (node + 0.044715 * node * node * node)
     return 0.5 * node * (1.0 + tanh(inner))
 
 
 def stop_gradient(x: Any) -> Node:
-    """The same value, as a constant for training: no gradient passes through it."""
+    """Return the same value, as a constant for training: no gradient passes through it."""
     return apply("stop_gradient", x)

@@ -245,7 +245,7 @@ def _of_vertices(value: Any, name: str) -> Node:
 
 
 def sum_graph(value: Any) -> Node:
-    """The sum over the vertices of each graph: one row per graph, of the same shape.
+    """Return the sum over the vertices of each graph: one row per graph, of the same shape.
 
     Here and below: TraceError for a value that is not of vertices.
     """
@@ -253,24 +253,26 @@ def sum_graph(value: Any) -> Node:
 
 
 def mean_graph(value: Any) -> Node:
-    """The mean over the vertices of each graph: one row per graph."""
+    """Return the mean over the vertices of each graph: one row per graph."""
     return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))
 
 
 def max_graph(value: Any) -> Node:
-    """The maximum over the vertices of each graph: one row per graph; ties share the gradient."""
+    """Return the maximum over the vertices of each graph, a row per graph; ties share the
+    gradient.
+    """
     return apply("max_vertices", _of_vertices(value, "max_graph"))
 
 
 def softmax_graph(value: Any) -> Node:
-    """The softmax over the vertices of each graph: each element sums to one over its graph."""
+    """Return the softmax over the vertices of each graph: elements sum to one over a graph."""
     x = _of_vertices(value, "softmax_graph")
     weight = apply("exp", x - apply("stop_gradient", max_graph(x)))
     return weight / sum_graph(weight)
 
 
 def sum_roots(value: Any) -> Node:
-    """The sum over the roots of each graph, the vertices without parents: one row per graph.
+    """Return the sum over the roots of each graph, the vertices without parents: one row per graph.
 
     For a tree this is the value at its root, for a chain the value at its last vertex.
     """
@@ -278,7 +280,7 @@ def sum_roots(value: Any) -> Node:
 
 
 def sum_leaves(value: Any) -> Node:
-    """The sum over the leaves of each graph, the vertices without children: one row per graph.
+    """Return the sum over the leaves of each graph, vertices without children: a row per graph.
 
     For a chain this is the value at its first vertex, where a top-down cell ends.
     """

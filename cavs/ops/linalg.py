@@ -147,7 +147,10 @@ def matmul(x: Any, w: Any) -> Node:
 
 
 def dot(x: Any, y: Any) -> Node:
-    """The inner product of two rows (k,): one number per row. ShapeError for different widths."""
+    """Return the inner product of two rows (k,): one number per row.
+
+    ShapeError for different widths.
+    """
     a, b = as_node(x), as_node(y)
     if a.shape[-1:] != b.shape[-1:]:
         raise ShapeError(
@@ -159,7 +162,7 @@ def dot(x: Any, y: Any) -> Node:
 
 
 def bilinear(x: Any, v: Any, y: Any) -> Node:
-    """The tensor product x^T V_k y for each k (Socher et al. 2013).
+    """Return the tensor product x^T V_k y for each k (Socher et al. 2013).
 
     x: rows (a,); V: parameter (a, c * b), V_k its columns [k * b, (k + 1) * b); y: rows (b,).
     Returns rows (c,).

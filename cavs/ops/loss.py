@@ -138,7 +138,7 @@ def cross_entropy(logits: Any, label: Any, reduction: str = "mean") -> Node:
 
 
 def sum_rows(value: Any) -> Node:
-    """The sum over all rows of the batch; a custom loss ends in it.
+    """Return the sum over all rows of the batch; a custom loss ends in it.
 
     value: floats, one row per vertex, edge or graph; returns one row of the same shape. DTypeError
     for integers.
@@ -147,7 +147,7 @@ def sum_rows(value: Any) -> Node:
 
 
 def mean_rows(value: Any, weight: Any = None) -> Node:
-    """The mean over all rows of the batch; 0 without any.
+    """Return the mean over all rows of the batch; 0 without any.
 
     value: floats, one row per vertex, edge or graph; returns one row of the same shape. weight: one
     number >= 0 per row; the mean is then sum(weight * value) / sum(weight), and 0 where all weights

@@ -73,7 +73,7 @@ def operands_of(code: str) -> int:
 
 
 def primitive_of(method: str) -> str:
-    """The primitive that an ``expr`` calls by the name ``method``."""
+    """Return the primitive that an ``expr`` calls by the name ``method``."""
     if method not in _METHODS:
         raise AttributeError(f"no primitive {method!r}: there are {', '.join(_METHODS)}")
     return _METHODS[method]
@@ -86,7 +86,7 @@ class NumpyExpression:
         return PRIMITIVES[primitive_of(method)].numpy
 
     def constant(self, value: float) -> Any:
-        """The number itself."""
+        """Return the number itself."""
         return value
 
     def zeros(self, shape: tuple[int, ...]) -> Any:

@@ -212,7 +212,7 @@ def split(value: Any, n: int | Sequence[int]) -> list[Node]:
 
 
 def reshape(value: Any, shape: int | Sequence[int]) -> Node:
-    """The same elements of a row in another shape (row-major); one axis may be -1, the rest.
+    """Return the same elements of a row in another shape (row-major); one axis may be -1, the rest.
 
     ShapeError where the elements do not fill it.
     """

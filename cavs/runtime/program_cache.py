@@ -157,7 +157,7 @@ class ProgramCache:
     # ---- choosing a variant --------------------------------------------------------------------
 
     def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant:
-        """The variant that runs ``batch``, traced for it."""
+        """Return the variant that runs ``batch``, traced for it."""
         variant = self._mergeable_variant(batch, training, with_loss)
         if self.lstms.take(variant, batch):
             key = VariantKey(training, with_loss, merging=False, recurrent=True)
@@ -171,7 +171,7 @@ class ProgramCache:
         with_loss: bool,
         absent: frozenset[str] = frozenset(),
     ) -> Variant:
-        """The variant for distinct vertices where they are worth a search, else that for all."""
+        """Return the variant for distinct vertices if they are worth a search, else for all."""
         key = VariantKey(training, with_loss, self._merges(batch, training))
         variant = self._variant(key, batch, absent)
         if key.merging and variant.traced.distinguishing is None:
@@ -181,7 +181,7 @@ class ProgramCache:
     def _variant(
         self, key: VariantKey, batch: BatchLike, absent: frozenset[str] = frozenset()
     ) -> Variant:
-        """The variant, traced for what ``batch`` has and for features ``absent`` elsewhere."""
+        """Return the variant, traced for what ``batch`` has and what is ``absent`` elsewhere."""
         variant = self.variants.get(key)
         if variant is None:
             variant = self.variants.setdefault(key, Variant(key))

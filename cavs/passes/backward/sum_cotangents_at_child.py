@@ -17,7 +17,7 @@ SlotKey = tuple[Structure, str, tuple[int, ...]]
 
 
 def edge_cotangent_slots(graph: Graph) -> set[SlotKey]:
-    """The slots that hold one cotangent per edge."""
+    """Return the slots that hold one cotangent per edge."""
     return {_key(s) for s in graph.slots if _is_edge_cotangent(s)}
 
 
