@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -21,7 +22,7 @@ from cavs.distributed.elastic.handshake import compare_fits, compared, handshake
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.run import StepReport
-from cavs.distributed.step.split_feedback import SplitFeedback
+from cavs.distributed.step.session import DistributedSession
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Coordinator, Write
@@ -31,6 +32,32 @@ from cavs.train.loader import DataLoader
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+
+class SplitFeedback:
+    """Passes the times of steps to the split of `session`, if it learns from them."""
+
+    def __init__(self, session: DistributedSession) -> None:
+        self.session = session
+        self._printed = 0  # number of warnings that were printed
+
+    def update(self, outcome: StepReport) -> None:
+        """Pass the times of a step to the split; rank 0 prints its new warnings."""
+        split = self.session.split  # it may change when ranks die
+        update = getattr(split, "update", None)
+        if update is None or not self.session.roles.computes:
+            return
+        # Asynchronous ranks do not know each other's times.
+        reports = (outcome.rank_reports,) if outcome.rank_reports else ()
+        update(outcome.rank_seconds or None, *reports)
+        warnings = getattr(split, "warnings", ())
+        for text in warnings[self._printed :] if self.session.communicator.rank == 0 else ():
+            print(f"cavs: {text}", file=sys.stderr, flush=True)
+        self._printed = len(warnings)
+
+    def reset(self) -> None:
+        """Let the split forget batches that were sharded ahead and will not run."""
+        getattr(self.session.split, "reset", lambda: None)()
 
 
 class RankCoordinator(Coordinator):
@@ -117,11 +144,6 @@ class RankCoordinator(Coordinator):
 
     @property
     def writes_files(self) -> bool:
-        """True on rank 0, which writes checkpoints and logs and shows progress."""
-        return self._is_first
-
-    @property
-    def _is_first(self) -> bool:
         return self.session.communicator.rank == 0
 
     @contextmanager
@@ -265,7 +287,7 @@ class RankCoordinator(Coordinator):
             if states and session.position[0] < session.position[1]:
                 extra = session.memory()
             with session.agreement.guard("save"):
-                if self._is_first:
+                if self.writes_files:
                     write(extra)
                     if states:  # reported first, in case the other ranks die
                         self._report_saved(path)
@@ -273,7 +295,7 @@ class RankCoordinator(Coordinator):
         self.survivors.run_resilient(work)
 
     def _report_saved(self, path: str | os.PathLike[str]) -> None:
-        if self._is_first:
+        if self.writes_files:
             report("saved", str(path), self.training.state.steps)
 
     def settle(self) -> None:

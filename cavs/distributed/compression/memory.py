@@ -49,5 +49,5 @@ def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool 
 
 
 def is_alike(name: str) -> bool:
-    """True if `name`, as from `CompressorState`, is of state that is equal on all ranks."""
+    """True if `name`, as in checkpoints, is of state that is equal on all ranks."""
     return name.rpartition(".")[2] in _ALIKE

@@ -55,7 +55,7 @@ class AsynchronousStep:
             part, executor, inputs = self._prepare(batch, failed)
             features = context.int_features
             totals = part.global_counts(features) if context.average else part.counts(features)
-            run = Run(executor, context.exchanges, roles, context.wait_free)
+            run = Run(executor, context)
             words = context.session.readable_errors(part.local)
             numbers = context.own_seed(seed), step, context.scale(part), totals.tolist()
             loss, error = run.go(words, (*inputs, *numbers))

@@ -19,11 +19,11 @@ from cavs.distributed.balance.shards import (
 )
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.compression import is_alike, share_of
 from cavs.distributed.step.executors import DeviceReplica
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
 from cavs.distributed.sync import DeviceGroup, Exchange, Runtime, exchanges_of
-from cavs.distributed.sync.compressor_state import CompressorState
 from cavs.distributed.sync.lowering import served_by
 from cavs.distributed.sync.stale_server import StalePush, StaleServers
 from cavs.runtime import Session
@@ -58,7 +58,7 @@ class StepContext:
         self.exchanges: list[Exchange] = []  # for the program that ran last
         self.exchanging: Any = None  # the executor in that program
         self.int_features: list[str] = []  # in that program
-        self.compressor_state = CompressorState(list(session.parameters))
+        self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
         self._roles: Roles | None = None
 
@@ -83,16 +83,18 @@ class StepContext:
         return self._roles
 
     def take_roles(self) -> None:
-        """Take the roles that the strategy gives; all ranks call it together."""
+        """Take the roles of the strategy; all ranks call it together."""
         self._roles = Roles(self.communicator, self.strategy)
 
     @property
     def position(self) -> tuple[int, int]:
         """This rank, and the number of replicas; ranks from that number on compute nothing."""
         count = self.communicator.size
-        if self.strategy is not None and self._roles is None:
+        if self._roles is not None:
+            count = self._roles.count
+        elif self.strategy is not None:
             count = len(self.strategy.graph.replicas)
-        return self.communicator.rank, count if self._roles is None else self._roles.count
+        return self.communicator.rank, count
 
     @property
     def team_agreement(self) -> Agreement:
@@ -116,7 +118,7 @@ class StepContext:
         return batch
 
     def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:
-        """As `Session.ready`; the executor is one that exchanges work with on any device."""
+        """Return `Session.ready`, with an executor that exchanges work with on any device."""
         executor, inputs, compiled = self.session.ready(part.local)
         if self.session.overlaps:
             known = self.exchanging
@@ -126,11 +128,11 @@ class StepContext:
         return executor, inputs, compiled
 
     def scale(self, part: ShardedBatch) -> float:
-        """Factor of sums over rows that makes the mean over ranks that over the batch."""
+        """Return the factor of sums over rows that makes the mean over ranks that of the batch."""
         return 0.0 if part.empty else float(self.roles.count if self.average else 1)
 
     def own_seed(self, seed: int) -> int:
-        """Seed of this rank's dropout masks; rank 0 draws those of `Session`."""
+        """Return the seed of this rank's dropout masks; rank 0 draws those of `Session`."""
         return (seed + (self.communicator.rank << 32)) % 2**64
 
     # ---- exchanges -----------------------------------------------------------------------------
@@ -139,15 +141,28 @@ class StepContext:
         """Make the exchanges of a program; the earlier ones hand over their state."""
         if executor is self.exchanging:
             return
-        parameters = self.session.parameters
-        fresh = exchanges_of(
-            Runtime(self.strategy, executor, parameters, self.roles, self.servers, self.group),
-            layouts,
-        )
+        parameters, group = self.session.parameters, self.group
+        runtime = Runtime(self.strategy, executor, parameters, self.roles, self.servers, group)
+        fresh = exchanges_of(runtime, layouts)
         for exchange in fresh:
-            self.compressor_state.give(exchange, *self.position, average=self.average)
+            self.restore_memory(exchange)
             exchange.inherit(self.exchanges)
         self.exchanges, self.exchanging = fresh, executor
+
+    def restore_memory(self, exchange: Exchange) -> None:
+        """Give an exchange this rank's share of the kept state of its parameters."""
+        names = list(self.session.parameters)
+        for parameter in exchange.parameters:
+            prefix = f"{names[parameter]}."
+            exchange.remember(
+                {
+                    name.removeprefix(prefix): share_of(
+                        every, *self.position, average=self.average, alike=is_alike(name)
+                    )
+                    for name, every in self.kept_memory.items()
+                    if name.startswith(prefix)
+                }
+            )
 
     @property
     def served(self) -> list[int]:

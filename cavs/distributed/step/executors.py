@@ -7,28 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server.owner import optimiser
 
 Array = NDArray[Any]
-_DEVICE = (
-    "run",
-    "arm_gradients",
-    "give_up_gradients",
-    "wait_gradient",
-    "gradient_slab",
-    "gradient_view",
-    "gradient_block",
-    "gradient_order",
-    "set_factored",
-    "factors",
-    "keep_gradient",
-    "follow_gradient",
-    "open_collective",
-    "close_collective",
-    "collective_stream",
-    "wait_collectives",
-    "collective_seconds",
-)
 
 
 class DeviceReplica:
@@ -45,14 +27,15 @@ class DeviceReplica:
         self, executor: Any, parameters: Mapping[str, Any], served: Collection[int]
     ) -> None:
         self.executor, self._served = executor, frozenset(served)
-        self._host = optimiser([p.current().reshape(-1) for p in parameters.values()])
+        self._host = optimiser(values_of(parameters))
         self._host.set_serial(False)
         self.add_product = self._host.add_product
-        for name in _DEVICE:
-            setattr(self, name, getattr(executor, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.executor, name)  # all else takes place on the device
 
     def squared_norm(self, pieces: Sequence[tuple[Any, ...]]) -> float:
-        """Sum of the squares of gradients, on the host or on the device."""
+        """Return the sum of the squares of gradients, on the host or on the device."""
         there = [piece for piece in pieces if isinstance(piece[1], int)]
         here = [piece for piece in pieces if not isinstance(piece[1], int)]
         squares = float(self._host.squared_norm(here))
@@ -80,20 +63,12 @@ class DeviceReplica:
 
 
 class ServerExecutor:
-    """An executor without a program: it computes norms and updates.
+    """An executor of `parameters`, by name, without a program: it computes norms and updates.
 
-    order: of the gradients of the replicas, by parameter.
+    order: of the gradients on the replicas, by parameter.
     """
 
-    def __init__(self, executor: Any, order: Sequence[int]) -> None:
-        self.squared_norm, self.apply = executor.squared_norm, executor.apply
-        self.order = list(order)
-
-    def gradient_order(self) -> list[int]:
-        """Return the order of gradients on the replicas."""
-        return self.order
-
-
-def server_executor(parameters: Mapping[str, Any], order: Sequence[int]) -> ServerExecutor:
-    """Return an executor of all `parameters`, by name, whose replicas have gradients in `order`."""
-    return ServerExecutor(optimiser([p.current().reshape(-1) for p in parameters.values()]), order)
+    def __init__(self, parameters: Mapping[str, Any], order: Sequence[int]) -> None:
+        host = optimiser(values_of(parameters))
+        self.squared_norm, self.apply = host.squared_norm, host.apply
+        self.gradient_order = lambda: list(order)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cavs._engine import Executor
@@ -12,7 +12,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import StepContext
 from cavs.distributed.step.devices import join_devices
 from cavs.distributed.step.digest import guesses, same_program
-from cavs.distributed.step.executors import server_executor
+from cavs.distributed.step.executors import ServerExecutor
 from cavs.errors import CommunicationError
 
 
@@ -20,39 +20,33 @@ class FailedPeerError(Exception):
     """Another rank cannot compile for its part of a batch."""
 
 
-class KindsUnion:
-    """Union of the kinds of a group of ranks; `Session.compile_for` asks for two in turn.
+@contextmanager
+def kinds_union(group: Communicator) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+    """Yield the union of the kinds of a group of ranks; `Session.compile_for` calls it twice.
 
-    As a context, it tells the other ranks when this one fails to compile, and lets this one wait
-    for their error where they fail.
+    A rank that fails to compile in the block tells the others, which end the block and wait for its
+    error at their next consensus.
     """
+    calls = 0
 
-    def __init__(self, group: Communicator) -> None:
-        self.group, self.asked = group, 0
-
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Return the sorted union. Raises `FailedPeerError` where a rank has given up."""
-        self.asked += 1
-        shared = self.group.share(list(values))
+    def union(values: Sequence[Any]) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        shared = group.share(list(values))
         if None in shared:
             raise FailedPeerError
         return sorted({v for other in shared for v in other})
 
-    def __enter__(self) -> KindsUnion:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, FailedPeerError):
-            return True
-        failed = isinstance(error, Exception) and not isinstance(error, CommunicationError)
-        if failed and (self.asked == 0 or self.asked % 2):  # others may wait for the next values
-            self.group.share(None)
-        return False
+    try:
+        yield union
+    except FailedPeerError:
+        return
+    except CommunicationError:
+        raise
+    except Exception:
+        if calls == 0 or calls % 2:  # others may wait for the next values
+            group.share(None)
+        raise
 
 
 def prepare_together(
@@ -60,7 +54,7 @@ def prepare_together(
 ) -> tuple[ShardedBatch, Any, Any]:
     """Return this rank's part, the executor that the ranks of a step have alike, and its inputs.
 
-    failed: what this rank brings to the others instead.
+    failed: an error of this rank, which all raise instead.
     """
     part: ShardedBatch | None = None
     with context.team_agreement.guard("step") as found:
@@ -86,8 +80,8 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
         device = context.session.device
         context.group = join_devices(context.collectives, device, roles.replicas, context.group)
         context.exchanging = None
-    union = KindsUnion(roles.local if context.asynchronous else roles.replicas)
-    with agreement.guard("step", known=CommunicationError), union:
+    group = roles.local if context.asynchronous else roles.replicas
+    with agreement.guard("step", known=CommunicationError), kinds_union(group) as union:
         context.session.compile_for(part.local, union)
         executor, inputs, compiled = context.ready(part)
     _share_gradients(context, executor)
@@ -108,7 +102,7 @@ def receive_program(context: StepContext) -> None:
         context.agreement.consensus(phase)
     same_program(context.agreement, None, ())
     order, layouts, context.int_features = context.communicator.share(None)[0]
-    context.exchanges_for(server_executor(context.session.parameters, order), layouts)
+    context.exchanges_for(ServerExecutor(context.session.parameters, order), layouts)
 
 
 def _share_gradients(context: StepContext, executor: Any) -> None:

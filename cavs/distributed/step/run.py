@@ -10,9 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cavs.distributed.comm.interfaces import Communicator, Handle
-from cavs.distributed.strategy.roles import Roles
-from cavs.distributed.sync import DeviceGroup, Exchange, Piece
+from cavs.distributed.comm.interfaces import Handle
+from cavs.distributed.step.context import StepContext
+from cavs.distributed.sync import Exchange, Piece
 from cavs.errors import CommunicationError, DeviceError
 
 
@@ -59,21 +59,11 @@ class StepReport:
 
 
 class Run:
-    """Forward and backward on the calling thread, exchanges in the background.
+    """Forward and backward on the calling thread, exchanges in the background."""
 
-    group: the devices among which some of the exchanges sum; None if they are not on devices.
-    """
-
-    def __init__(
-        self,
-        executor: Any,
-        exchanges: Sequence[Exchange],
-        roles: Roles,
-        wait_free: bool,
-        group: DeviceGroup | None = None,
-    ) -> None:
-        self.executor, self.exchanges, self.roles = executor, exchanges, roles
-        self.wait_free, self.group = wait_free, group
+    def __init__(self, executor: Any, context: StepContext) -> None:
+        self.executor, self.exchanges, self.roles = executor, context.exchanges, context.roles
+        self.wait_free, self.group = context.wait_free, context.group
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
 
@@ -85,10 +75,7 @@ class Run:
         words: turns messages of the engine into readable errors. inputs: of ``Executor.run``.
         """
         self.executor.arm_gradients()
-        start = self.roles.everyone.start
-        handles: list[Handle[list[Piece]]] = []
-        if self.wait_free:
-            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+        handles = self._start() if self.wait_free else []
         loss, failed = 0.0, None
         begun = time.perf_counter()
         try:
@@ -100,7 +87,7 @@ class Run:
         ended = time.perf_counter()
         self.compute_seconds = ended - begun
         if not self.wait_free:
-            handles = [start(self._reduce, exchange) for exchange in self.exchanges]
+            handles = self._start()
         lost: CommunicationError | None = None
         broken: DeviceError | None = None
         for handle in handles:  # all of them, so that none runs into what comes after
@@ -126,11 +113,11 @@ class Run:
             self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
         self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
 
-    def distribute(self, c: Communicator) -> None:
+    def distribute(self) -> None:
         """Send new values from their owners to all ranks after the update; nothing hides that."""
         begun = time.perf_counter()
         for exchange in self.exchanges:
-            exchange.distribute(c)
+            exchange.distribute(self.roles.everyone)
             exchange.commit()
         self.expose(time.perf_counter() - begun)
 
@@ -138,6 +125,9 @@ class Run:
         """Add seconds of communication that nothing hides."""
         self.communication_seconds += seconds
         self.exposed_seconds += seconds
+
+    def _start(self) -> list[Handle[list[Piece]]]:
+        return [self.roles.everyone.start(self._reduce, exchange) for exchange in self.exchanges]
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """Wait for the gradients of an exchange, then reduce them with the other ranks."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement
@@ -58,21 +60,21 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     def memory(self) -> dict[str, Array]:
         """Return the state of compressors on all ranks, [ranks, ...] each; for a checkpoint."""
         if not self.exchanges:  # nothing has run, and roles may not have been taken
-            return self.compressor_state.kept
-        return self.compressor_state.gather(self.exchanges, self.roles.replicas)
-
-    @property
-    def kept_memory(self) -> dict[str, Array]:
-        """State of compressors that `take_memory` got last."""
-        return self.compressor_state.kept
+            return self.kept_memory
+        found, names = dict[str, Array](), list(self.session.parameters)
+        for exchange in self.exchanges:
+            for name, array in exchange.memory_of().items():
+                every = self.roles.replicas.all_gather(array[None])
+                found[f"{names[exchange.parameters[0]]}.{name}"] = np.concatenate(every)
+        return found
 
     def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
         """Continue from the results of `memory` and `updates` of any number of ranks."""
-        self.compressor_state.kept = kept
+        self.kept_memory = kept
         if updates is not None:
             self.stale.resume(updates)
         for exchange in self.exchanges:
-            self.compressor_state.give(exchange, *self.position, average=self.average)
+            self.restore_memory(exchange)
 
     def collect(self, states: Sequence[Sequence[Array]], phase: str = "save") -> None:
         """Bring every optimiser state to all ranks, before a checkpoint; they agree on `phase`."""

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cavs.distributed.step.context import StepContext
+from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server import StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 
@@ -52,7 +53,7 @@ class StaleParameters:
             context.servers = StaleServers(
                 context.communicator,
                 layout_of(context.strategy, parameters),
-                [p.current().reshape(-1) for p in parameters.values()],
+                values_of(parameters),
                 context.roles.teams,
                 average=context.average,
             )
@@ -90,7 +91,7 @@ class StaleParameters:
         """Point `servers` to the parameters: a session of another dtype replaces their arrays."""
         session = self.context.session
         session.keep_dtype()
-        servers.values[:] = [p.current().reshape(-1) for p in session.parameters.values()]
+        servers.values[:] = values_of(session.parameters)
 
     def wrote(self) -> None:
         """Note that parameters were written from outside. ConfigError during an update."""

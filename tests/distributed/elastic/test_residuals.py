@@ -16,9 +16,9 @@ from cavs.distributed.step.synchronous import SynchronousStep
 from cavs.distributed.sync import CompressedAllReduce
 from tests.distributed.elastic.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)
 from tests.distributed.elastic.test_survivors import Killed, mortal
+from tests.distributed.step.test_compressor_state import COMPRESSORS
 from tests.distributed.step.test_consensus import loader
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
-from tests.distributed.sync.test_compressor_state import COMPRESSORS
 from tests.patience import patience
 
 LR, EPOCHS = 0.05, 3
