@@ -17,7 +17,6 @@ from cavs.config import require
 from cavs.distributed.balance.shards import Collate, LoaderSplit, collate_of
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
-from cavs.distributed.elastic.error_reports import ErrorReports
 from cavs.distributed.elastic.handshake import compare_fits, compared, handshake, same_training
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
@@ -71,7 +70,6 @@ class RankCoordinator(Coordinator):
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
         self.feedback = SplitFeedback(self.session)
-        self.errors = ErrorReports(training)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ class RankCoordinator(Coordinator):
         survivors = self.survivors
         survivors.saves, survivors.gone = options.checkpoint is not None, []
         try:
-            with self.errors.guard("fit"):
+            with self.training.guard("fit"):
                 self.training.fit_facts = compared(options)
                 yield
         except BaseException as error:
@@ -212,7 +210,7 @@ class RankCoordinator(Coordinator):
             yield from batches
         except Exception as error:  # the other ranks are about to make the step
             if not isinstance(error, CommunicationError):
-                self.errors.report("batch", error)
+                self.training.report_error("batch", error)
             self.feedback.reset()  # the times of batches sharded ahead will not come either
             raise
 
@@ -245,7 +243,7 @@ class RankCoordinator(Coordinator):
                 same_training(self.training)
             return evaluate(batches)
 
-        with self.errors.guard("evaluation"):
+        with self.training.guard("evaluation"):
             if isinstance(batches, Iterator) and self.survivors.repeats:
                 batches = list(batches)
             return self.survivors.run_resilient(work)
@@ -306,7 +304,7 @@ class RankCoordinator(Coordinator):
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
         """See `Coordinator`. Any number of ranks may have written the file."""
         self.settle()
-        with self.errors.guard("fit"):
+        with self.training.guard("fit"):
             stored = read()
             self._report_saved(path)
             self.session.take_memory(stored.extra)

@@ -201,4 +201,4 @@ class Trainer(LocalTrainer):
         if error is None:
             self.close()
         elif not isinstance(error, CommunicationError):
-            self.coordinator.errors.report("end", error)
+            self.coordinator.training.report_error("end", error)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cavs.errors import CommunicationError
 
-_SERIALS = itertools.count(1)
 HINT = "look at what that rank does, or pass a longer timeout"
-_NOT_COME = "did not come"
 
 
 def nothing(rank: int) -> str:
@@ -36,7 +34,7 @@ class Wait(NamedTuple):
     group: str
     begun: int
     operation: str
-    peers: tuple[int, ...]
+    peers: Sequence[int]
     over: bool
     serial: int
 
@@ -53,10 +51,7 @@ class WaitResult(NamedTuple):
 
 
 class WaitRegister:
-    """Where a rank says what it waits for, and asks others. This one is of a rank all alone.
-
-    number: of the rank in the world, as in whatever is said here.
-    """
+    """The waits of rank `number` of the world, which the others ask for; this one is alone."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -67,7 +62,7 @@ class WaitRegister:
         return [waiting.now() for waiting in tuple(self.waits)]
 
     def listen(self) -> None:
-        """Answer those that ask; never waits."""
+        """Answer ranks that ask; never waits."""
 
     def ask(self) -> dict[int, list[Wait]]:
         """Return the waits of all ranks that answer soon, and of this one."""
@@ -76,7 +71,7 @@ class WaitRegister:
     def tell(self, group: str, text: str, stuck: Said) -> None:
         """Tell ranks in which waits they are `stuck`, and that nothing goes on in `group`, if any.
 
-        text: who is to blame.
+        text: the ranks to blame.
         """
 
     def told(self, group: str, serial: int) -> WaitResult | None:
@@ -86,10 +81,10 @@ class WaitRegister:
 
 @dataclass(eq=False)
 class PendingWait:
-    """A wait of this rank, told while it lasts; one given up until the next of that group.
+    """A wait of this rank, registered while it lasts; one given up until the next of that group.
 
-    peers: whom it waits for by now; called on any thread. check: raises if no rank can come any
-    more. known: what is known of a rank of the world that is behind, or nothing.
+    peers: returns the ranks that it waits for by now; called on any thread. check: raises if no
+    rank can come any more. known: returns what is known of a rank of the world that is behind.
     """
 
     desk: WaitRegister
@@ -100,13 +95,11 @@ class PendingWait:
     check: Callable[[], None]
     known: Known
     over: bool = False
-
-    def __post_init__(self) -> None:
-        self.serial = next(_SERIALS)
+    serial: int = field(default_factory=itertools.count(1).__next__)
 
     def now(self) -> Wait:
         """Return the wait as others see it."""
-        peers = tuple(sorted(self.peers()))
+        peers = sorted(self.peers())
         return Wait(self.group, self.begun, self.operation, peers, self.over, self.serial)
 
     def __enter__(self) -> PendingWait:
@@ -122,7 +115,7 @@ class PendingWait:
             self.desk.waits.remove(self)
 
     def look(self) -> None:
-        """Answers those that ask; to be called every second or so.
+        """Answer ranks that ask; to be called every second or so.
 
         CommunicationError if another rank has found out that this wait cannot end, LostPeerError if
         a rank of the group has died.
@@ -182,7 +175,7 @@ def find(me: int, wait: Wait, said: Said, known: Known) -> tuple[str, set[int]]:
     absent = [r for r in ranks if r in said and not said[r]]
     if silent or absent:
         texts = [f"rank {r} does not answer" for r in silent]
-        texts += [f"rank {r} {known(r) or _NOT_COME}" for r in absent]
+        texts += [f"rank {r} {known(r) or 'did not come'}" for r in absent]
         return "; ".join(texts), {*silent, *absent}
     behind = [f"rank {r} {known(r)}" for r in ranks if known(r)]
     behind += [

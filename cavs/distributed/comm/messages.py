@@ -62,10 +62,10 @@ def check_array(array: Array) -> None:
 
 def _code(array: Array) -> int:
     code = _CODES.get(array.dtype)
+    if code is None and array.dtype.name == _BFLOAT16:
+        code = DTYPES.index(_BFLOAT16)
     if code is not None:
         return code
-    if array.dtype.name == _BFLOAT16:
-        return DTYPES.index(_BFLOAT16)
     raise ConfigError(
         f"an array of {array.dtype} cannot be sent",
         hint=f"cast it to one of {', '.join(DTYPES)}, in the byte order of this machine",
@@ -74,8 +74,7 @@ def _code(array: Array) -> int:
 
 def label_of(operation: Code, array: Array) -> int:
     """Return the label of a message of `array`: its operation and dtype."""
-    code = _CODES.get(array.dtype)
-    return operation * len(DTYPES) + (_code(array) if code is None else code)
+    return operation * len(DTYPES) + _code(array)
 
 
 def mixed_up(

@@ -13,22 +13,17 @@ T = TypeVar("T")
 
 
 class Job(Handle[T]):
-    """An operation and, once it ran, its result or exception."""
+    """An operation and, once it ran, its result or `error`."""
 
     def __init__(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> None:
         self._operation, self._arguments = operation, arguments
         self._finished = threading.Event()
         self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     @property
     def done(self) -> bool:
         return self._finished.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that it raised, once it ran."""
-        return self._error
 
     def run(self) -> None:
         """Run the operation and keep what came of it."""
@@ -37,7 +32,7 @@ class Job(Handle[T]):
         try:
             self._result = self._operation(*arguments)
         except BaseException as error:  # carried to whoever waits, whatever it is
-            self._error = error
+            self.error = error
         finally:
             self._finished.set()
 
@@ -47,8 +42,8 @@ class Job(Handle[T]):
 
     def wait(self) -> T:
         self._finished.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result  # type: ignore[return-value]
 
 

@@ -23,7 +23,7 @@ TIMEOUT = 300.0  # default seconds that a rank waits for another
 
 
 def ranks_of(communicator: Communicator | None, timeout: float | None) -> Communicator:
-    """`communicator`, or where none is given `world`, with this timeout in seconds.
+    """Return `communicator`, or where none is given `world` with this timeout in seconds.
 
     ConfigError if `communicator` waits for another time.
     """
@@ -40,7 +40,7 @@ def ranks_of(communicator: Communicator | None, timeout: float | None) -> Commun
 
 
 def world(timeout: float = TIMEOUT) -> Communicator:
-    """All ranks that mpirun or srun started; one alone if this process was started by itself.
+    """Return all ranks that mpirun or srun started; one if this process was started by itself.
 
     timeout: seconds that a rank waits for another. DeviceError if MPI sees more or fewer.
     Ranks that may run on the same processors share the engine's default number of threads. Where
@@ -49,27 +49,21 @@ def world(timeout: float = TIMEOUT) -> Communicator:
     if started() is None:
         return SingleCommunicator()
     communicator = MPICommunicator(timeout=timeout)
-    share_processors(_sharing(communicator))
-    _bind(own_processors(_processors(communicator), communicator.rank))
+    host, own = socket.gethostname(), os.sched_getaffinity(0)
+    masks = communicator.share([host, sorted(own)])
+    share_processors(sum(name == host and not own.isdisjoint(mask) for name, mask in masks))
+    binds = os.environ.get("CAVS_BIND", "1") != "0" and sys.platform == "linux"
+    threads = communicator.share(num_threads() if binds else 0)
+    every = [(name, tuple(mask), n) for (name, mask), n in zip(masks, threads, strict=True)]
+    processors = own_processors(every, communicator.rank)
+    for thread in os.listdir("/proc/self/task") if processors else ():  # and those that they start
+        with contextlib.suppress(OSError):  # it has ended, or a container forbids it
+            os.sched_setaffinity(int(thread), processors)
     return communicator
 
 
-def _sharing(communicator: Communicator) -> int:
-    """Number of ranks of this host, with this one, that share processors with it."""
-    host, own = socket.gethostname(), os.sched_getaffinity(0)
-    told = communicator.share([host, sorted(own)])
-    return sum(name == host and not own.isdisjoint(mask) for name, mask in told)
-
-
-def _processors(communicator: Communicator) -> list[Processors]:
-    wanted = os.environ.get("CAVS_BIND", "1") != "0" and sys.platform == "linux"
-    threads = num_threads() if wanted else 0
-    told = communicator.share([socket.gethostname(), sorted(os.sched_getaffinity(0)), threads])
-    return [(host, tuple(mask), threads) for host, mask, threads in told]
-
-
 def own_processors(processors: Sequence[Processors], rank: int) -> tuple[int, ...]:
-    """The processors that `rank` is to keep to, as many as it has threads; none if it need not.
+    """Return the processors that `rank` is to keep to, one per thread; none if it need not.
 
     processors: host of every rank, the processors that it may run on, and its threads, 0 if it is
     not to be pinned. The threads of one rank, which compute and communicate, disturb each other
@@ -85,15 +79,8 @@ def own_processors(processors: Sequence[Processors], rank: int) -> tuple[int, ..
     return mask[begin : begin + processors[rank][2]]
 
 
-def _bind(processors: Sequence[int]) -> None:
-    """All threads of this process, and those that they start."""
-    for thread in os.listdir("/proc/self/task") if processors else ():
-        with contextlib.suppress(OSError):  # it has ended, or a container forbids it
-            os.sched_setaffinity(int(thread), processors)
-
-
 class SingleCommunicator(Collectives):
-    """A group of one rank: every operation is done at once, and nothing is sent."""
+    """A process alone: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
         # There is no other rank; the timeout is that of NCCL, which is set up with this

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import Sized
 from typing import Any
 
 from cavs.compiler.pipeline import default_passes
@@ -33,13 +32,13 @@ def handshake(training: RankTraining, batch: Any) -> None:
     """
     session = training.session
     same_training(training)
-    with _agreed_refusals():
+    try:
         if training.requested is not None:
             _choose_strategy(training, batch)
-        if session.asynchronous and getattr(session.split, "needs_times", False):
-            raise _needs_times(training)
-        if not session.asynchronous and not session.average and hasattr(session.split, "update"):
-            raise _depends_on_times(training)
+        _check_split(training)
+    except ConfigError as error:
+        agreed(error)  # all ranks check the same
+        raise
     if session.asynchronous:  # there is no consensus in a step to compare programs in
         _same_trace(training, batch)
     session.take_roles()
@@ -94,15 +93,13 @@ def compare_fits(training: RankTraining) -> None:
 
 def compared(options: FitOptions) -> dict[str, Any]:
     """Return the facts about the options of a `fit` that ranks compare."""
-    return {name: getattr(options, name) for name in _COMPARED} | {"dev": _dev_facts(options.dev)}
-
-
-def _dev_facts(dev: Any) -> Any:
-    """Return the facts about the evaluation data that ranks compare; each runs some batches."""
+    dev: Any = options.dev  # of which each rank evaluates some batches
     if isinstance(dev, DataLoader):
         state = dev.state_dict() | {"structure and integers": dev.digest()}
-        return {name: state[name] for name in sorted(state.keys() - {"epoch", "position"})}
-    return len(dev) if isinstance(dev, Sized) else type(dev).__name__
+        dev = {name: state[name] for name in sorted(state.keys() - {"epoch", "position"})}
+    else:
+        dev = len(dev) if isinstance(dev, Sized) else type(dev).__name__
+    return {name: getattr(options, name) for name in _COMPARED} | {"dev": dev}
 
 
 def _dead_ranks(training: RankTraining) -> set[int]:
@@ -140,11 +137,11 @@ def _facts(training: RankTraining) -> dict[str, str]:
 
 
 def _example(training: RankTraining, batch: Any) -> GraphBatch | None:
-    """Return a shard of the size of this rank's."""
-    if batch is None or isinstance(batch, ShardedBatch):
-        return None if batch is None else batch.local
-    c = training.communicator
-    return shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch)).local
+    """Return a shard of the size of this rank's; None if there is no batch."""
+    if batch is not None and not isinstance(batch, ShardedBatch):
+        c = training.communicator
+        batch = shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch))
+    return None if batch is None else batch.local
 
 
 def _run(session: Session, batch: GraphBatch) -> list[str]:
@@ -166,32 +163,20 @@ def _same_trace(training: RankTraining, batch: Any) -> None:
     same_trace(training.agreement, traced, failed)
 
 
-def _combination(training: RankTraining) -> str:
+def _check_split(training: RankTraining) -> None:
+    """Raise `ConfigError` if the split of batches does not suit the strategy."""
+    session, split = training.session, training.session.split
     requested = training.requested if isinstance(training.requested, str) else "given"
-    return f"{type(training.session.split).__name__} with the strategy {requested}"
-
-
-def _depends_on_times(training: RankTraining) -> ConfigError:
-    return ConfigError(
-        f'{_combination(training)}: its graph.gradients is "sum", so that each rank counts as much '
-        "as another, however many graphs it has, and the result would depend on the times of ranks",
-        hint='take graph.gradients "mean", or a split that learns from no times',
-    )
-
-
-def _needs_times(training: RankTraining) -> ConfigError:
-    return ConfigError(
-        f"{_combination(training)}: all parameters are stale, so ranks make asynchronous steps and "
-        "do not know each other's times",
-        hint="balance by structure or not at all, or keep a parameter synchronous",
-    )
-
-
-@contextmanager
-def _agreed_refusals() -> Iterator[None]:
-    """Mark a `ConfigError` in the block as raised on all ranks, since all check the same."""
-    try:
-        yield
-    except ConfigError as error:
-        agreed(error)
-        raise
+    both = f"{type(split).__name__} with the strategy {requested}"
+    if session.asynchronous and getattr(split, "needs_times", False):
+        raise ConfigError(
+            f"{both}: all parameters are stale, so ranks make asynchronous steps and do not know "
+            "each other's times",
+            hint="balance by structure or not at all, or keep a parameter synchronous",
+        )
+    if not session.asynchronous and not session.average and hasattr(split, "update"):
+        raise ConfigError(
+            f'{both}: its graph.gradients is "sum", so that each rank counts as much as another, '
+            "however many graphs it has, and the result would depend on the times of ranks",
+            hint='take graph.gradients "mean", or a split that learns from no times',
+        )

@@ -39,28 +39,13 @@ class Snapshot:
     updates: int | None
 
 
-@dataclass(frozen=True)
-class Repeatable:
-    """A step that may be repeated, and the settings with which it was made.
-
-    Attributes:
-        step: Makes the step.
-        optimizer: State of the optimiser, such as of a schedule that has observed values.
-        trainable: For each parameter, True if it was trained.
-    """
-
-    step: Callable[[], object]
-    optimizer: dict[str, Any]
-    trainable: list[bool]
-
-
 class Snapshots:
     """The last two snapshots: if a rank dies during the newest one, some ranks do not have it."""
 
     def __init__(self, training: RankTraining) -> None:
         self.training, self.state, self.session = training, training.state, training.session
         self.kept: list[Snapshot] = []
-        self.steps: dict[int, Repeatable] = {}  # since the first of them, by number
+        self.steps: dict[int, Callable[[], None]] = {}  # since the first of them, by number
 
     def before(self, step: Callable[[], object]) -> None:
         """Note a `step` that is about to be made; all ranks call it, and may exchange states."""
@@ -75,24 +60,26 @@ class Snapshots:
 
     def repeat(self, reached: int) -> None:
         """Repeat the steps from the restored snapshot up to `reached`, as they were made."""
-        state, now = self.state, self._repeatable(lambda: None)
+        restore = self._repeatable(lambda: None)
         try:
-            while state.steps < reached:
-                known = self.steps[state.steps]
-                self._set(known)
-                known.step()
+            while self.state.steps < reached:
+                self.steps[self.state.steps]()
         finally:
-            self._set(now)
+            restore()
 
-    def _repeatable(self, step: Callable[[], object]) -> Repeatable:
-        trainable = [p.trainable for p in self.session.session.parameters.values()]
-        return Repeatable(step, self.state.optimizer.state_dict(), trainable)
+    def _repeatable(self, step: Callable[[], object]) -> Callable[[], None]:
+        """Return `step` with the present settings of the optimiser and of parameters."""
+        optimizer, state = self.state.optimizer, self.state.optimizer.state_dict()
+        parameters = self.session.session.parameters
+        trainable = {name: p.trainable for name, p in parameters.items()}
 
-    def _set(self, known: Repeatable) -> None:
-        self.state.optimizer.load_state_dict(known.optimizer)
-        parameters = self.session.session.parameters.values()
-        for p, trainable in zip(parameters, known.trainable, strict=True):
-            p.trainable = trainable
+        def run() -> None:
+            optimizer.load_state_dict(state)
+            for name, p in parameters.items():
+                p.trainable = trainable[name]
+            step()
+
+        return run
 
     @property
     def _is_outdated(self) -> bool:
@@ -110,8 +97,7 @@ class Snapshots:
         return taken
 
     def _copy(self, memory: dict[str, NDArray[Any]]) -> Snapshot:
-        arrays = [array.copy() for array in self._arrays()]
-        session = self.session
+        session, arrays = self.session, [array.copy() for array in self._arrays()]
         return Snapshot(self.state.steps, session.writes, arrays, memory, session.stale.updates)
 
     def _arrays(self) -> list[NDArray[Any]]:

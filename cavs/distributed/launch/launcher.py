@@ -143,7 +143,8 @@ def launch(
     ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. If MPI hangs
     before a command of ``cavs`` begins, all ranks are started again.
     """
-    elastic = elastic or (_ELASTIC in arguments and not _is_program(arguments))
+    program = _is_program(arguments)
+    elastic = elastic or (_ELASTIC in arguments and not program)
     launcher = find_mpirun()
     command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
     if "--allow-run-as-root" in command:
@@ -151,7 +152,6 @@ def launch(
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
-    program = _is_program(arguments)
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept):
@@ -160,7 +160,15 @@ def launch(
                 watch.saves = "checkpoint_every of Trainer.fit"
             told = {SESSIONS: str(folder), **environment, PIPE: str(watch.path)}
             try:
-                run = _Run(command, told, watch, elastic, say, left > 0, kept)
+                # In a session of its own: Ctrl-C in the terminal comes here first and alone.
+                process = subprocess.Popen(
+                    command,
+                    env=told,
+                    start_new_session=True,
+                    pass_fds=(kept,),
+                    preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+                )
+                run = _Run(process, watch, elastic, say, again=left > 0)
                 status = run.wait()
             finally:
                 watch.close()
@@ -174,36 +182,23 @@ def _is_program(arguments: Sequence[str]) -> bool:
     return arguments[0] == "-m" or arguments[0].endswith(".py")
 
 
+@dataclass
 class _Run:
     """mpirun, from its start to its end."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: dict[str, str],
-        watch: Watch,
-        elastic: bool,
-        say: Callable[[str], None],
-        again: bool,
-        kept: int,
-    ) -> None:
-        self.watch, self.elastic, self.say, self.again = watch, elastic, say, again
-        self.stuck: str | None = None  # reason why the ranks are to be started again
-        self.asked = False  # to stop, by a signal
-        self.failed = False  # some rank kept the others waiting
-        self.patient: float | None = None  # until then, once a rank has died or aborted
-        self.ended: float | None = None  # when mpirun was told to end the ranks
-        # A session of its own: Ctrl-C in the terminal comes here first and alone.
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            start_new_session=True,
-            pass_fds=(kept,),
-            preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
-        )
+    process: subprocess.Popen[bytes]
+    watch: Watch
+    elastic: bool
+    say: Callable[[str], None]
+    again: bool  # True if the ranks can be started again
+    stuck: str | None = None  # reason why they are to be
+    asked: bool = False  # to stop, by a signal
+    failed: bool = False  # some rank kept the others waiting
+    patient: float | None = None  # until then, once a rank has died or aborted
+    ended: float | None = None  # when mpirun was told to end the ranks
 
     def wait(self) -> int:
-        """Until all ranks have ended; the exit status."""
+        """Wait until all ranks have ended; return the exit status."""
         process, watch = self.process, self.watch
         ignored = {n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN}  # under nohup
         old = {n: signal.signal(n, self._stop) for n in STOPS if n not in ignored}
@@ -238,27 +233,22 @@ class _Run:
         return 128 - death[1] if death[1] < 0 else death[1] or 1
 
     def _look(self) -> None:
-        """Ends what would hang."""
+        """End what would hang."""
         now = time.monotonic()
         self.watch.miss()
         if self.ended is not None:
             if now > self.ended + _FORCE:
                 self.process.kill()  # its ranks end with it
             return
-        self.stuck = self.watch.stuck() if self.again and not self.asked else None
-        if self.stuck is not None:
-            self.ended = now
-            self.say(f"cavs: {self.stuck}; they are started again")
-            self.process.terminate()
+        if self.again and not self.asked and (stuck := self.watch.stuck()):
+            self.stuck = stuck
+            self._end(f"cavs: {stuck}; they are started again")
             return
-        late = self.watch.late()
-        if late is not None:
-            self.failed, self.ended = True, now
-            self.say(f"cavs: {late}; all were ended")
-            self.process.terminate()
+        if late := self.watch.late():
+            self.failed = True
+            self._end(f"cavs: {late}; all were ended")
             return
-        waiting = self.watch.still_running()
-        if waiting is not None:
+        if waiting := self.watch.still_running():
             self.say(f"cavs: {waiting}")
         if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
             self.patient = self.patient or now + _ABORTING
@@ -269,8 +259,14 @@ class _Run:
         if self.watch.alone:
             self.patient = min(self.patient, now + _FAREWELL)
         if now > self.patient:
-            self.ended = now
-            self.process.terminate()
+            self._end()
+
+    def _end(self, reason: str = "") -> None:
+        """Tell mpirun to end all ranks."""
+        self.ended = time.monotonic()
+        if reason:
+            self.say(reason)
+        self.process.terminate()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.process.send_signal(signal.SIGTERM if self.asked else STOP_SIGNAL)

@@ -59,7 +59,7 @@ class Watch:
         # To write, too: else it would be at its end whenever no rank has it open.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
-        self._said: set[str] = set()
+        self._said_running = False
         self._unheard: set[int] = set()
         self._begun = self.clock()
 
@@ -111,7 +111,7 @@ class Watch:
             self._take(rank, "ended", [-signal.SIGKILL])
         self._unheard = gone
 
-    # ---- who hangs -----------------------------------------------------------------------------
+    # ---- hangs ---------------------------------------------------------------------------------
 
     def stuck(self) -> str | None:
         """Return why no rank begins, though none is missing; None if ranks begin.
@@ -124,28 +124,27 @@ class Watch:
         if not self.pids:
             return "no rank has started" if now - self._begun > STARTING else None
         calls = {wait.call for wait in self.waits.values()}
-        last = max((wait.since for wait in self.waits.values()), default=now)
         if len(self.waits) < self.ranks or len(calls) > 1 or FINALIZE in calls:
             return None
-        if now - last <= STANDING + EACH * self.ranks:
-            return None
-        return f"all ranks hang in {calls.pop()}"
+        last = max(wait.since for wait in self.waits.values())
+        over = now - last > STANDING + EACH * self.ranks
+        return f"all ranks hang in {calls.pop()}" if over else None
 
     def late(self) -> str | None:
-        """Whom others have been waiting for inside MPI for too long; None if it can go on."""
-        now = self.clock()
-        over = [w for w in self.waits.values() if now - w.since > w.timeout]
-        calls = dict.fromkeys(w.call for w in over if w.call != FINALIZE)
-        return next((self._missing(call) for call in calls), None)
+        """Return which ranks others wait for inside MPI for too long; None if it can go on."""
+        return next((self._missing(call) for call in self._over() if call != FINALIZE), None)
 
     def still_running(self) -> str | None:
-        """Once: whom others have been waiting for at their end for long."""
-        now = self.clock()
-        over = [w for w in self.waits.values() if w.call == FINALIZE and now - w.since > w.timeout]
-        if not over or FINALIZE in self._said:
+        """Return, once, which ranks others wait for at their end for too long."""
+        if self._said_running or FINALIZE not in self._over():
             return None
-        self._said.add(FINALIZE)
+        self._said_running = True
         return self._missing(FINALIZE)
+
+    def _over(self) -> list[str]:
+        """Return the calls in which ranks wait for longer than they allow."""
+        now = self.clock()
+        return list(dict.fromkeys(w.call for w in self.waits.values() if now - w.since > w.timeout))
 
     def _missing(self, call: str) -> str:
         here = {r: w for r, w in self.waits.items() if w.call == call}
@@ -161,10 +160,10 @@ class Watch:
             return f"is in {self.waits[rank].call}"
         if rank not in self.pids:
             return "has not started"
-        state = "is stopped" if _is_stopped(self.pids[rank]) else "runs"
+        state = "is stopped" if _letter(self.pids[rank]) in ("T", "t") else "runs"
         return f"has not come (process {self.pids[rank]} {state})"
 
-    # ---- who dies ------------------------------------------------------------------------------
+    # ---- deaths --------------------------------------------------------------------------------
 
     @property
     def death(self) -> tuple[int, int] | None:
@@ -218,11 +217,8 @@ class Watch:
 def _ended(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
-    try:
-        name = f" ({signal.Signals(-status).name})"
-    except ValueError:  # a real-time one
-        name = ""
-    return f"was killed by signal {-status}{name}"
+    known = {number.value: f" ({number.name})" for number in signal.Signals}  # real-time ones lack
+    return f"was killed by signal {-status}{known.get(-status, '')}"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -236,10 +232,6 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return _letter(pid) not in ("Z", "X")
-
-
-def _is_stopped(pid: int) -> bool:
-    return _letter(pid) in ("T", "t")
 
 
 def _letter(pid: int) -> str:

@@ -16,11 +16,10 @@ from collections import defaultdict
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-import numpy as np
-
 from cavs.distributed.comm.hang_detection import PendingWait, Said, Wait, WaitRegister, WaitResult
 from cavs.distributed.comm.interfaces import Array
 from cavs.distributed.comm.mpi.library import errors_of_ulfm
+from cavs.distributed.comm.mpi.requests import begin_receives
 
 _LISTEN = 0.1  # seconds between two looks at what others ask
 _GRACE = 3.0  # seconds that others have to answer
@@ -29,8 +28,7 @@ _PAUSE = 1e-3  # seconds between two looks for answers
 
 
 class MPIWaitRegister(WaitRegister):
-    """The desk of this process. comm: used by it alone. calls: a lock on MPI, for all of the
-    process.
+    """The waits of this process. comm: used by it alone. calls: the lock on MPI of the process.
 
     names: the number in the world of every rank of `comm`.
     """
@@ -47,7 +45,6 @@ class MPIWaitRegister(WaitRegister):
         super().__init__(names[comm.Get_rank()])
         self.waits = self._waits
         self._mpi, self._comm, self._names, self._calls = mpi, comm, names, calls
-        self._ranks = {name: r for r, name in enumerate(names)}
         self._leaving: list[tuple[Any, bytes]] = []  # requests and the memory they read
         self._coming: list[tuple[Any, Array, int, int]] = []
         self._questions = itertools.count()
@@ -60,12 +57,13 @@ class MPIWaitRegister(WaitRegister):
         now = time.monotonic()
         if now - MPIWaitRegister._listened > _LISTEN:
             MPIWaitRegister._listened = now
-            for desk in self._all():
-                desk._take()
+            self._take_all()
 
-    def _all(self) -> tuple[MPIWaitRegister, ...]:
+    def _take_all(self) -> None:
         with self._calls:
-            return tuple(self._desks)
+            desks = tuple(self._desks)
+        for desk in desks:
+            desk._take()
 
     def ask(self) -> dict[int, list[Wait]]:
         """See `WaitRegister`: ends after `_GRACE` seconds at the latest."""
@@ -75,8 +73,7 @@ class MPIWaitRegister(WaitRegister):
                 self._send(name, _ASK, number)
         limit = time.monotonic() + _GRACE
         while len(self._answers[number]) < len(self._names) - 1 and time.monotonic() < limit:
-            for desk in self._all():
-                desk._take()
+            self._take_all()
             time.sleep(_PAUSE)
         return {self.number: self.own(), **self._answers.pop(number)}
 
@@ -99,11 +96,11 @@ class MPIWaitRegister(WaitRegister):
         data = json.dumps(value).encode()
         with contextlib.suppress(self._mpi.Exception), self._calls:  # a dead rank needs none
             self._leaving = [(r, text) for r, text in self._leaving if not r.Test()]
-            request = self._comm.Isend([data, self._mpi.BYTE], self._ranks[name], tag)
+            request = self._comm.Isend([data, self._mpi.BYTE], self._names.index(name), tag)
             self._leaving.append((request, data))
 
     def _take(self) -> None:
-        """Answers questions and keeps answers, as far as they are here."""
+        """Answer the questions and keep the answers that are here."""
         try:
             with self._calls:
                 arrived = self._arrived()
@@ -119,25 +116,18 @@ class MPIWaitRegister(WaitRegister):
             elif tag == _ANSWER:
                 number, waits = value
                 if number in self._answers:  # else it is too late
-                    self._answers[number][source] = [
-                        Wait(group, begun, operation, tuple(peers), over, serial)
-                        for group, begun, operation, peers, over, serial in waits
-                    ]
+                    self._answers[number][source] = [Wait(*wait) for wait in waits]
             else:
                 group, serials, text = value
                 for key in (*serials, *([group] if group else [])):
                     self._found[key] = WaitResult(source, text)
 
     def _arrived(self) -> list[tuple[int, int, Any]]:
-        status, mpi = self._mpi.Status(), self._mpi
-        while message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status):
-            data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
-            request = message.Irecv([data, mpi.BYTE])
-            self._coming.append((request, data, status.Get_source(), status.Get_tag()))
+        self._coming.extend(begin_receives(self._mpi, self._comm))
         here, self._coming = self._coming, []
         found = []
         for request, data, source, tag in here:
-            with contextlib.suppress(mpi.Exception):  # it has died before all of it came
+            with contextlib.suppress(self._mpi.Exception):  # it has died before all of it came
                 if request.Test():
                     found.append((self._names[source], tag, json.loads(data.tobytes())))
                 else:

@@ -15,6 +15,7 @@ from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.mpi.library import errors_of_ulfm
+from cavs.distributed.comm.mpi.requests import begin_receives
 
 LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
 _MORE, _LAST = 1, 2  # tags of the pieces of a letter
@@ -59,7 +60,9 @@ class MPIMailbox(Mailbox):
         self._desk.listen()
         try:
             with self._calls:
-                self._progress()
+                self._forget_sent()
+                for request, piece, source, tag in begin_receives(self._mpi, self._comm):
+                    self._coming[source].append((request, piece, tag == _LAST))
                 for source, queue in self._coming.items():
                     while queue and queue[0][0].Test():
                         _, piece, last = queue.popleft()
@@ -70,19 +73,9 @@ class MPIMailbox(Mailbox):
             raise LostPeerError(f"rank {self.names[self.rank]} reads its mail: {error}") from error
         return None
 
-    def _progress(self) -> None:
-        """Forget what has left, begin to receive what is there."""
+    def _forget_sent(self) -> None:
         while self._leaving and self._leaving[0][0].Test():
             self._leaving.popleft()
-        status = self._mpi.Status()
-        while True:
-            message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
-            if message is None:
-                return
-            piece = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
-            request = message.Irecv([piece, self._mpi.BYTE])
-            last = status.Get_tag() == _LAST
-            self._coming[status.Get_source()].append((request, piece, last))
 
     def _whole(self, source: int) -> Array:
         pieces = self._pieces.pop(source)
@@ -107,6 +100,5 @@ class MPIMailbox(Mailbox):
         with contextlib.suppress(self._mpi.Exception):  # to ranks that are gone nothing leaves
             while self._leaving and time.monotonic() < limit:
                 with self._calls:
-                    while self._leaving and self._leaving[0][0].Test():
-                        self._leaving.popleft()
+                    self._forget_sent()
                 time.sleep(_SHORTEST)

@@ -24,6 +24,7 @@ from cavs.distributed.comm.nccl.stream import NCCLStream, Started
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")
+_Part = tuple[DeviceArray, int]  # and the rank it goes to or comes from
 
 
 class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
@@ -137,22 +138,15 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     def all_to_all(self, parts: Sequence[OnDevice]) -> list[DeviceArray]:
         check_parts(parts, self.size)
         mine = [self._own(part)[0] for part in parts]
-        own, code = self._own(mine[self.rank])
+        own = mine[self.rank]
         rows = [told[self.rank] for told in self._rows(mine)]
         got = [
             own if r == self.rank else self._new((n, *own.shape[1:]), own.dtype)
             for r, n in enumerate(rows)
         ]
-
-        def calls(comm: Any, stream: int) -> None:
-            for r in range(self.size):
-                if r != self.rank and mine[r].size:
-                    comm.send(mine[r].address, mine[r].size, code, r, stream)
-                if r != self.rank and got[r].size:
-                    comm.recv(got[r].address, got[r].size, code, r, stream)
-
-        self._stream.run("all-to-all", [*mine, *got], calls)
-        self.sent_bytes += sum(part.nbytes for part in mine) - own.nbytes
+        others = [r for r in range(self.size) if r != self.rank]
+        sends, receives = ([(of[r], r) for r in others if of[r].size] for of in (mine, got))
+        self._transfer("all-to-all", sends, receives, peers=range(self.size))
         return got
 
     def broadcast(self, array: OnDevice, root: int) -> None:
@@ -168,40 +162,37 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
 
     def send(self, array: OnDevice, to: int) -> None:
-        own, code = self._own(array, to)
-
-        def calls(comm: Any, stream: int) -> None:
-            comm.send(own.address, own.size, code, to, stream)
-
+        own, _ = self._own(array, to)
         name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
-        self._stream.run(name, [own], calls, [to])
-        self.sent_bytes += own.nbytes
+        self._transfer(name, [(own, to)], [], peers=[to])
 
     def receive(self, array: OnDevice, source: int) -> None:
-        own, code = self._own(array, source)
-
-        def calls(comm: Any, stream: int) -> None:
-            comm.recv(own.address, own.size, code, source, stream)
-
+        own, _ = self._own(array, source)
         name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
-        self._stream.run(name, [own], calls, [source])
+        self._transfer(name, [], [(own, source)], peers=[source])
 
     def exchange(
         self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
     ) -> None:
-        out, into = ([(*self._own(a, r), r) for a, r in of] for of in (sends, receives))
+        out, into = ([(self._own(a, r)[0], r) for a, r in of] for of in (sends, receives))
+        to, sources = ({r for _, r in of} for of in (out, into))
+        ends, starts = (sorted(self.names[r] for r in of) for of in (to, sources))
+        name = f"exchange to ranks {ends} and from {starts}"
+        self._transfer(name, out, into, peers=sorted(to | sources))
+
+    def _transfer(
+        self, name: str, sends: Sequence[_Part], receives: Sequence[_Part], *, peers: Sequence[int]
+    ) -> None:
+        """Send and receive arrays, each with the rank it goes to or comes from, all at once."""
 
         def calls(comm: Any, stream: int) -> None:
-            for own, code, to in out:
-                comm.send(own.address, own.size, code, to, stream)
-            for own, code, source in into:
-                comm.recv(own.address, own.size, code, source, stream)
+            for own, to in sends:
+                comm.send(own.address, own.size, self.code(own.dtype), to, stream)
+            for own, source in receives:
+                comm.recv(own.address, own.size, self.code(own.dtype), source, stream)
 
-        to, sources = (sorted({self.names[r] for *_, r in of}) for of in (out, into))
-        name = f"exchange to ranks {to} and from {sources}"
-        peers = sorted({r for *_, r in (*out, *into)})
-        self._stream.run(name, [own for own, *_ in (*out, *into)], calls, peers)
-        self.sent_bytes += sum(own.nbytes for own, *_ in out)
+        self._stream.run(name, [own for own, _ in (*sends, *receives)], calls, peers)
+        self.sent_bytes += sum(own.nbytes for own, _ in sends)
 
     def barrier(self) -> None:
         if self._one is None:
@@ -218,13 +209,12 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
             part = NCCLCommunicator(control, self.ordinal)
         except DeviceError as error:  # the others must learn of it
             failed = error
-        told = control.share("" if failed is None else failed.what)
-        wrong = next((what for what in told if what), None)
-        if part is None or wrong is not None:
+        wrong = list(filter(None, control.share("" if failed is None else failed.what)))
+        if part is None or wrong:
             if part is not None:
                 part.abort()
             control.close()
-            raise failed or DeviceError(str(wrong))
+            raise failed or DeviceError(wrong[0])
         part._owned, part.timeout = control, self.timeout
         return part
 

@@ -10,16 +10,8 @@ from typing import Any, Protocol
 from cavs.distributed.comm.checks import not_contiguous
 from cavs.errors import ConfigError
 
-SIZES = {  # bytes of what NCCL and the host's communicators can both add
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-}
-# As `__cuda_array_interface__` names them. NumPy has no bfloat16: ml_dtypes, CuPy and torch say V2.
+# Types that NCCL and the host can both add, as `__cuda_array_interface__` names them.
+# NumPy has no bfloat16: ml_dtypes, CuPy and torch say V2.
 _STRINGS = {
     "float16": "<f2",
     "bfloat16": "<V2",
@@ -29,6 +21,7 @@ _STRINGS = {
     "int64": "<i8",
     "uint8": "|u1",
 }
+SIZES = {name: int(string[2:]) for name, string in _STRINGS.items()}  # bytes
 _NAMES = {string: name for name, string in _STRINGS.items()}
 _LEGACY = 1  # CUDA's handle of the default stream, where an interface may not say 0
 

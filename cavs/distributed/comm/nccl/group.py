@@ -61,8 +61,10 @@ class NCCLGroup(ProcessLocal):
 
     def __init__(self, control: Communicator, ordinal: int) -> None:
         self._cupy, self._nccl = load_nccl()
+        self.cuda: Any = self._cupy.cuda
         self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
         self.names, self.timeout = control.names, control.timeout
+        self._name = self.names[self.rank]  # number of this rank in the world
         self.sent_bytes = 0  # by the formulas of rings
         self._comm: Any = None
         self._given_up, self._changing = False, threading.Lock()
@@ -137,16 +139,6 @@ class NCCLGroup(ProcessLocal):
         self.call(lambda: self.grouped(launch))
         total = sum(count for _, count in ranges) * SIZES[dtype]
         self.sent_bytes += 2 * (self.size - 1) * total // self.size
-
-    @property
-    def _name(self) -> int:
-        """Number of this rank in the world."""
-        return self.names[self.rank]
-
-    @property
-    def cuda(self) -> Any:
-        """CuPy's module for devices, streams and events."""
-        return self._cupy.cuda
 
     @property
     def alive(self) -> bool:
