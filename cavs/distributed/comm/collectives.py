@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from cavs.distributed.comm.checks import (
     offsets,
 )
 from cavs.distributed.comm.common_memory import CommonMemory
-from cavs.distributed.comm.hang_detection import Known, PendingWait, WaitRegister, nothing
+from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait, WaitRegister, nothing
 from cavs.distributed.comm.interfaces import Array, Communicator, Handle
 from cavs.distributed.comm.messages import Code, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
@@ -75,20 +75,12 @@ class Collectives(ProcessLocal, Communicator, ABC):
     # ---- waits ---------------------------------------------------------------------------------
 
     def waiting(
-        self,
-        operation: str,
-        peers: Callable[[], Iterable[int]] | None = None,
-        known: Known = nothing,
+        self, operation: str, peers: Peers | None = None, known: Known = nothing
     ) -> PendingWait:
         return self._waiting(operation, peers or self._others, known, aside=True)
 
     def _waiting(
-        self,
-        operation: str,
-        peers: Callable[[], Iterable[int]],
-        known: Known = nothing,
-        *,
-        aside: bool = False,
+        self, operation: str, peers: Peers, known: Known = nothing, *, aside: bool = False
     ) -> PendingWait:
         """aside: True if it is none of the operations, which ranks count."""
         group, begun = (f"{self._group} aside", 0) if aside else (self._group, self.operations)
@@ -103,7 +95,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     @abstractmethod
     def _check_alive(self) -> None:
-        """Raises LostPeerError if a rank of the group is known to have died."""
+        """Raise LostPeerError if a rank of the group is known to have died."""
 
     # ---- order ---------------------------------------------------------------------------------
 
@@ -122,7 +114,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
             self._deferring = False
 
     def _run(self, code: Code, name: str, operation: Callable[..., T], *arguments: Any) -> T:
-        """The operation now, or after those in the background."""
+        """Run the operation now, or after those in the background."""
         if self.overlaps and not self._progress.is_here() and not self._progress.idle:
             job: Job[T] = self._progress.start(self._run, (code, name, operation, *arguments))
             return job.wait()
@@ -147,7 +139,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
             raise
 
     def _temporary(self, like: Array) -> Array:
-        """Memory shaped as `like`, kept for the next time: fresh pages cost more than the sum."""
+        """Return memory shaped as `like`, reused: fresh pages cost more than the sum."""
         if self._scratch.nbytes < like.nbytes:
             self._scratch = np.empty(like.nbytes, np.uint8)
         return self._scratch[: like.nbytes].view(like.dtype).reshape(like.shape)
@@ -174,7 +166,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self._all_gather_into(flat, counts)
 
     def _tree_all_reduce(self, flat: Array) -> None:
-        """Up a binomial tree to rank 0 and down again: 2 log2 N steps."""
+        """Sum up a binomial tree to rank 0 and send the sum down again: 2 log2 N steps."""
         other = self._temporary(flat)
         step = 1
         while step < self.size:
@@ -206,15 +198,15 @@ class Collectives(ProcessLocal, Communicator, ABC):
         return found[self.rank]
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
-        """Memory of all ranks, by rank, bytes; None where they cannot see each other's."""
+        """Return memory of all ranks, by rank; None where they cannot see each other's."""
         return None
 
     def _in_common(self, flat: Array) -> list[Array]:
-        """The same place in the memory of every rank; nothing if it lies elsewhere."""
+        """Return `flat` in the memory of every rank; nothing if it is stored elsewhere."""
         return next(filter(None, (common.like(flat) for common in self._common)), [])
 
     def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
-        """Each rank adds its part of all, in the order of ranks, and gives it to all."""
+        """Each rank sums one part over all, in the order of ranks, and writes it to all."""
         begin, end = offsets(counts)[self.rank]
         self._synchronise()
         for at in range(begin, end, _NEAR):

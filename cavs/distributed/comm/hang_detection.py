@@ -39,6 +39,7 @@ class Wait(NamedTuple):
     serial: int
 
 
+Peers = Callable[[], Iterable[int]]
 Known = Callable[[int], str]
 Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that do not answer
 
@@ -91,7 +92,7 @@ class PendingWait:
     group: str
     begun: int
     operation: str
-    peers: Callable[[], Iterable[int]]
+    peers: Peers
     check: Callable[[], None]
     known: Known
     over: bool = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from cavs.distributed.comm.hang_detection import PendingWait
+from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.errors import CommunicationError
 
@@ -27,11 +27,9 @@ class Handle(Protocol[T_co]):
     @property
     def done(self) -> bool:
         """True if `wait` would return at once."""
-        ...
 
     def wait(self) -> T_co:
-        """The result; raises what the operation raised."""
-        ...
+        """Return the result; raise what the operation raised."""
 
 
 class Operations(Protocol[A]):
@@ -58,76 +56,64 @@ class Operations(Protocol[A]):
 
     def all_reduce(self, array: A) -> None:
         """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
-        ...
 
     def reduce(self, array: A, root: int) -> None:
         """Sum, in place at `root`. Every other rank sends n.
 
         On the host in the order of ranks.
         """
-        ...
 
     def reduce_scatter(self, array: A, counts: Sequence[int]) -> A:
-        """Part `rank` of the sum, `counts` elements each, in place. Sends (N - 1) / N n.
+        """Return a view of part `rank` of the sum, in place; `counts` elements each.
 
-        Returns a view of that part; the other parts of `array` hold nothing useful afterwards.
+        Sends (N - 1) / N n. The other parts of `array` hold nothing useful afterwards.
         """
-        ...
 
     def all_gather_into(self, array: A, counts: Sequence[int]) -> None:
-        """Every rank's part of `array` to all, in place. Sends (N - 1) / N n for equal parts."""
-        ...
+        """Send every rank's part of `array` to all, in place: (N - 1) / N n for equal parts."""
 
     def all_gather(self, array: A) -> Sequence[A]:
-        """Every rank's array, by rank; first axes may differ. Sends (N - 1) n for equal ones.
+        """Return every rank's array, by rank, of which this rank's may be `array` itself.
 
-        This rank's may be `array` itself.
+        First axes may differ. Sends (N - 1) n for equal ones.
         """
-        ...
 
     def all_to_all(self, parts: Sequence[A]) -> Sequence[A]:
-        """Exchange parts: every rank gets the part for it of all others; first axes may differ.
-        Sends all parts but its own."""
-        ...
+        """Return the parts that all ranks have for this one, by rank; `parts` are for all ranks.
+
+        First axes may differ. Sends all parts but its own.
+        """
 
     def broadcast(self, array: A, root: int) -> None:
-        """The array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
-        ...
+        """Send the array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
 
     def send(self, array: A, to: int) -> None:
-        """To one rank, which calls `receive` with an array of that size and dtype."""
-        ...
+        """Send to one rank, which calls `receive` with an array of that size and dtype."""
 
     def receive(self, array: A, source: int) -> None:
-        """From one rank, into `array`."""
-        ...
+        """Receive from one rank, into `array`."""
 
     def exchange(self, sends: Sequence[tuple[A, int]], receives: Sequence[tuple[A, int]]) -> None:
-        """Each array of `sends` to a rank, and into each of `receives` from one, all at once.
+        """`send` and `receive` several arrays at once, each to or from a rank.
 
-        As `send` and `receive`, of which several in a row would wait for each other. Between two
-        ranks, arrays arrive in the order in which they are sent.
+        In a row, the operations would wait for each other. Between two ranks, arrays arrive in the
+        order in which they are sent.
         """
-        ...
 
     def barrier(self) -> None:
         """Return when all ranks have come here."""
-        ...
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
         """Run `operation(*arguments)` in the background, after everything started before it.
 
         Operations called while others run in the background wait for their turn.
         """
-        ...
 
     def split(self, color: int, key: int = 0) -> Operations[A]:
-        """The group of ranks with the same `color`, ordered by `key`, then by rank."""
-        ...
+        """Return the group of ranks with the same `color`, ordered by `key`, then by rank."""
 
     def close(self) -> None:
         """End the background thread; the communicator is not used again."""
-        ...
 
 
 class Communicator(Operations[Array], Protocol):
@@ -140,49 +126,38 @@ class Communicator(Operations[Array], Protocol):
     names: Sequence[int]
 
     def share(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, by rank."""
-        ...
+        """Return every rank's JSON value, by rank."""
 
     def split(self, color: int, key: int = 0) -> Communicator: ...
 
     def common_memory(self, nbytes: int) -> Array | None:
-        """Memory of this rank, bytes, that the other ranks see as well; all ranks call it.
+        """Return memory of this rank, bytes, that the other ranks see too; all ranks call it.
 
-        `all_reduce` of what lies there sums without messages but those that say when. None where
+        `all_reduce` of an array stored there sends messages for synchronisation alone. None where
         ranks are not all on one host, or cannot see each other's memory there.
         """
-        ...
 
     def mailbox(self) -> Mailbox:
         """Return a mailbox for another thread, besides the collectives; all ranks call it."""
-        ...
 
     def waiting(
-        self,
-        operation: str,
-        peers: Callable[[], Iterable[int]] | None = None,
-        known: Callable[[int], str] = ...,
+        self, operation: str, peers: Peers | None = None, known: Known = ...
     ) -> PendingWait:
-        """Return a wait outside of the operations, a context in which others learn of it when they
-        ask.
+        """Return a wait outside of the operations: a context in which ranks that ask learn of it.
 
-        operation: what it is in. peers: gives the ranks that it waits for by then; all others
-        unless given. known: what is known of a rank of the world that is behind, or nothing.
+        operation: its name. peers: returns the ranks that it waits for by then; all others unless
+        given. known: returns what is known of a rank of the world that is behind, or nothing.
         """
-        ...
 
     def leave(self) -> None:
-        """Ends what others wait for in this group with `LostPeerError`; one rank calls it."""
-        ...
+        """End what others wait for in this group with `LostPeerError`; one rank calls it."""
 
     def shrink(self) -> Communicator:
-        """The group of the ranks that are left, in their order; all of them call it.
+        """Return the group of the ranks that are left, in their order; all of them call it.
 
         Pending operations end with `LostPeerError`. Raises `DeviceError` where ranks cannot survive
         another.
         """
-        ...
 
     def abort(self, message: str) -> None:
         """Say `message` and end all ranks; for errors that no agreement can handle."""
-        ...

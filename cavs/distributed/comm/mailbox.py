@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,29 +25,32 @@ _WORD = 8  # bytes; arrays begin at multiples of it
 
 @dataclass(frozen=True)
 class Letter:
-    """words: whole numbers, what it is first. arrays: one axis each, the receiver's own."""
+    """A message from rank `source`.
+
+    words: whole numbers, of which the first says what it is. arrays: one axis each, the receiver's.
+    """
 
     source: int
     words: tuple[int, ...]
     arrays: tuple[Array, ...]
 
     def text(self) -> str:
-        """The first array as text."""
+        """Return the first array as text."""
         return self.arrays[0].tobytes().decode()
 
 
 def as_text(text: str) -> Array:
-    """Text for a letter."""
+    """Return text as an array, for a letter."""
     return np.frombuffer(text.encode(), np.uint8)
 
 
 def letter_bytes(words: int, sizes: Sequence[int]) -> int:
-    """Bytes of a letter of so many words and of arrays of so many bytes."""
+    """Return the bytes of a letter of so many words and of arrays of so many bytes."""
     return _WORD * (2 + words + 2 * len(sizes)) + sum(-(-n // _WORD) * _WORD for n in sizes)
 
 
 def encode(words: Sequence[int], arrays: Sequence[Array]) -> Array:
-    """A letter as bytes, a copy."""
+    """Return a letter as bytes, a copy."""
     sizes = [a.nbytes for a in arrays]
     head = [len(words), len(arrays), *words]
     for a in arrays:
@@ -63,7 +65,7 @@ def encode(words: Sequence[int], arrays: Sequence[Array]) -> Array:
 
 
 def decode(source: int, coded: Array) -> Letter:
-    """The letter in `coded`, whose memory its arrays keep."""
+    """Return the letter in `coded`, whose memory its arrays keep."""
     counts = coded[: 2 * _WORD].view(np.int64)
     words, arrays = int(counts[0]), int(counts[1])
     at = _WORD * (2 + words + 2 * arrays)
@@ -76,17 +78,20 @@ def decode(source: int, coded: Array) -> Letter:
     return Letter(source, tuple(head[:words]), tuple(found))
 
 
-class Mailbox(ABC):
-    """The letters of one rank. Any thread posts; one thread takes.
+class Mailbox:
+    """The letters of one rank. Any thread posts; one thread takes. This one is of a single rank.
 
     Letters from one rank to another keep their order. A letter to oneself costs no bytes.
     names: the numbers of the ranks in the world, for errors. sent_bytes: of letters to other ranks.
     """
 
+    # Shortest and longest seconds between two looks at what has come; a rank may be gone meanwhile.
+    _pauses: ClassVar[tuple[float, float]] = (0.05, 0.05)
+
     def __init__(self, rank: int, names: Sequence[int]) -> None:
         self.rank, self.size, self.names = rank, len(names), names
         self.changed = threading.Condition()
-        self._own: deque[Letter] = deque()
+        self._here: deque[Letter] = deque()
         self.sent_bytes, self.closed = 0, False
 
     def post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
@@ -96,43 +101,41 @@ class Mailbox(ABC):
             if self.closed:
                 raise CommunicationError(f"rank {self.names[self.rank]} has closed its mailbox")
             if to == self.rank:
-                self._own.append(decode(to, coded))
+                self._here.append(decode(to, coded))
                 self.changed.notify_all()
                 return
             self.sent_bytes += coded.nbytes
         self._deliver(to, coded)
 
     def take(self, timeout: float) -> Letter | None:
-        """The next letter, or None if none comes within `timeout` seconds or it was closed.
+        """Return the next letter, or None if none comes within `timeout` seconds or it was closed.
 
         Raises `CommunicationError` if a rank is gone.
         """
-        limit = time.monotonic() + timeout
-        pause = 0.0
+        limit, pause = time.monotonic() + timeout, 0.0
+        shortest, longest = self._pauses
         while not self.closed:
             with self.changed:
-                if self._own:
-                    return self._own.popleft()
-            letter = self._arrived()
-            if letter is not None:
+                if self._here:
+                    return self._here.popleft()
+            if letter := self._arrived():
                 return letter
             left = limit - time.monotonic()
             if left <= 0:
                 return None
-            pause = self._wait(min(left, 0.5), pause)
+            pause = min(max(1.5 * pause, shortest), longest)
+            with self.changed:
+                if not self._here and not self.closed:
+                    self.changed.wait(min(left, pause))
         return None
 
-    @abstractmethod
     def _deliver(self, to: int, coded: Array) -> None:
         """Send bytes to another rank, without waiting."""
+        raise CommunicationError(f"there is no rank {to} to write to")
 
-    @abstractmethod
     def _arrived(self) -> Letter | None:
-        """A letter of another rank, if there is one."""
-
-    @abstractmethod
-    def _wait(self, longest: float, before: float) -> float:
-        """Wait until a letter may be there; `before` is what the last call returned, or 0."""
+        """Return a letter that is not in `_here` yet, if there is one."""
+        return None
 
     def leave(self) -> None:
         """End at once, because a rank is gone; what is posted may be lost."""
@@ -143,19 +146,3 @@ class Mailbox(ABC):
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-
-
-class SingleMailbox(Mailbox):
-    """The mailbox of a single rank."""
-
-    def _deliver(self, to: int, coded: Array) -> None:
-        raise CommunicationError(f"there is no rank {to} to write to")
-
-    def _arrived(self) -> Letter | None:
-        return None
-
-    def _wait(self, longest: float, before: float) -> float:
-        with self.changed:
-            if not self._own and not self.closed:
-                self.changed.wait(longest)
-        return 0.0

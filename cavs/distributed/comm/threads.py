@@ -191,7 +191,6 @@ class ThreadMailbox(Mailbox):
     def __init__(self, world: _World, number: int, rank: int) -> None:
         super().__init__(rank, world.names)
         self.number, self._world = number, world
-        self._others: deque[Letter] = deque()
 
     def _deliver(self, to: int, coded: Array) -> None:
         with self._world.changed:
@@ -200,25 +199,16 @@ class ThreadMailbox(Mailbox):
             box = self._world.boxes[self.number, to]
         with box.changed:
             if not box.closed:  # a rank that has left reads no letters
-                box._others.append(decode(self.rank, coded))
+                box._here.append(decode(self.rank, coded))
                 box.changed.notify_all()
 
     def _arrived(self) -> Letter | None:
-        with self.changed:
-            if self._others:
-                return self._others.popleft()
         with self._world.changed:
             if self._world.board.aborted:
                 raise CommunicationError(self._world.board.aborted)
             if self._world.dead:
                 raise self._world.lost()
         return None
-
-    def _wait(self, longest: float, before: float) -> float:
-        with self.changed:
-            if not (self._own or self._others or self.closed):
-                self.changed.wait(min(longest, 0.05))  # a rank may be gone
-        return 0.0
 
 
 def run_threads(

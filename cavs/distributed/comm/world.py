@@ -12,7 +12,7 @@ from cavs.config import num_threads, share_processors
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.comm.mailbox import SingleMailbox
+from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.comm.mpi.library import started
@@ -97,8 +97,8 @@ class SingleCommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         return SingleCommunicator()
 
-    def mailbox(self) -> SingleMailbox:
-        return SingleMailbox(0, self.names)
+    def mailbox(self) -> Mailbox:
+        return Mailbox(0, self.names)
 
     def leave(self) -> None:
         """See `Communicator`."""

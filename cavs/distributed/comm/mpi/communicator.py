@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import zlib
 from collections import Counter
@@ -27,7 +26,7 @@ from cavs.distributed.comm.messages import Code, Message, mixed_up
 from cavs.distributed.comm.mpi.hang_detection import MPIWaitRegister
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.mailbox import MPIMailbox
-from cavs.distributed.comm.mpi.requests import Channel, Mismatch, Requests
+from cavs.distributed.comm.mpi.requests import CALLS, Channel, Mismatch, Requests
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -40,7 +39,6 @@ _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
 _ORPHANS: list[Message] = []  # messages of aborted operations, whose memory MPI may still use
-_CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
 
@@ -75,9 +73,9 @@ class MPICommunicator(Collectives):
                 hint="look for the first error that a rank printed, and start again",
             ) from error
         self._comm: Any = comm
-        self._channel = Channel(mpi, comm, _CALLS)
+        self._channel = Channel(mpi, comm)
         names = _names(mpi, comm)
-        self._asks = desk or MPIWaitRegister(mpi, asks, names, _CALLS)
+        self._asks = desk or MPIWaitRegister(mpi, asks, names)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
@@ -117,7 +115,7 @@ class MPICommunicator(Collectives):
     def _lost_anyone(self) -> bool:
         """True if a rank has died, as far as ULFM reports it here or on another rank."""
         try:
-            with _CALLS:
+            with CALLS:
                 return bool(self._comm.Is_revoked() or self._comm.Get_failed().Get_size() > 0)
         except self._no_ulfm:
             return False
@@ -163,7 +161,7 @@ class MPICommunicator(Collectives):
                 hint="use staleness=0 and sync=True, or another MPI",
             )
         comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
-        return MPIMailbox(self._mpi, comm, _CALLS, self.names, self._asks)
+        return MPIMailbox(self._mpi, comm, self.names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         """`call`, in which MPI waits for all ranks and names none, once all are there.

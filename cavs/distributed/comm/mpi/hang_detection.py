@@ -13,13 +13,12 @@ import json
 import time
 import weakref
 from collections import defaultdict
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from cavs.distributed.comm.hang_detection import PendingWait, Said, Wait, WaitRegister, WaitResult
 from cavs.distributed.comm.interfaces import Array
 from cavs.distributed.comm.mpi.library import errors_of_ulfm
-from cavs.distributed.comm.mpi.requests import begin_receives
+from cavs.distributed.comm.mpi.requests import CALLS, begin_receives
 
 _LISTEN = 0.1  # seconds between two looks at what others ask
 _GRACE = 3.0  # seconds that others have to answer
@@ -28,10 +27,7 @@ _PAUSE = 1e-3  # seconds between two looks for answers
 
 
 class MPIWaitRegister(WaitRegister):
-    """The waits of this process. comm: used by it alone. calls: the lock on MPI of the process.
-
-    names: the number in the world of every rank of `comm`.
-    """
+    """The waits of this process. names: numbers in the world of the ranks of `comm`, its own."""
 
     # State of the process:
     _waits: ClassVar[list[PendingWait]] = []
@@ -39,18 +35,16 @@ class MPIWaitRegister(WaitRegister):
     _desks: ClassVar[weakref.WeakSet[MPIWaitRegister]] = weakref.WeakSet()
     _listened: ClassVar[float] = 0.0  # when, on the monotonic clock
 
-    def __init__(
-        self, mpi: Any, comm: Any, names: tuple[int, ...], calls: AbstractContextManager[Any]
-    ) -> None:
+    def __init__(self, mpi: Any, comm: Any, names: tuple[int, ...]) -> None:
         super().__init__(names[comm.Get_rank()])
         self.waits = self._waits
-        self._mpi, self._comm, self._names, self._calls = mpi, comm, names, calls
+        self._mpi, self._comm, self._names = mpi, comm, names
         self._leaving: list[tuple[Any, bytes]] = []  # requests and the memory they read
         self._coming: list[tuple[Any, Array, int, int]] = []
         self._questions = itertools.count()
         self._answers: dict[int, dict[int, list[Wait]]] = defaultdict(dict)
         self.missed = False  # True if MPI has reported here that a rank is gone
-        with calls:
+        with CALLS:
             self._desks.add(self)
 
     def listen(self) -> None:
@@ -60,7 +54,7 @@ class MPIWaitRegister(WaitRegister):
             self._take_all()
 
     def _take_all(self) -> None:
-        with self._calls:
+        with CALLS:
             desks = tuple(self._desks)
         for desk in desks:
             desk._take()
@@ -86,7 +80,7 @@ class MPIWaitRegister(WaitRegister):
 
     def revoke(self) -> None:
         """Stop answering: no rank asks here any more."""
-        with self._calls:
+        with CALLS:
             self._desks.discard(self)
             self._comm.Revoke()
 
@@ -94,7 +88,7 @@ class MPIWaitRegister(WaitRegister):
 
     def _send(self, name: int, tag: int, value: Any) -> None:
         data = json.dumps(value).encode()
-        with contextlib.suppress(self._mpi.Exception), self._calls:  # a dead rank needs none
+        with contextlib.suppress(self._mpi.Exception), CALLS:  # a dead rank needs none
             self._leaving = [(r, text) for r, text in self._leaving if not r.Test()]
             request = self._comm.Isend([data, self._mpi.BYTE], self._names.index(name), tag)
             self._leaving.append((request, data))
@@ -102,12 +96,12 @@ class MPIWaitRegister(WaitRegister):
     def _take(self) -> None:
         """Answer the questions and keep the answers that are here."""
         try:
-            with self._calls:
+            with CALLS:
                 arrived = self._arrived()
         except self._mpi.Exception:
             self.missed = True
             # Else MPI would say so every time, and let no other message through.
-            with contextlib.suppress(*errors_of_ulfm(self._mpi)), self._calls:
+            with contextlib.suppress(*errors_of_ulfm(self._mpi)), CALLS:
                 self._comm.Ack_failed()
             return
         for source, tag, value in arrived:

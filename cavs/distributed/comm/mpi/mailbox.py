@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,30 +14,25 @@ from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.mpi.library import errors_of_ulfm
-from cavs.distributed.comm.mpi.requests import begin_receives
+from cavs.distributed.comm.mpi.requests import CALLS, begin_receives
 
 LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
 _MORE, _LAST = 1, 2  # tags of the pieces of a letter
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two polls
 _FLUSH = 5.0  # seconds that a closing rank waits until its letters have left
 
 
 class MPIMailbox(Mailbox):
-    """Over a communicator of its own. calls: held for each call of MPI, by all of the process.
+    """The mailbox of a rank that is an MPI process, over a communicator of its own.
 
-    desk: whoever reads here answers what others ask there, while the process does something else.
+    desk: the thread that takes letters answers what others ask there, whatever the process does.
     """
 
-    def __init__(
-        self,
-        mpi: Any,
-        comm: Any,
-        calls: AbstractContextManager[Any],
-        names: Sequence[int],
-        desk: WaitRegister,
-    ) -> None:
+    _pauses = _SHORTEST, _LONGEST
+
+    def __init__(self, mpi: Any, comm: Any, names: Sequence[int], desk: WaitRegister) -> None:
         super().__init__(comm.Get_rank(), names)
-        self._mpi, self._comm, self._calls, self._desk = mpi, comm, calls, desk
+        self._mpi, self._comm, self._desk = mpi, comm, desk
         self._leaving: deque[tuple[Any, Array]] = deque()  # requests and the memory they read
         self._coming: dict[int, deque[tuple[Any, Array, bool]]] = defaultdict(deque)
         self._pieces: dict[int, list[Array]] = defaultdict(list)
@@ -46,7 +40,7 @@ class MPIMailbox(Mailbox):
     def _deliver(self, to: int, coded: Array) -> None:
         pieces = [coded[i : i + LARGEST] for i in range(0, coded.size, LARGEST)]
         try:
-            with self._calls:
+            with CALLS:
                 for piece in pieces:
                     tag = _LAST if piece is pieces[-1] else _MORE
                     request = self._comm.Isend([piece, self._mpi.BYTE], to, tag)
@@ -59,7 +53,7 @@ class MPIMailbox(Mailbox):
     def _arrived(self) -> Letter | None:
         self._desk.listen()
         try:
-            with self._calls:
+            with CALLS:
                 self._forget_sent()
                 for request, piece, source, tag in begin_receives(self._mpi, self._comm):
                     self._coming[source].append((request, piece, tag == _LAST))
@@ -81,16 +75,9 @@ class MPIMailbox(Mailbox):
         pieces = self._pieces.pop(source)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def _wait(self, longest: float, before: float) -> float:
-        pause = min(max(before * 1.5, _SHORTEST), _LONGEST, longest)
-        with self.changed:
-            if not self._own and not self.closed:
-                self.changed.wait(pause)
-        return pause
-
     def leave(self) -> None:
         """See `Mailbox`: by ULFM, where there is one; then the others learn of it, too."""
-        with contextlib.suppress(*errors_of_ulfm(self._mpi)), self._calls:
+        with contextlib.suppress(*errors_of_ulfm(self._mpi)), CALLS:
             self._comm.Revoke()
         super().close()
 
@@ -99,6 +86,6 @@ class MPIMailbox(Mailbox):
         limit = time.monotonic() + _FLUSH
         with contextlib.suppress(self._mpi.Exception):  # to ranks that are gone nothing leaves
             while self._leaving and time.monotonic() < limit:
-                with self._calls:
+                with CALLS:
                     self._forget_sent()
                 time.sleep(_SHORTEST)

@@ -7,8 +7,8 @@ past the end of an array that is too short for what it receives.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from cavs.distributed.comm.messages import DTYPES, Code, Message, label_of
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
 # link then take turns. Receives are posted first here, so that no rank needs to ask.
 PIECE = 4 << 20
+CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _NUMBERS = 3  # at least, before the numbers repeat
 _MORE = PIECE + 1  # stands for the size of a piece that another one follows
 
@@ -39,14 +40,14 @@ class Mismatch(NamedTuple):
 
 
 class Channel:
-    """Messages over `comm`, which nothing else uses. calls: held for each call of MPI.
+    """Messages over `comm`, which nothing else uses.
 
     Messages from one rank to another are numbered, so that one that is never received does not let
     another take its place.
     """
 
-    def __init__(self, mpi: Any, comm: Any, calls: AbstractContextManager[Any]) -> None:
-        self.mpi, self.comm, self.calls, self._labels = mpi, comm, calls, len(Code) * len(DTYPES)
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self.mpi, self.comm, self._labels = mpi, comm, len(Code) * len(DTYPES)
         # Where an MPI has few tags, sizes differ by a rest; those of Open MPI suffice for all.
         tags: int = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1
         self._sizes = min(_MORE + 1, tags // (_NUMBERS * self._labels))
@@ -84,7 +85,7 @@ class Requests:
         self._tags: list[int] = []  # one for each receive
         self._found: tuple[int, int, int] | None = None
         comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
-        with channel.calls:
+        with CALLS:
             for array, source in receives:
                 for piece, tag in channel.pieces(code, array, channel.received, source):
                     requests.append(comm.Irecv([piece, byte], source, tag))
@@ -95,7 +96,7 @@ class Requests:
 
     def test(self) -> bool:
         """Return True if all have ended; raises the errors of MPI."""
-        with self._channel.calls:
+        with CALLS:
             return bool(self._testall(self._requests))
 
     def mismatch(self) -> Mismatch | None:
@@ -105,7 +106,7 @@ class Requests:
         """
         channel, posted, status = self._channel, self._posted(), self._mpi.Status()
         found: tuple[int, int, int] | None = None
-        with channel.calls:
+        with CALLS:
             first: dict[int, int] = {}  # by source, whose next message MPI matches with it
             for i in self._open():
                 if i < len(self._tags):
@@ -142,7 +143,7 @@ class Requests:
     def pending(self) -> list[int]:
         """The ranks whose messages have not ended."""
         posted = self._posted()
-        with self._channel.calls:
+        with CALLS:
             return list({posted[i][1][1] for i in self._open()})
 
     def _open(self) -> list[int]:

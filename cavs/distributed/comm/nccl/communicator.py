@@ -20,7 +20,7 @@ from cavs.distributed.comm.checks import (
 from cavs.distributed.comm.interfaces import Communicator, Operations
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
 from cavs.distributed.comm.nccl.group import NCCLGroup
-from cavs.distributed.comm.nccl.stream import NCCLStream, Started
+from cavs.distributed.comm.nccl.stream import NCCLStream, Peers, Started
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -68,22 +68,18 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     # ---- operations ----------------------------------------------------------------------------
 
     def all_reduce(self, array: OnDevice) -> None:
-        own, code, add = *self._own(array), self._nccl.NCCL_SUM
-
-        def calls(comm: Any, stream: int) -> None:
-            comm.allReduce(own.address, own.address, own.size, code, add, stream)
-
-        self._stream.run(f"all-reduce of {own.nbytes} bytes", [own], calls)
+        own, code = self._own(array)
+        call = own.address, own.address, own.size, code, self._nccl.NCCL_SUM
+        name = f"all-reduce of {own.nbytes} bytes"
+        self._stream.run(name, [own], lambda comm, stream: comm.allReduce(*call, stream))
         self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
 
     def reduce(self, array: OnDevice, root: int) -> None:
         check_rank(root, self.size)
-        own, code, add = *self._own(array), self._nccl.NCCL_SUM
-
-        def calls(comm: Any, stream: int) -> None:
-            comm.reduce(own.address, own.address, own.size, code, add, root, stream)
-
-        self._stream.run(f"reduce of {own.nbytes} bytes to rank {self.names[root]}", [own], calls)
+        own, code = self._own(array)
+        call = own.address, own.address, own.size, code, self._nccl.NCCL_SUM, root
+        name = f"reduce of {own.nbytes} bytes to rank {self.names[root]}"
+        self._stream.run(name, [own], lambda comm, stream: comm.reduce(*call, stream))
         self.sent_bytes += own.nbytes if self.rank != root else 0
 
     def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
@@ -146,30 +142,26 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         ]
         others = [r for r in range(self.size) if r != self.rank]
         sends, receives = ([(of[r], r) for r in others if of[r].size] for of in (mine, got))
-        self._transfer("all-to-all", sends, receives, peers=range(self.size))
+        self._transfer("all-to-all", sends, receives, None)
         return got
 
     def broadcast(self, array: OnDevice, root: int) -> None:
         check_rank(root, self.size)
         own, code = self._own(array)
-
-        def calls(comm: Any, stream: int) -> None:
-            comm.broadcast(own.address, own.address, own.size, code, root, stream)
-
-        self._stream.run(
-            f"broadcast of {own.nbytes} bytes by rank {self.names[root]}", [own], calls
-        )
+        call = own.address, own.address, own.size, code, root
+        name = f"broadcast of {own.nbytes} bytes by rank {self.names[root]}"
+        self._stream.run(name, [own], lambda comm, stream: comm.broadcast(*call, stream))
         self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
 
     def send(self, array: OnDevice, to: int) -> None:
         own, _ = self._own(array, to)
         name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
-        self._transfer(name, [(own, to)], [], peers=[to])
+        self._transfer(name, [(own, to)], [], [to])
 
     def receive(self, array: OnDevice, source: int) -> None:
         own, _ = self._own(array, source)
         name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
-        self._transfer(name, [], [(own, source)], peers=[source])
+        self._transfer(name, [], [(own, source)], [source])
 
     def exchange(
         self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
@@ -178,10 +170,10 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         to, sources = ({r for _, r in of} for of in (out, into))
         ends, starts = (sorted(self.names[r] for r in of) for of in (to, sources))
         name = f"exchange to ranks {ends} and from {starts}"
-        self._transfer(name, out, into, peers=sorted(to | sources))
+        self._transfer(name, out, into, sorted(to | sources))
 
     def _transfer(
-        self, name: str, sends: Sequence[_Part], receives: Sequence[_Part], *, peers: Sequence[int]
+        self, name: str, sends: Sequence[_Part], receives: Sequence[_Part], peers: Peers
     ) -> None:
         """Send and receive arrays, each with the rank it goes to or comes from, all at once."""
 

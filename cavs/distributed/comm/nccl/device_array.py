@@ -32,7 +32,6 @@ class OnDevice(Protocol):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Address, shape, type and stream."""
-        ...
 
 
 @dataclass(frozen=True)

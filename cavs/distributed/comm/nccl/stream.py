@@ -20,6 +20,8 @@ from cavs.distributed.comm.progress import Job, Progress
 from cavs.errors import CommunicationError, DeviceError
 
 T = TypeVar("T")
+Calls = Callable[[Any, int], None]  # takes CuPy's communicator and a stream
+Peers = Sequence[int] | None  # the ranks that an operation is with; None: all
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at an event
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
 
@@ -65,15 +67,11 @@ class NCCLStream:
             return Started(self, job, self._last)
 
     def run(
-        self,
-        name: str,
-        arrays: Sequence[DeviceArray],
-        calls: Callable[[Any, int], None],
-        peers: Sequence[int] | None = None,
+        self, name: str, arrays: Sequence[DeviceArray], calls: Calls, peers: Peers = None
     ) -> None:
-        """Run `calls` on CuPy's communicator on a stream, as one operation.
+        """Run `calls` on CuPy's communicator and a stream, as one operation.
 
-        arrays: what it reads and writes. peers: the ranks that it is with, unless all.
+        arrays: what it reads and writes. peers: see `Peers`.
         """
         with self._turn:
             if self._broken is not None:
