@@ -193,7 +193,7 @@ def _few(texts: Sequence[str], between: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Class and text of an error, as other ranks quote it."""
+    """Return class and text of an error, as other ranks quote it."""
     return f"{type(error).__name__}: {error}"
 
 

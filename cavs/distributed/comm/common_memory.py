@@ -37,7 +37,7 @@ class CommonMemory:
         return self._used() is not None
 
     def like(self, flat: Array) -> list[Array]:
-        """The same place in the memory of every rank; nothing if `flat` lies elsewhere."""
+        """Return `flat` in the memory of every rank; nothing if it is stored elsewhere."""
         begin = address_of(flat) - self._begin
         end = begin + flat.nbytes
         if begin < 0 or end > self._size or not self.is_alive:
@@ -59,7 +59,7 @@ def address_of(array: Array) -> int:
 
 
 def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> list[Array] | None:
-    """Memory of every rank, by rank, bytes; None on all ranks where one of them sees less.
+    """Return memory of every rank, by rank; None on all ranks where one of them sees less.
 
     rank: of this process. share: brings all ranks everybody's JSON value.
     """
@@ -95,7 +95,7 @@ def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> lis
 
 
 def _open(path: str) -> int:
-    """Only such a file: a number that means another process may lead to anything."""
+    """Open a file of `map_common` alone: the number of another process may lead to any file."""
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)
     return os.open(path, os.O_RDWR)

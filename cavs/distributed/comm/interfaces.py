@@ -58,10 +58,7 @@ class Operations(Protocol[A]):
         """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
 
     def reduce(self, array: A, root: int) -> None:
-        """Sum, in place at `root`. Every other rank sends n.
-
-        On the host in the order of ranks.
-        """
+        """Sum, in place at `root`; on the host in the order of ranks. Others send n."""
 
     def reduce_scatter(self, array: A, counts: Sequence[int]) -> A:
         """Return a view of part `rank` of the sum, in place; `counts` elements each.

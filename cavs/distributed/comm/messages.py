@@ -43,7 +43,7 @@ _SUMS = {
 
 
 def as_row(array: Array) -> Array:
-    """The elements as one row, the same memory. ConfigError if it is none that can be sent."""
+    """Return the elements as one row, the same memory; ConfigError if they cannot be sent."""
     check_array(array)
     if not array.flags.c_contiguous:
         raise not_contiguous(array.shape, array.strides)
@@ -51,7 +51,7 @@ def as_row(array: Array) -> Array:
 
 
 def check_array(array: Array) -> None:
-    """ConfigError if it is none of a dtype that can be sent."""
+    """Raise ConfigError if it is no array of a dtype that can be sent."""
     if not isinstance(array, np.ndarray):
         raise ConfigError(
             f"a {type(array).__name__} is no NumPy array",

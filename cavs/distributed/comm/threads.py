@@ -30,7 +30,7 @@ class _Board:
 
 
 class _Desk(WaitRegister):
-    """The desk of one rank, which the others read."""
+    """The waits of one rank, which the others read."""
 
     def __init__(self, number: int, board: _Board) -> None:
         super().__init__(number)
@@ -56,7 +56,7 @@ class _World:
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
     def lost(self) -> LostPeerError:
-        """That ranks have died."""
+        """Return the error that ranks have died."""
         return LostPeerError(f"ranks {sorted(self.names[r] for r in self.dead)} are gone")
 
 
@@ -87,7 +87,7 @@ class ThreadCommunicator(Collectives):
                 array[...] = sent.reshape(array.shape)
 
     def _await(self, sources: Sequence[int], limit: float) -> None:
-        """A letter of the first of `sources`, of which those behind it are to come, too."""
+        """Wait for a message of the first of `sources`; messages of the others are to follow."""
         world = self._world
 
         def silent() -> list[int]:
@@ -147,7 +147,7 @@ class ThreadCommunicator(Collectives):
         super().close()
 
     def die(self) -> None:
-        """This rank takes part no longer, in parts of the group neither; the others find out."""
+        """Let this rank take part no longer, nor in parts of the group; the others find out."""
         for part in self._parts:
             part.die()
         with self._world.changed:
@@ -214,7 +214,7 @@ class ThreadMailbox(Mailbox):
 def run_threads(
     size: int, work: Callable[[ThreadCommunicator], T], *, timeout: float = 60.0
 ) -> list[T]:
-    """`work(communicator)` on `size` threads, one a rank; their results by rank.
+    """Run `work(communicator)` on `size` threads, one a rank; return the results by rank.
 
     If ranks raise, the others are ended and the first exception by rank is raised again here.
     """

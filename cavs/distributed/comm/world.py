@@ -92,7 +92,7 @@ class SingleCommunicator(Collectives):
             raise ConfigError("one rank has no other to send to", hint="run it on 2 ranks or more")
 
     def _check_alive(self) -> None:
-        """This rank is."""
+        """Do nothing: this rank is alive."""
 
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         return SingleCommunicator()
@@ -101,7 +101,7 @@ class SingleCommunicator(Collectives):
         return Mailbox(0, self.names)
 
     def leave(self) -> None:
-        """See `Communicator`."""
+        """Do nothing: no rank waits."""
 
     def shrink(self) -> SingleCommunicator:
         return self

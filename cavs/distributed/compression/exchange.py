@@ -24,11 +24,10 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request of a rank. Value to send back:
+    """One request of a rank, and the answer that its generator is sent.
 
-    all_reduce: the elementwise sum of every rank's array. all_gather: every rank's array, by rank.
-    all_to_all: `arrays` holds one array for every rank; back comes what every rank had for this
-    one, by rank. The first two hold one array.
+    all_reduce: one array; the elementwise sum over the ranks. all_gather: one array; every rank's,
+    by rank. all_to_all: one array for every rank; the arrays of all ranks for this one, by rank.
     """
 
     collective: str
@@ -73,19 +72,19 @@ class Compressor(ABC):
     lossless: ClassVar[bool] = False
 
     def start(self, shape: Shape, dtype: Any, *, seed: int = 0) -> State:
-        """The state before the first step of a parameter; `seed` is equal on all ranks."""
+        """Return the state before the first step of a parameter; `seed` is equal on all ranks."""
         return {}
 
     @abstractmethod
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
-        """Sums `gradient` over `ranks` ranks; reads its arguments, writes none of them."""
+        """Sum `gradient` over `ranks` ranks; read the arguments, write none of them."""
 
     @abstractmethod
     def rounds(self, shape: Shape, itemsize: int, ranks: int, step: int) -> tuple[Round, ...]:
-        """The exchanges of `reduce` at `step` (from 0), in order, in bytes."""
+        """Return the exchanges of `reduce` at `step` (from 0), in order, in bytes."""
 
     def averaged(self, ranks: int) -> Compressor:
-        """The same compressor where the total of `ranks` is then divided by `ranks`."""
+        """Return the same compressor where the total of `ranks` is then divided by `ranks`."""
         return self
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ _LIMITS = {
 
 
 def parse(text: str) -> Compressor:
-    """The compressor called `text`: ``none``, ``float16``, ``bfloat16``, ``onebit``,
+    """Return the compressor called `text`: ``none``, ``float16``, ``bfloat16``, ``onebit``,
     ``powersgd(rank=2)``, ``topk(ratio=0.01, momentum=0.9, clip=5, warm_up=1000)``, or
     ``error_feedback(float16)`` and so on. Raises `ConfigError`.
     """

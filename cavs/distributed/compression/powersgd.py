@@ -35,7 +35,7 @@ class PowerSGD(Compressor):
     name: ClassVar[str] = "powersgd"
 
     def _columns(self, shape: Shape) -> int:
-        """How many columns the factors have; 0 where the gradient is sent as it is."""
+        """Return the columns of the factors; 0 where the gradient is sent as it is."""
         if len(shape) < 2:
             return 0
         rows, columns = shape[0], math.prod(shape[1:])
@@ -82,7 +82,7 @@ class PowerSGD(Compressor):
 
 
 def product(left: Array, right: Array) -> Array:
-    """``left @ right.T`` of narrow matrices, term by term, in chunks that stay in the cache.
+    """Return ``left @ right.T`` of narrow matrices, term by term, in chunks of a cache's size.
 
     Not by BLAS, which rounds otherwise on another processor: all ranks must find the same.
     """
@@ -99,7 +99,7 @@ def product(left: Array, right: Array) -> Array:
 
 
 def orthonormal(matrix: Array) -> Array:
-    """Orthonormal columns that span the columns of `matrix`; zeros for those that depend.
+    """Return orthonormal columns that span those of `matrix`; zeros for dependent ones.
 
     Gram-Schmidt, each column twice, in NumPy's own loops: a QR of LAPACK may differ between two
     machines, and all ranks must find the same.

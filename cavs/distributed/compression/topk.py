@@ -43,7 +43,7 @@ class TopK(Compressor):
     name: ClassVar[str] = "topk"
 
     def count(self, size: int, step: int) -> int:
-        """How many of `size` numbers are sent at `step`, at least one."""
+        """Return how many of `size` numbers are sent at `step`, at least one."""
         ratio = self.ratio
         if step < self.warm_up and ratio < _WARM_UP_RATIO:
             ratio = _WARM_UP_RATIO * (ratio / _WARM_UP_RATIO) ** (step / self.warm_up)
@@ -108,7 +108,7 @@ class TopK(Compressor):
 
 
 def _largest(magnitude: Array, count: int) -> Array:
-    """The places of the `count` largest, int32, rising; of equal ones those that come first."""
+    """Return the indices of the `count` largest, int32, rising; of equal ones the first."""
     if count == magnitude.size:
         return np.arange(count, dtype=np.int32)
     # Smallest of the negative ones: NumPy takes long for the largest where nearly all are zero.

@@ -56,7 +56,7 @@ class Launcher:
 
 
 def find_mpirun() -> Launcher:
-    """The mpirun of this environment (the wheel's), else the one on PATH; DeviceError if none."""
+    """Return the mpirun of this environment (the wheel's), else on PATH; DeviceError if none."""
     own = Path(sysconfig.get_path("scripts")) / "mpirun"
     path = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun")
     if path is None:
@@ -80,7 +80,7 @@ def command_of(
     elastic: bool = False,
     watched: bool = False,
 ) -> list[str]:
-    """The command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
+    """Return the command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
 
     Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: what
     becomes of each rank is told to a `Watch`, and if one dies the others have time to save.
@@ -113,7 +113,7 @@ def command_of(
 def environment_of(
     launcher: Launcher, ranks: int, *, threads: int | None, elastic: bool
 ) -> dict[str, str]:
-    """That of mpirun and the ranks: what is set stays, but for what the launcher says of itself.
+    """Return the environment of mpirun and the ranks: the present one, and facts of the launcher.
 
     threads: of each rank's engine, whatever is set; None: what is set, else one.
     """
@@ -274,6 +274,6 @@ class _Run:
 
 
 def take_stop_signal() -> None:
-    """In a rank: what the launcher passes on acts as Ctrl-C."""
+    """Let the signal that the launcher passes on act as Ctrl-C in a rank."""
     if os.environ.get(LAUNCHED):
         signal.signal(STOP_SIGNAL, lambda number, frame: signal.raise_signal(signal.SIGINT))

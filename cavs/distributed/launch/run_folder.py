@@ -19,7 +19,7 @@ _NEW = 60.0  # seconds: a younger folder may not be locked yet
 
 @contextmanager
 def run_folder() -> Iterator[tuple[Path, int]]:
-    """A new folder, and a file descriptor that keeps it; whoever inherits that keeps it as well.
+    """Yield a new folder and a file descriptor that keeps it, in processes that inherit it too.
 
     Folders of killed launchers are removed first. ConfigError if there can be no folder.
     """

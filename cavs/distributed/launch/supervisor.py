@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int) -> None:
-    """Linux sends this process signal `number` when its parent ends."""
+    """Let Linux send this process signal `number` when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 

@@ -68,7 +68,7 @@ class Watch:
         os.close(self._pipe)
 
     def listen(self, seconds: float) -> None:
-        """Takes in what ranks say; waits for it up to `seconds`."""
+        """Take in the reports of ranks; wait for one up to `seconds`."""
         if select.select([self._pipe], [], [], seconds)[0]:
             *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
             for line in lines:
@@ -102,9 +102,9 @@ class Watch:
             self.missing |= {r for r in self.ends if r not in self.left}
 
     def miss(self) -> None:
-        """Ranks whose processes are gone, and whose keepers with them: call it now and then.
+        """Note the ranks whose processes and supervisors are gone; to be called now and then.
 
-        Twice: a keeper that lives has told it by the second time.
+        Twice: a supervisor that lives has reported the end by the second time.
         """
         gone = {r for r, pid in self.pids.items() if r not in self.ends and not _exists(pid)}
         for rank in sorted(gone & self._unheard):

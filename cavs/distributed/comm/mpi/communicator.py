@@ -164,7 +164,7 @@ class MPICommunicator(Collectives):
         return MPIMailbox(self._mpi, comm, self.names, self._asks)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
-        """`call`, in which MPI waits for all ranks and names none, once all are there.
+        """Return `call()`, in which MPI waits for all ranks and names none, once all are there.
 
         If a rank dies in it, it is lost for all: MPI may tell only some.
         """
@@ -196,7 +196,7 @@ class MPICommunicator(Collectives):
         return error.Get_error_class() in self._lost or self._lost_anyone()
 
     def leave(self) -> None:
-        """See `Communicator`: by ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        """See `Communicator`. By ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
         self._surviving(self._comm.Revoke)
         if not self._is_part:  # parts ask where the whole does
             self._surviving(self._asks.revoke)
@@ -229,7 +229,7 @@ class MPICommunicator(Collectives):
 
 
 def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
-    """A rank that dies of an exception would leave the others waiting for it at exit."""
+    """Abort all ranks if this one dies of an exception: at exit, MPI would wait for them."""
     before = sys.excepthook
 
     def hook(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -241,13 +241,13 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
 
 
 def _names(mpi: Any, comm: Any) -> tuple[int, ...]:
-    """The numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if they are of several."""
+    """Return the numbers in MPI_COMM_WORLD of the ranks of `comm`; its own if some lack one."""
     found = comm.Get_group().Translate_ranks(None, mpi.COMM_WORLD.Get_group())
     return tuple(range(len(found)) if mpi.UNDEFINED in found else found)
 
 
 def check_survivable(c: Communicator) -> None:
-    """ConfigError if the death of a rank of `c` would end the others, as far as one can know.
+    """Raise ConfigError if, as far as one can know, the death of a rank of `c` ends the others.
 
     Open MPI has the functions whether or not they are switched on; its mpirun tells by a variable.
     """

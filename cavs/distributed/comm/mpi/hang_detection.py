@@ -60,7 +60,7 @@ class MPIWaitRegister(WaitRegister):
             desk._take()
 
     def ask(self) -> dict[int, list[Wait]]:
-        """See `WaitRegister`: ends after `_GRACE` seconds at the latest."""
+        """See `WaitRegister`. Ends after `_GRACE` seconds at the latest."""
         number = next(self._questions)
         for name in self._names:
             if name != self.number:

@@ -76,7 +76,7 @@ class MPIMailbox(Mailbox):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def leave(self) -> None:
-        """See `Mailbox`: by ULFM, where there is one; then the others learn of it, too."""
+        """See `Mailbox`. The others learn of it where MPI has ULFM."""
         with contextlib.suppress(*errors_of_ulfm(self._mpi)), CALLS:
             self._comm.Revoke()
         super().close()

@@ -58,7 +58,7 @@ class Channel:
     def pieces(
         self, code: Code, array: Array, counts: list[int], peer: int
     ) -> Iterator[tuple[Array, int]]:
-        """The bytes of an array in messages, each with its tag; nothing is a message, too."""
+        """Yield the bytes of an array as messages with their tags, at least one message."""
         data, label = array.reshape(-1).view(np.uint8), label_of(code, array)
         for begin in range(0, max(data.size, 1), PIECE):
             piece, left = data[begin : begin + PIECE], data.size - begin
@@ -67,7 +67,7 @@ class Channel:
             yield piece, (number * self._labels + label) * self._sizes + size % self._sizes
 
     def read(self, tag: int) -> tuple[int, int, bool]:
-        """Number and label of a message, and whether another piece follows."""
+        """Return number and label of a message, and True if another piece follows."""
         rest, size = divmod(tag, self._sizes)
         return *divmod(rest, self._labels), size == _MORE % self._sizes
 
@@ -133,7 +133,7 @@ class Requests:
             return False
 
     def _posted(self) -> list[tuple[int, Message]]:
-        """Where in its array, in bytes, each request begins, and of which message it is."""
+        """Return where in its array, in bytes, each request begins, and its message."""
         return [
             (begin, message)
             for message in self._messages
@@ -141,13 +141,13 @@ class Requests:
         ]
 
     def pending(self) -> list[int]:
-        """The ranks whose messages have not ended."""
+        """Return the ranks whose messages have not ended."""
         posted = self._posted()
         with CALLS:
             return list({posted[i][1][1] for i in self._open()})
 
     def _open(self) -> list[int]:
-        """Which requests have not ended; nothing changes by it."""
+        """Return the numbers of the requests that have not ended; a query without effect."""
         return [i for i, request in enumerate(self._requests) if not self._has_ended(request)]
 
     def _has_ended(self, request: Any) -> bool:

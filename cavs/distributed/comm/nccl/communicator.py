@@ -52,16 +52,16 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
 
     @property
     def _stream(self) -> NCCLStream:
-        """Made when the first operation is asked for: sums of gradients need none."""
+        """The stream, created for the first operation: sums of gradients need none."""
         with self._changing:
             if self._made is None:
                 self._made = NCCLStream(self, self._control)
             return self._made
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
-        """See `Operations`. Before this returns `operation` has run, but for what GPUs do.
+        """See `Operations`. Before this returns, `operation` has run, but for the work of GPUs.
 
-        Shapes that ranks have to tell each other are told then.
+        Ranks have exchanged the shapes that they need then.
         """
         return self._stream.start(operation, arguments)
 
@@ -116,7 +116,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     def _gather(
         self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, code: int
     ) -> None:
-        """`mine` of every rank to all, into `parts` of `whole`."""
+        """Send `mine` of every rank to all, into `parts` of `whole`."""
 
         def calls(comm: Any, stream: int) -> None:
             if len({part.size for part in parts}) == 1:
@@ -194,7 +194,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     # ---- groups --------------------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0) -> NCCLCommunicator:
-        """See `Operations`. All ranks call it; DeviceError on all of a group that is not made."""
+        """See `Operations`. All ranks call it; DeviceError on all of a group that fails."""
         control = self._control.split(color, key)
         part, failed = None, None
         try:
@@ -211,13 +211,13 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         return part
 
     def abort(self) -> None:
-        """Ends what is under way, which others may never join; every later operation raises."""
+        """End pending operations, which others may never join; every later one raises."""
         super().abort()
         if self._made is not None:
             self._made.close()
 
     def close(self) -> None:
-        """See `Operations`: frees what NCCL holds, once all that was started has ended."""
+        """See `Operations`. Free what NCCL holds, once all that was started has ended."""
         try:
             if self._made is not None:
                 self._made.close()
@@ -229,7 +229,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     # ---- arrays --------------------------------------------------------------------------------
 
     def _own(self, array: OnDevice, peer: int | None = None) -> tuple[DeviceArray, int]:
-        """An array of this rank and NCCL's number of its type; ConfigError if it cannot be sent."""
+        """Return an array and NCCL's number of its type; ConfigError if it cannot be sent."""
         if peer is not None:
             check_peer(peer, self.rank, self.size)
         own = DeviceArray.of(array)
@@ -250,7 +250,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         return [own.cut(a, b) for a, b in offsets(counts)]
 
     def _rows(self, arrays: Sequence[DeviceArray]) -> list[list[int]]:
-        """How many rows the arrays of every rank have; ConfigError on all if more differs."""
+        """Return the rows of the arrays of every rank; ConfigError on all if more differs."""
         told = self._control.share([[a.dtype, *a.shape] for a in arrays])
         forms = {(dtype, *shape[1:]) for rank in told for dtype, *shape in rank}
         if len(forms) > 1 or not arrays[0].shape:
@@ -261,7 +261,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         return [[shape[0] for _, *shape in rank] for rank in told]
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
-        """Fresh memory of this GPU; DeviceError if there is no room."""
+        """Return new memory of this GPU; DeviceError if there is no room."""
         if self._memory is None:
             self._memory = CupyMemory(self.ordinal)
         like = DeviceArray(0, shape, dtype)

@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, whoever made them: addresses, shapes and types."""
+"""Arrays in the memory of a device, of any library: addresses, shapes and types."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DeviceArray:
 
     @staticmethod
     def of(array: OnDevice) -> DeviceArray:
-        """The memory of any array on a device. ConfigError if it is none, or has gaps.
+        """Return the memory of any array on a device. ConfigError if it is none, or has gaps.
 
         The stream is that of the interface; torch's has none, and its default stream is taken.
         """
@@ -93,12 +93,12 @@ class DeviceArray:
         return self.size * SIZES[self.dtype]
 
     def cut(self, begin: int, end: int) -> DeviceArray:
-        """The elements from `begin` to `end` as one row, the same memory."""
+        """Return the elements from `begin` to `end` as one row, the same memory."""
         at = self.address + begin * SIZES[self.dtype]
         return replace(self, address=at, shape=(end - begin,))
 
     def shaped(self, shape: Sequence[int]) -> DeviceArray:
-        """The same elements in another shape."""
+        """Return the same elements in another shape."""
         return replace(self, shape=tuple(shape))
 
     @property

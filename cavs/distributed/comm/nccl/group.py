@@ -35,7 +35,7 @@ def _text(error: Exception) -> str:
 
 
 def load_nccl() -> tuple[ModuleType, ModuleType]:
-    """CuPy and its NCCL module. DeviceError, with the cure, if one is missing."""
+    """Return CuPy and its NCCL module; DeviceError, with the cure, if one is missing."""
     try:
         import cupy
         from cupy.cuda import nccl
@@ -99,7 +99,7 @@ class NCCLGroup(ProcessLocal):
             self._give_up()
 
     def _late(self, job: Job[None], control: Communicator) -> list[int]:
-        """Waits until all ranks have joined or one has failed; the names of those that are late."""
+        """Wait until all ranks have joined or one has failed; return the names of late ones."""
         end = time.monotonic() + control.timeout
         while True:
             done = job.ends_within(_GLANCE)
@@ -120,13 +120,13 @@ class NCCLGroup(ProcessLocal):
         made.abort()
 
     def _give_up(self) -> None:
-        """Whatever becomes of the group, this rank is not in it."""
+        """Leave the group, whether or not the others complete it."""
         with self._changing:
             self._given_up = True
         self.abort()
 
     def sum_ranges(self, ranges: Sequence[tuple[int, int]], dtype: str, stream: int) -> None:
-        """Sums over the ranks, in place, of `ranges`: (address on the device, elements).
+        """Sum `ranges`, (address on the device, elements), over the ranks, in place.
 
         They start on `stream`, a driver's handle, after all that it has been given.
         """
@@ -153,7 +153,7 @@ class NCCLGroup(ProcessLocal):
         return self._comm
 
     def code(self, dtype: str) -> int:
-        """NCCL's number for a type; ConfigError if this CuPy has none."""
+        """Return NCCL's number for a type; ConfigError if this CuPy has none."""
         number = getattr(self._nccl, f"NCCL_{dtype.upper()}", None) if dtype in SIZES else None
         if number is None:
             known = [name for name in SIZES if hasattr(self._nccl, f"NCCL_{name.upper()}")]
@@ -161,7 +161,7 @@ class NCCLGroup(ProcessLocal):
         return int(number)
 
     def grouped(self, launch: Callable[[], None]) -> None:
-        """A block whose calls are one operation, which ends even if a call is refused."""
+        """Run calls as one operation, which ends even if a call is refused."""
         self._nccl.groupStart()
         try:
             launch()
@@ -169,23 +169,23 @@ class NCCLGroup(ProcessLocal):
             self._nccl.groupEnd()
 
     def check(self) -> None:
-        """DeviceError if NCCL has met an error since."""
+        """Raise DeviceError if NCCL has found an error since."""
         self.call(self.comm.check_async_error)
 
     def abort(self) -> None:
-        """Ends what is under way, which others may never join; nothing may be called after it."""
+        """End pending operations, which others may never join; nothing may be called after it."""
         comm, self._comm = self._comm, None
         if comm is not None:
             self.call(comm.abort)
 
     def close(self) -> None:
-        """Frees what NCCL holds, once all that was started has ended."""
+        """Free what NCCL holds, once all that was started has ended."""
         comm, self._comm = self._comm, None
         if comm is not None:
             self.call(comm.destroy)
 
     def call(self, work: Callable[[], T]) -> T:
-        """`work()` with this rank's GPU current, its errors in our words."""
+        """Return `work()` with this rank's GPU current; errors of CuPy become a DeviceError."""
         try:
             with current_gpu(self._cupy, self.ordinal):
                 return work()

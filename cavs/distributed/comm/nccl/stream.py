@@ -56,7 +56,7 @@ class NCCLStream:
         self._broken: CommunicationError | DeviceError | None = None
 
     def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Started[T]:
-        """`operation`, which calls `run` without waiting for anything that it hands over."""
+        """Run `operation`, which calls `run`, without waiting for anything that it hands over."""
         with self._turn:
             before, self._waits = self._waits, False
             try:
@@ -98,7 +98,7 @@ class NCCLStream:
             self.finish(last)
 
     def _mark(self, stream: int) -> Any:
-        """An event behind all that a stream has been given."""
+        """Return an event behind all that a stream has been given."""
         event = self._cuda.Event(disable_timing=True)
         self._cuda.runtime.eventRecord(event.ptr, stream)
         return event
@@ -111,7 +111,7 @@ class NCCLStream:
         return job.done and (job.error is not None or self._group.call(lambda: job.wait().done))
 
     def finish(self, last: StreamRequest | None) -> None:
-        """Waits for the end of an operation.
+        """Wait for the end of an operation.
 
         CommunicationError if it does not come in time, DeviceError if NCCL says why: the group is
         given up then, and whatever is asked of it later raises the same.
@@ -154,7 +154,7 @@ class NCCLStream:
                 look = now
 
     def close(self) -> None:
-        """Ends the thread, once all that was started has ended or been given up."""
+        """End the thread, once all that was started has ended or been given up."""
         try:
             if self._group.alive:
                 self.finish(self._last)
