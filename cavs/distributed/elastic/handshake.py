@@ -93,7 +93,7 @@ def compare_fits(training: RankTraining) -> None:
 
 def compared(options: FitOptions) -> dict[str, Any]:
     """Return the facts about the options of a `fit` that ranks compare."""
-    dev: Any = options.dev  # of which each rank evaluates some batches
+    dev: Any = options.dev  # each rank evaluates some of its batches
     if isinstance(dev, DataLoader):
         state = dev.state_dict() | {"structure and integers": dev.digest()}
         dev = {name: state[name] for name in sorted(state.keys() - {"epoch", "position"})}
