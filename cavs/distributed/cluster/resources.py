@@ -32,7 +32,6 @@ from functools import cached_property
 from cavs.errors import ConfigError
 
 GIGABIT = 1e9 / 8  # bytes
-_MICRO = 1e-6
 
 
 def node_of(device: str) -> str:
@@ -76,10 +75,10 @@ class Network:
     """
 
     bandwidth: float = 10 * GIGABIT
-    latency: float = 50 * _MICRO
+    latency: float = 50 * 1e-6
     flow_bandwidth: float = math.inf
     local_bandwidth: float = 40 * GIGABIT
-    local_latency: float = 10 * _MICRO
+    local_latency: float = 10 * 1e-6
     reduce_bandwidth: float = math.inf
     common_bandwidth: float = 0.0
     memcpy_latency: float = 0.0

@@ -1,4 +1,4 @@
-"""Resource specifications as YAML: every refusal names the line and what stands there.
+"""Resource specifications as YAML: every error names the line and what it says.
 
 The document is composed, not constructed: the nodes of the parser know their lines, and nothing in
 a file can create objects.
@@ -20,21 +20,18 @@ from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceS
 from cavs.errors import ConfigError
 
 _NODE = ("address", "chief", "cpus", "gpus", "bandwidth")
-_BANDWIDTHS = (
-    "bandwidth",
-    "flow_bandwidth",
-    "local_bandwidth",
-    "reduce_bandwidth",
-    "common_bandwidth",
-)
-_LATENCIES = ("latency", "local_latency", "memcpy_latency")
+_BANDWIDTHS = [f"{kind}bandwidth" for kind in ("", "flow_", "local_", "reduce_", "common_")]
+_LATENCIES = ["latency", "local_latency", "memcpy_latency"]
+# Units of numbers in a file, and their factors to those of a `Network`.
+_UNITS = dict.fromkeys(_BANDWIDTHS, ("Gbit/s", GIGABIT))
+_UNITS |= dict.fromkeys(_LATENCIES, ("microseconds", 1e-6))
 _MAX_DEVICES = 4096
 _OCTAL = re.compile(r"[-+]?0[0-9_]+$")
 _TAG = "tag:yaml.org,2002:"
 
 
 def parse_resources(text: str, source: str = "resources") -> ResourceSpec:
-    """The specification in YAML text; `source` names it in errors. Raises `ConfigError`."""
+    """Return the specification in YAML text; `source` names it in errors. Raises `ConfigError`."""
     try:
         import yaml
     except ImportError:
@@ -53,7 +50,7 @@ def parse_resources(text: str, source: str = "resources") -> ResourceSpec:
 
 
 def text_of(spec: ResourceSpec) -> str:
-    """YAML text that `parse_resources` reads, with four digits of a number and no order of ranks.
+    """Return YAML text that `parse_resources` reads: four digits of a number, no order of ranks.
 
     Values that were not measured, so that they are those of `Network()`, are left out, as are
     infinite bandwidths.
@@ -67,15 +64,11 @@ def text_of(spec: ResourceSpec) -> str:
         if node.bandwidth is not None:
             lines.append(f"    bandwidth: {_number(node.bandwidth / GIGABIT)}")
     network: list[str] = []
-    for names, unit, factor in (
-        (_BANDWIDTHS, "Gbit/s", 1 / GIGABIT),
-        (_LATENCIES, "microseconds", 1e6),
-    ):
-        for name in names:
-            value = getattr(spec.network, name)
-            if value != getattr(Network, name) and math.isfinite(value):
-                network.append(f"  {name}: {_number(value * factor)}  # {unit}")
-    return "\n".join([*lines, *(["network:"] if network else []), *network, ""])
+    for name, (unit, factor) in _UNITS.items():
+        value = getattr(spec.network, name)
+        if value != getattr(Network, name) and math.isfinite(value):
+            network.append(f"  {name}: {_number(value * (1 / factor))}  # {unit}")
+    return "\n".join([*lines, *["network:"] * bool(network), *network, ""])
 
 
 def _devices(numbers: tuple[int, ...]) -> str:
@@ -115,9 +108,7 @@ class _Reader:
         address = self.scalar(fields["address"], str, "an address")
         if not address or any(c.isspace() or c == "/" for c in address):
             self.refuse(fields["address"], f"address is {address!r}", "write a host name")
-        bandwidth = None
-        if "bandwidth" in fields:
-            bandwidth = self.positive(fields["bandwidth"], "bandwidth") * GIGABIT
+        bandwidth = fields.get("bandwidth")
         gpus = self.devices(fields["gpus"], "gpus") if "gpus" in fields else ()
         cpus = self.devices(fields["cpus"], "cpus") if "cpus" in fields else (0,)
         if not cpus and not gpus:
@@ -126,22 +117,13 @@ class _Reader:
             address=address,
             cpus=cpus,
             gpus=gpus,
-            bandwidth=bandwidth,
+            bandwidth=bandwidth and self.number(bandwidth, "bandwidth"),
             chief="chief" in fields and self.scalar(fields["chief"], bool, "true or false"),
         )
 
     def network(self, item: Any) -> Network:
-        fields = self.mapping(item, (*_BANDWIDTHS, *_LATENCIES))
-        values = {name: self.positive(fields[name], name) for name in fields if name in _BANDWIDTHS}
-        latencies = {
-            name: self.positive(fields[name], name, zero=True)
-            for name in fields
-            if name in _LATENCIES
-        }
-        return Network(
-            **{name: value * GIGABIT for name, value in values.items()},
-            **{name: value * 1e-6 for name, value in latencies.items()},
-        )
+        fields = self.mapping(item, tuple(_UNITS))
+        return Network(**{name: self.number(value, name) for name, value in fields.items()})
 
     def devices(self, item: Any, name: str) -> tuple[int, ...]:
         if item.tag.endswith(":seq"):
@@ -155,12 +137,11 @@ class _Reader:
             self.refuse(item, f"{name} is {count}", f"give 0 to {_MAX_DEVICES}")
         return tuple(range(count))
 
-    def positive(self, item: Any, name: str, *, zero: bool = False) -> float:
-        value: float = self.scalar(item, float, "a number")
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-            unit = "microseconds" if name in _LATENCIES else "Gbit/s"
+    def number(self, item: Any, name: str) -> float:
+        value, (unit, factor) = self.scalar(item, float, "a number"), _UNITS[name]
+        if not math.isfinite(value) or value < 0 or (value == 0 and name in _BANDWIDTHS):
             self.refuse(item, f"{name} is {item.value}", f"give a positive number of {unit}")
-        return value
+        return float(value * factor)
 
     def mapping(self, item: Any, known: tuple[str, ...]) -> dict[str, Any]:
         if not item.tag.endswith(":map"):
@@ -168,9 +149,8 @@ class _Reader:
         fields: dict[str, Any] = {}
         for key, value in item.value:
             if key.value not in known:
-                self.refuse(
-                    key, f"unknown field {self.shown(key)}", f"fields are {', '.join(known)}"
-                )
+                hint = f"fields are {', '.join(known)}"
+                self.refuse(key, f"unknown field {self.shown(key)}", hint)
             if key.value in fields:
                 self.refuse(key, f"{key.value} stands twice", "keep one of them")
             fields[key.value] = value
@@ -210,9 +190,13 @@ class _Reader:
 
 
 def load_resources(path: str | os.PathLike[str]) -> ResourceSpec:
-    """Reads a resource specification from a YAML file. Raises `ConfigError`, naming the line."""
+    """Read a resource specification from a YAML file. Raises `ConfigError`, naming the line."""
+    return parse_resources(read_text(path), str(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file. Raises `ConfigError` if it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None
-    return parse_resources(text, str(path))

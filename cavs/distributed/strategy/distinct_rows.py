@@ -1,4 +1,4 @@
-"""How many different rows several replicas touch together, from what one of them touches.
+"""The number of rows that several replicas touch together, from those that one of them touches.
 
 Words are neither equally frequent nor spread by a power law alone, so neither even draws (all rows
 that replicas share are chance) nor Heaps' law (new ones never run out) holds for text and for
@@ -17,13 +17,13 @@ _LARGEST = 700.0  # largest argument of exp
 
 
 def _mean(rate: float, length: float) -> float:
-    """The mean of exp(rate * x), x from 0 to `length`."""
+    """Return the mean of exp(rate * x), x from 0 to `length`."""
     x = min(rate * length, _LARGEST)
     return math.expm1(x) / x if x else 1.0
 
 
 def distinct(rows: float, once: float, twice: float, samples: float) -> float:
-    """The different rows of `samples` samples, one or more, that are like one sample.
+    """Return the number of different rows of `samples` samples, one or more, that are like one.
 
     rows: different ones in that one. once, twice: those of them that it has once, and twice.
     """
@@ -32,7 +32,7 @@ def distinct(rows: float, once: float, twice: float, samples: float) -> float:
     slope = 2 * max(twice, 0.5) / once  # -D'' / D' at 1; of none at all half a row is expected
 
     def shown(c: float) -> float:
-        """D(1) / D'(1), which grows with c."""
+        """Return D(1) / D'(1), which grows with c."""
         span = math.log1p(c)
         return (1 + c) / c * span * _mean(slope * (1 + c) / c - 1, span)
 

@@ -1,21 +1,21 @@
 """The strategy expression: graph-level configuration and one node for every parameter.
 
-Follows the representation of AutoDist (Zhang 2020, section 7.3). Everything is immutable, equal by
-value, and written to JSON and back without loss; `Strategy.digest` is what ranks compare before the
-first step. An expression can still be wrong for a model or a cluster: see
-`cavs.distributed.strategy.verify`.
+It follows AutoDist (Zhang 2020, section 7.3). Everything is immutable, equal by value, and written
+to JSON and back without loss; ranks compare `Strategy.digest` before the first step. An expression
+can still be wrong for a model or a cluster: see `cavs.distributed.strategy.verify`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
-from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.cluster.resources import ResourceSpec, node_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError, renamed
 
@@ -23,18 +23,21 @@ FORMAT = 1  # version of the JSON form
 REDUCTIONS = ("mean", "sum")
 
 
+def refuse(owner: str, field: str, value: Any, hint: str) -> NoReturn:
+    """Raise the `ConfigError` of an option with an invalid value."""
+    raise ConfigError(f"{owner}: {field} is {value!r}", hint=hint)
+
+
 def check_whole(owner: str, field: str, value: Any, least: int = 0) -> None:
     """Raise `ConfigError` unless an option is a whole number of at least `least`."""
     if type(value) is not int or value < least:
-        raise ConfigError(
-            f"{owner}: {field} is {value!r}", hint=f"give a whole number of at least {least}"
-        )
+        refuse(owner, field, value, f"give a whole number of at least {least}")
 
 
 def check_names(owner: str, field: str, value: Any) -> tuple[str, ...]:
     """Return device names as a tuple. Raises `ConfigError` if they are none."""
     if isinstance(value, str) or not all(isinstance(name, str) and name for name in value):
-        raise ConfigError(f"{owner}: {field} is {value!r}", hint="give a list of device names")
+        refuse(owner, field, value, "give a list of device names")
     return tuple(value)
 
 
@@ -57,8 +60,8 @@ def absent(what: str, device: str, devices: Collection[str]) -> Problem:
 class Synchroniser:
     """How the gradients of a parameter, or of a shard, come together; its fields are its options.
 
-    This class says what strategies know of any synchroniser; `cavs.distributed.sync` adds how one
-    is priced and run. type: its name in JSON. takes_compressor: True if it compresses gradients.
+    `cavs.distributed.sync` adds how one is priced and run. type: its name in JSON.
+    takes_compressor: True if it compresses gradients.
     """
 
     type: ClassVar[str]
@@ -152,9 +155,7 @@ class NodeConfig:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a node of a strategy is called {self.name!r}", hint="name it")
         if not isinstance(self.compressor, str):
-            raise ConfigError(
-                f"{self.name}: compressor is {self.compressor!r}", hint='name it, such as "float16"'
-            )
+            refuse(self.name, "compressor", self.compressor, 'name it, such as "float16"')
         object.__setattr__(self, "partition", tuple(self.partition))
         object.__setattr__(self, "placement", check_names(self.name, "placement", self.placement))
         object.__setattr__(self, "shards", tuple(self.shards))
@@ -163,17 +164,15 @@ class NodeConfig:
         if self.parts > 1:
             self._check_shards()
         elif self.shards:
+            count, partition = len(self.shards), list(self.partition)
             raise ConfigError(
-                f"{self.name}: {len(self.shards)} shards, but its partition is "
-                f"{list(self.partition)}",
+                f"{self.name}: {count} shards, but its partition is {partition}",
                 hint="give the number of parts of every axis, or no shards",
             )
         elif not isinstance(self.synchroniser, Synchroniser):
             *some, last = (cls.__name__ for cls in REGISTRY.values())
-            raise ConfigError(
-                f"{self.name}: its synchroniser is {self.synchroniser!r}",
-                hint=f"give {', '.join(some)} or {last}",
-            )
+            hint = f"give {', '.join(some)} or {last}"
+            refuse(self.name, "its synchroniser", self.synchroniser, hint)
 
     def _check_shards(self) -> None:
         if len(self.shards) != self.parts:
@@ -188,20 +187,18 @@ class NodeConfig:
                 hint="they belong to its shards",
             )
         for i, shard in enumerate(self.shards):
-            if shard.partition or shard.name != f"{self.name}/part_{i}":
+            name = f"{self.name}/part_{i}"
+            if shard.partition or shard.name != name:
+                partition = list(shard.partition)
                 raise ConfigError(
-                    f"{self.name}: shard {i} is called {shard.name!r}, partition "
-                    f"{list(shard.partition)}",
-                    hint=f"call it {self.name}/part_{i}, without partition",
+                    f"{self.name}: shard {i} is called {shard.name!r}, partition {partition}",
+                    hint=f"call it {name}, without partition",
                 )
 
     @property
     def parts(self) -> int:
-        """The number of shards; 1 of a whole parameter."""
-        product = 1
-        for parts in self.partition:
-            product *= parts
-        return product
+        """Number of shards; 1 of a whole parameter."""
+        return math.prod(self.partition)
 
     @property
     def leaves(self) -> tuple[NodeConfig, ...]:
@@ -255,9 +252,7 @@ class GraphConfig:
                 hint="name each device once, as a replica or as a server",
             )
         if self.gradients not in REDUCTIONS:
-            raise ConfigError(
-                f"strategy: gradients is {self.gradients!r}", hint='use "mean" or "sum"'
-            )
+            refuse("strategy", "gradients", self.gradients, 'use "mean" or "sum"')
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -265,18 +260,16 @@ class GraphConfig:
         return self.replicas + self.servers
 
     def rank_of(self, device: str) -> int:
-        """The rank that acts for `device`.
+        """Return the rank that runs on `device`, or else the first one of its node.
 
-        The one that runs on it, or else the first one of its node: where GPUs compute, the CPU of
-        their node is served by the process of the first GPU. Raises `ConfigError` if the node has
-        no rank.
+        Where GPUs compute, the process of the first one serves the CPU of their node. Raises
+        `ConfigError` if the node has no rank.
         """
         if device in self.ranks:
             return self.ranks.index(device)
-        node = device.rsplit(":", 2)[0]
-        for rank, other in enumerate(self.ranks):
-            if other.rsplit(":", 2)[0] == node:
-                return rank
+        nodes = [node_of(other) for other in self.ranks]
+        if node_of(device) in nodes:
+            return nodes.index(node_of(device))
         raise ConfigError(
             f"device {device} is on a node without replica or server",
             hint=f"use a node of {', '.join(self.ranks[:8])}, or add the device to servers",
@@ -288,7 +281,7 @@ class GraphConfig:
 class Strategy:
     """How one model is trained on many workers: nodes in the order of the model's parameters.
 
-    builder: who made it, for the reader; no part of the digest.
+    builder: its builder, for the reader; no part of the digest.
     """
 
     graph: GraphConfig

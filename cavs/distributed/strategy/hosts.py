@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cavs.distributed.cluster.resources import Node, ResourceSpec, node_of
 from cavs.distributed.comm.interfaces import Communicator
@@ -16,41 +16,51 @@ LOCAL = "localhost"  # the address of the host where all ranks are on one
 
 
 def hosts_of(c: Communicator) -> list[str]:
-    """The host of every rank; all ranks call it."""
+    """Return the host of every rank; all ranks call it."""
     names = [str(name) for name in c.share(socket.gethostname())]
     return [LOCAL] * len(names) if len(set(names)) == 1 else names
 
 
 def cluster_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
-    """A node for each host, with a device for each rank that runs on it, in the order of ranks.
+    """Return a node for each host, with a device for each rank on it, in the order of ranks.
 
     gpus: ranks compute on these; they are numbered as the ranks of their host are.
     """
-    device, ranks = "GPU" if gpus else "CPU", list[str]()
-    for i, host in enumerate(hosts):
-        ranks.append(f"{host}:{device}:{hosts[:i].count(host)}")
+    device = "GPU" if gpus else "CPU"
+    ranks = tuple(f"{host}:{device}:{hosts[:i].count(host)}" for i, host in enumerate(hosts))
     nodes = []
     for host in dict.fromkeys(hosts):
         numbers = tuple(range(hosts.count(host)))
         cpus, own = ((), numbers) if gpus else (numbers, ())
         nodes.append(Node(address=host, cpus=cpus, gpus=own, chief=host == hosts[0]))
-    return ResourceSpec(nodes=tuple(nodes), ranks=tuple(ranks))
+    return ResourceSpec(nodes=tuple(nodes), ranks=ranks)
+
+
+def devices_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
+    """Return the devices that a strategy may name without resources: a CPU for each rank.
+
+    gpus: and a GPU.
+    """
+    cluster = cluster_of(hosts)
+    if not gpus:
+        return cluster
+    return ResourceSpec(nodes=tuple(replace(node, gpus=node.cpus) for node in cluster.nodes))
 
 
 def in_rank_order(resources: ResourceSpec, hosts: Sequence[str]) -> ResourceSpec:
-    """`resources` with its devices in the order of the ranks, where it names their hosts.
+    """Return `resources` with its devices in the order of the ranks, where it names their hosts.
 
-    As it is where it does not: it may name several on one machine.
+    It is left as it is where it does not: it may name several hosts on one machine.
     """
     names = [node_of(device) for device in resources.replicas]
     if Counter(names) != Counter(hosts) or names == list(hosts):
         return resources
     left = {name: [d for d in resources.replicas if node_of(d) == name] for name in names}
-    return dataclasses.replace(resources, ranks=tuple(left[host].pop(0) for host in hosts))
+    return replace(resources, ranks=tuple(left[host].pop(0) for host in hosts))
 
 
 def fits(strategy: Strategy, size: int) -> None:
-    """Raises `ConfigError` if the strategy is not one that `size` ranks can run."""
+    """Raise `ConfigError` if the strategy is not one that `size` ranks can run."""
     replicas, servers = len(strategy.graph.replicas), len(strategy.graph.servers)
     if replicas + servers != size:
         raise ConfigError(
@@ -61,10 +71,10 @@ def fits(strategy: Strategy, size: int) -> None:
 
 
 def check_hosts(strategy: Strategy, hosts: Sequence[str], *, gpus: bool) -> None:
-    """Raises `ConfigError` if ranks do not compute where the strategy says.
+    """Raise `ConfigError` if ranks do not compute where the strategy says.
 
     hosts: of every rank. Those of the strategy are compared with them if it names the same ones;
-    else its addresses are names that a resource specification gave. gpus: whether ranks compute on
+    else its addresses are names that a resource specification gave. gpus: True if ranks compute on
     GPUs; those that only own parameters need none.
     """
     for rank, device in enumerate(strategy.graph.replicas):
@@ -84,15 +94,3 @@ def check_hosts(strategy: Strategy, hosts: Sequence[str], *, gpus: bool) -> None
                 hint=f"start the ranks on {', '.join(named)}, in this order, or name devices in "
                 f"the order of the ranks, which are on {', '.join(hosts)}",
             )
-
-
-def devices_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
-    """Return the devices that a strategy may name without resources: a CPU for each rank.
-
-    gpus: and a GPU.
-    """
-    cluster = cluster_of(hosts)
-    if not gpus:
-        return cluster
-    nodes = tuple(dataclasses.replace(node, gpus=node.cpus) for node in cluster.nodes)
-    return ResourceSpec(nodes=nodes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from cavs.distributed.strategy.expression import NodeConfig, Strategy
 from cavs.distributed.strategy.partition import shards_of
@@ -14,7 +14,7 @@ from cavs.errors import ConfigError
 def without(
     strategy: Strategy, lost: Collection[int], shapes: Mapping[str, tuple[int, ...]]
 ) -> Strategy:
-    """The strategy of the ranks that are left when those of numbers `lost` are gone.
+    """Return the strategy of the ranks that are left when those of numbers `lost` are gone.
 
     Parameters of lost owners go to the rank that owns the fewest bytes; servers are preferred to
     replicas. shapes: of the parameters, by name. Raises `ConfigError` if no replica is left.
@@ -48,13 +48,11 @@ def without(
             loads[heir] += sizes[leaf.name]
             sync = sync.moved_to(heir)
             placement = (heir,) if leaf.placement else ()
-        return dataclasses.replace(leaf, synchroniser=sync, placement=placement)
+        return replace(leaf, synchroniser=sync, placement=placement)
 
     nodes = tuple(
-        dataclasses.replace(node, shards=tuple(map(moved, node.shards)))
-        if node.shards
-        else moved(node)
+        replace(node, shards=tuple(map(moved, node.shards))) if node.shards else moved(node)
         for node in strategy.nodes
     )
-    left = dataclasses.replace(graph, replicas=replicas, servers=servers)
-    return dataclasses.replace(strategy, graph=left, nodes=nodes)
+    left = replace(graph, replicas=replicas, servers=servers)
+    return replace(strategy, graph=left, nodes=nodes)

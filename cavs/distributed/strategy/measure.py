@@ -25,12 +25,12 @@ def measured_variables(
     dtype: str = "float32",
     passes: Passes | None = None,
 ) -> tuple[Variable, ...]:
-    """The trainable parameters of `model`, with what one replica's `batch` shows.
+    """Return the trainable parameters of `model`, measured on one replica's `batch`.
 
     The model is compiled for it as a replica compiles it, with `passes`, but on the CPU; nothing
-    runs. A table that is read in other ways than by lookups is not sparse. rows, once, twice:
-    different rows that the batch looks up. factors: rows of the products that the engine would
-    hand out in place of the gradient; None where it would not. Without a batch all are unknown.
+    runs. A table that is read in other ways than by lookups is not sparse. factors: rows of the
+    products that the engine would hand out in place of the gradient; None where it would not.
+    Without a batch all are unknown.
     """
     found = variables_of(model, dtype=dtype)
     if batch is None:
@@ -46,8 +46,7 @@ def measured_variables(
     def measured(variable: Variable) -> Variable:
         name, number = variable.name, program.parameters.index(variable.name)
         if variable.sparse and program.gradients.get(name) != "dense":
-            rows, once, twice = _looked_up(uses.get(name, []), batch)
-            return replace(variable, rows=rows, once=once, twice=twice)
+            return replace(variable, **_looked_up(uses.get(name, []), batch))
         factors = None
         if executor.set_factored(number):
             factors = _pairs(program, schedule, present, number)
@@ -66,7 +65,7 @@ def trace_of(model: Model, batch: GraphBatch) -> Graph:
 
 
 def _uses(graph: Graph) -> dict[str, list[Node]]:
-    """The nodes that read each parameter, by its name."""
+    """Return the nodes that read each parameter, by its name."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes():
         for value in dict.fromkeys(node.inputs):
@@ -76,21 +75,19 @@ def _uses(graph: Graph) -> dict[str, list[Node]]:
     return found
 
 
-def _looked_up(
-    uses: list[Node], batch: GraphBatch
-) -> tuple[float | None, float | None, float | None]:
-    """How many rows of a table are looked up, once, and twice; None where it is not known."""
+def _looked_up(uses: list[Node], batch: GraphBatch) -> dict[str, Any]:
+    """Return the numbers of rows of a table that are looked up, once, and twice, where known."""
     if not uses or any(node.inputs[1].op.name != "feature" for node in uses):
-        return None, None, None
+        return {}
     touched = [batch[node.inputs[1].attr("name")].reshape(-1) for node in uses]
     numbers, counts = np.unique(np.concatenate(touched), return_counts=True)
     counts = counts[numbers >= 0]
-    once, twice = (np.count_nonzero(counts == n) for n in (1, 2))
-    return float(len(counts)), float(once), float(twice)
+    once, twice = (float(np.count_nonzero(counts == n)) for n in (1, 2))
+    return {"rows": float(len(counts)), "once": once, "twice": twice}
 
 
 def _pairs(program: Program, schedule: Any, present: dict[str, int], number: int) -> float:
-    """Rows of the products that the gradient of a parameter is the sum of."""
+    """Return the rows of the products that the gradient of a parameter is the sum of."""
     ids = [i for x in program.stages for i in instructions_of(x)]
     products = [i for i in ids if ("grad", number) in touches(program, [i])[1]]
     spaces = [program.instructions[i].space for i in products]

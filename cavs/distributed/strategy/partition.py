@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cavs.distributed.strategy.expression import NodeConfig
 from cavs.errors import ConfigError
@@ -30,25 +31,20 @@ class Shard:
 
 
 def shard_ranges(size: int, parts: int) -> list[tuple[int, int]]:
-    """Cuts ``size`` elements into `parts` ranges; the first ``size % parts`` hold one more."""
+    """Cut ``size`` elements into `parts` ranges; the first ``size % parts`` hold one more."""
     least, more = divmod(size, parts)
-    ranges, start = [], 0
-    for i in range(parts):
-        stop = start + least + (i < more)
-        ranges.append((start, stop))
-        start = stop
-    return ranges
+    return list(pairwise(i * least + min(i, more) for i in range(parts + 1)))
 
 
 def partition_of(shape: Sequence[int], axis: int, parts: int) -> tuple[int, ...]:
-    """The partition vector that cuts `axis` into `parts`; () if that is one part."""
+    """Return the partition vector that cuts `axis` into `parts`; () if that is one part."""
     if parts <= 1:
         return ()
     return tuple(parts if i == axis else 1 for i in range(len(shape)))
 
 
 def shards_of(node: NodeConfig, shape: Sequence[int]) -> list[Shard]:
-    """The shards of a parameter of `shape`, one for each of ``node.leaves``.
+    """Return the shards of a parameter of `shape`, one for each of ``node.leaves``.
 
     Raises `ConfigError` where the partition vector does not fit the shape or cuts two axes.
     """

@@ -20,15 +20,13 @@ class Roles:
 
     def __init__(self, everyone: Communicator, strategy: Strategy | None = None) -> None:
         self.everyone = everyone
-        self.count = everyone.size if strategy is None else len(strategy.graph.replicas)
-        self.hosts = [list(range(self.count))]
-        if strategy is not None:
-            addresses = [node_of(device) for device in strategy.graph.replicas]
-            self.hosts = [
-                [r for r, other in enumerate(addresses) if other == address]
-                for address in dict.fromkeys(addresses)
-            ]
+        devices = [""] * everyone.size if strategy is None else strategy.graph.replicas
         syncs = [] if strategy is None else [leaf.sync for leaf in strategy.leaves]
+        self.count = len(devices)
+        hosts: dict[str, list[int]] = {}
+        for rank, device in enumerate(devices):
+            hosts.setdefault(node_of(device), []).append(rank)
+        self.hosts = list(hosts.values())
         self.replicas = everyone
         if self.count < everyone.size:
             self.replicas = everyone.split(int(self.computes))
@@ -50,16 +48,16 @@ class Roles:
 
     @property
     def host(self) -> int:
-        """The place of this replica's host in `hosts`."""
+        """Index of this replica's host in `hosts`."""
         return next(h for h, ranks in enumerate(self.hosts) if self.rank in ranks)
 
     def leader(self, owner: int, host: int) -> int:
-        """The replica of a host that speaks to an owner: itself, if it is one of them."""
+        """Return the replica of a host that exchanges messages with an owner, see `leader_of`."""
         return leader_of(owner, self.hosts[host])
 
     @property
     def team(self) -> list[int]:
-        """That of this replica."""
+        """The team of this replica."""
         return next(team for team in self.teams if self.rank in team)
 
     @property

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cavs.data.whole_file import write_whole
+from cavs.distributed.cluster.text import read_text
 from cavs.distributed.strategy.expression import (
     FORMAT,
     REGISTRY,
@@ -19,6 +19,8 @@ from cavs.distributed.strategy.expression import (
     Synchroniser,
 )
 from cavs.errors import ConfigError
+
+_WANTED: dict[type, str] = {str: "a string", list: "a list", Mapping: "an object with named fields"}
 
 
 def from_dict(content: Any) -> Strategy:
@@ -30,15 +32,15 @@ def from_dict(content: Any) -> Strategy:
             hint="build it again with cavs strategy show",
         )
     graph = _fields(fields["graph"], "graph", ("replicas",), ("servers", "gradients"))
-    nodes = _list(fields["nodes"], "nodes")
+    nodes = _typed(fields["nodes"], "nodes", list)
     return Strategy(
         graph=GraphConfig(
             replicas=_strings(graph["replicas"], "graph.replicas"),
             servers=_strings(graph.get("servers", []), "graph.servers"),
-            gradients=_string(graph.get("gradients", "mean"), "graph.gradients"),
+            gradients=_typed(graph.get("gradients", "mean"), "graph.gradients", str),
         ),
         nodes=tuple(_node(node, f"nodes[{i}]") for i, node in enumerate(nodes)),
-        builder=_string(fields.get("builder", ""), "builder"),
+        builder=_typed(fields.get("builder", ""), "builder", str),
     )
 
 
@@ -48,13 +50,13 @@ def _node(content: Any, where: str) -> NodeConfig:
     synchroniser = None
     if fields.get("synchroniser") is not None:
         synchroniser = _synchroniser(fields["synchroniser"], f"{where}.synchroniser")
-    shards = _list(fields.get("shards", []), f"{where}.shards")
+    shards = _typed(fields.get("shards", []), f"{where}.shards", list)
     return NodeConfig(
-        name=_string(fields["name"], f"{where}.name"),
+        name=_typed(fields["name"], f"{where}.name", str),
         synchroniser=synchroniser,
-        partition=tuple(_list(fields.get("partition", []), f"{where}.partition")),
+        partition=tuple(_typed(fields.get("partition", []), f"{where}.partition", list)),
         placement=_strings(fields.get("placement", []), f"{where}.placement"),
-        compressor=_string(fields.get("compressor", "none"), f"{where}.compressor"),
+        compressor=_typed(fields.get("compressor", "none"), f"{where}.compressor", str),
         shards=tuple(_node(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
     )
 
@@ -72,40 +74,34 @@ def _synchroniser(content: Any, where: str) -> Synchroniser:
 def _fields(
     content: Any, where: str, required: tuple[str, ...], optional: tuple[str, ...]
 ) -> dict[str, Any]:
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{where} is {content!r}", hint="give an object with named fields")
-    missing = [name for name in required if name not in content]
-    unknown = [name for name in content if name not in (*required, *optional)]
+    fields = dict(_typed(content, where, Mapping))
+    missing = [name for name in required if name not in fields]
+    unknown = [name for name in fields if name not in (*required, *optional)]
     if missing or unknown:
         what = f"misses {missing[0]!r}" if missing else f"has an unknown field {unknown[0]!r}"
         known = ", ".join(dict.fromkeys((*required, *optional)))
         raise ConfigError(f"{where} {what}", hint=f"its fields are {known}")
-    return dict(content)
+    return fields
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(f"{where} is {value!r}", hint="give a list")
-    return value
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} is {value!r}", hint="give a string")
+def _typed(value: Any, where: str, cls: type) -> Any:
+    if not isinstance(value, cls):
+        raise ConfigError(f"{where} is {value!r}", hint=f"give {_WANTED[cls]}")
     return value
 
 
 def _strings(value: Any, where: str) -> tuple[str, ...]:
-    return tuple(_string(item, f"{where}[{i}]") for i, item in enumerate(_list(value, where)))
+    items = enumerate(_typed(value, where, list))
+    return tuple(_typed(item, f"{where}[{i}]", str) for i, item in items)
 
 
 def to_text(strategy: Strategy) -> str:
-    """The strategy as JSON text."""
+    """Return the strategy as JSON text."""
     return json.dumps(strategy.to_dict(), indent=2, ensure_ascii=True) + "\n"
 
 
 def from_text(text: str, source: str = "strategy") -> Strategy:
-    """The strategy in JSON text; `source` names it in errors. Raises `ConfigError`."""
+    """Return the strategy in JSON text; `source` names it in errors. Raises `ConfigError`."""
     try:
         return from_dict(json.loads(text, object_pairs_hook=_once))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -115,24 +111,20 @@ def from_text(text: str, source: str = "strategy") -> Strategy:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, which would else take the last value of a repeated name."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the field {twice!r} stands twice in one object", hint="keep one")
+    """Return an object of JSON, which would else take the last value of a repeated name."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ConfigError(f"the field {name!r} stands twice in one object", hint="keep one")
+        fields[name] = value
     return fields
 
 
 def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:
-    """Writes the strategy to a file, whole or not at all."""
+    """Write the strategy to a file, whole or not at all."""
     write_whole(path, to_text(strategy))
 
 
 def load(path: str | os.PathLike[str]) -> Strategy:
-    """Reads a strategy that `save` wrote. Raises `ConfigError`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None
-    return from_text(text, str(path))
+    """Read a strategy that `save` wrote. Raises `ConfigError`."""
+    return from_text(read_text(path), str(path))

@@ -5,19 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-
-class _Parameter(Protocol):
-    shape: tuple[int, ...]
-    trainable: bool
-    sparse: bool
-
-
-class _Module(Protocol):
-    def parameters(self) -> Mapping[str, _Parameter]: ...
+from cavs.frontend.parameter import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +16,12 @@ class Variable:
     """One trained parameter.
 
     shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks up
-    have a gradient. rows: of a sparse one, how many different rows a replica touches in a step, as
-    far as known. once, twice: how many of these it looks up once, and twice; from them follows how
-    many several replicas touch, see `distinct_rows`; None: as if each drew its own evenly. factors:
-    how many pairs (u, v) a replica's gradient is the sum of, if it is a matrix product (the rows of
-    that product: vertices, not graphs); None if it is none. done: its place in the order in which
-    gradients are done; None: see `by_gradient`.
+    have a gradient. rows: number of different rows of a sparse one that a replica touches in a
+    step, as far as known. once, twice: numbers of those that it looks up once, and twice; from them
+    follows how many several replicas touch (`distinct_rows`); None: as if each drew its own evenly.
+    factors: number of pairs (u, v) whose products a replica's gradient is the sum of (vertices, not
+    graphs); None if it is no matrix product. done: its position in the order in which gradients are
+    done; None: see `by_gradient`.
     """
 
     name: str
@@ -45,7 +36,7 @@ class Variable:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -60,15 +51,15 @@ class Variable:
 
 
 def variables_of(
-    model: _Module,
+    model: Module,
     *,
     dtype: str = "float32",
     rows: Mapping[str, float] | None = None,
     factors: Mapping[str, float] | None = None,
 ) -> tuple[Variable, ...]:
-    """The trainable parameters of `model` in its order.
+    """Return the trainable parameters of `model` in its order.
 
-    rows, factors: what is known of them, by name; see `Variable`.
+    rows, factors: those known, by name; see `Variable`.
     """
     return tuple(
         Variable(
@@ -85,7 +76,7 @@ def variables_of(
 
 
 def by_gradient(variables: Sequence[Variable]) -> list[Variable]:
-    """In the order in which their gradients are done; where nothing is known, the last one first.
+    """Return them in the order in which their gradients are done; the last one first if unknown.
 
     If some are known, the others have no gradient: they come first.
     """
@@ -95,6 +86,6 @@ def by_gradient(variables: Sequence[Variable]) -> list[Variable]:
 
 
 def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Variable, ...]:
-    """The same; `names` are of those that have a gradient, in the order in which these are done."""
+    """Return them with their `done`; `names`: those that have a gradient, in that order."""
     order = {name: i for i, name in enumerate(names)}
     return tuple(replace(variable, done=order.get(variable.name)) for variable in variables)

@@ -1,8 +1,8 @@
 """Verification of a strategy for a model and a cluster, before anything runs.
 
 An expression can be well-formed and still not train the model: name devices that do not exist, cut
-a parameter in more parts than it has rows, or keep values where no gradient arrives. Every such
-fault is found here, all at once, each with its cure.
+a parameter in more parts than it has rows, or keep values where no gradient arrives. All such
+problems are found at once, each with its cure.
 """
 
 from __future__ import annotations
@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.compression import Compressor, TopK, parse
-from cavs.distributed.strategy.expression import (
-    REGISTRY,
-    NodeConfig,
-    Problem,
-    Strategy,
-    absent,
-)
+from cavs.distributed.compression import TopK, parse
+from cavs.distributed.strategy.expression import REGISTRY, NodeConfig, Problem, Strategy, absent
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
@@ -27,7 +21,7 @@ from cavs.train.optim import SGD, Optimizer
 def verify(
     strategy: Strategy, variables: Sequence[Variable], resources: ResourceSpec | None = None
 ) -> None:
-    """Raises `ConfigError` with the first of `problems`, saying how many more there are."""
+    """Raise `ConfigError` with the first of `problems`, saying how many more there are."""
     found = problems(strategy, variables, resources)
     if found:
         more = f" ({len(found) - 1} more problems)" if len(found) > 1 else ""
@@ -37,15 +31,31 @@ def verify(
 def problems(
     strategy: Strategy, variables: Sequence[Variable], resources: ResourceSpec | None = None
 ) -> list[Problem]:
-    """Everything that is wrong with `strategy` for these parameters.
+    """Return everything that is wrong with `strategy` for these parameters.
 
     resources: the cluster; None leaves out what only it can say (which devices exist).
     """
-    return list(_problems(strategy, variables, resources))
+    known = {variable.name: variable for variable in variables}
+    found = list(_names(strategy, known))
+    if resources is not None:
+        found += [
+            absent(f"rank {rank}", device, resources.devices)
+            for rank, device in enumerate(strategy.graph.ranks)
+            if device not in resources.devices
+        ]
+    for node in strategy.nodes:
+        if node.name in known:
+            found += _node(strategy, node, known[node.name], resources)
+    for cls in REGISTRY.values():
+        found += cls.problems_together(strategy, known)
+    used = {leaf.sync.owner for leaf in strategy.leaves}
+    unused = [device for device in strategy.graph.servers if device not in used]
+    hint = "remove it from servers, or use it"
+    return found + [Problem(f"server {device} owns no parameter", hint) for device in unused]
 
 
 def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
-    """Raises `ConfigError` if gradients would get momentum from a compressor and once more."""
+    """Raise `ConfigError` if gradients would get momentum from a compressor and once more."""
     plain = isinstance(optimizer, SGD) and not optimizer.momentum
     for leaf in () if plain else strategy.leaves:
         compressor = parse(leaf.compressor)
@@ -54,27 +64,6 @@ def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
                 f"{leaf.name}: {compressor} with {optimizer}: what it sends has momentum already",
                 hint="use cavs.optim.SGD without momentum, or topk(momentum=0)",
             )
-
-
-def _problems(
-    strategy: Strategy, variables: Sequence[Variable], resources: ResourceSpec | None
-) -> Iterator[Problem]:
-    known = {variable.name: variable for variable in variables}
-    yield from _names(strategy, known)
-    if resources is not None:
-        for device in strategy.graph.ranks:
-            if device not in resources.devices:
-                rank = strategy.graph.ranks.index(device)
-                yield absent(f"rank {rank}", device, resources.devices)
-    for node in strategy.nodes:
-        if node.name in known:
-            yield from _node(strategy, node, known[node.name], resources)
-    for cls in REGISTRY.values():
-        yield from cls.problems_together(strategy, known)
-    used = {leaf.sync.owner for leaf in strategy.leaves}
-    for device in strategy.graph.servers:
-        if device not in used:
-            yield Problem(f"server {device} owns no parameter", "remove it from servers, or use it")
 
 
 def _names(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
@@ -96,25 +85,20 @@ def _node(
         shards_of(node, variable.shape)
     except ConfigError as error:
         yield Problem(error.what, error.hint)
-    if variable.sparse and any(parts > 1 for parts in node.partition[1:]):
-        yield Problem(
-            f"{node.name}: partition {list(node.partition)} of a sparse parameter",
-            "cut its axis 0: its gradient is rows",
-        )
     if variable.sparse:
         yield from _table(node)
-    if variable.sparse and len({leaf.sync.is_stale for leaf in node.leaves}) > 1:
-        yield Problem(
-            f"{node.name}: of a sparse parameter some shards are synchronous, others are not",
-            "give all shards staleness 0 and sync=True, or none",
-        )
     for leaf in node.leaves:
         yield from _compressor(leaf, variable)
         yield from leaf.sync.problems(strategy, leaf, variable, resources)
 
 
 def _table(node: NodeConfig) -> Iterator[Problem]:
-    """The rows of a table that a batch touches are sent off together, whichever shard has them."""
+    """Yield problems of a sparse parameter, whose touched rows are sent together for all shards."""
+    if any(parts > 1 for parts in node.partition[1:]):
+        yield Problem(
+            f"{node.name}: partition {list(node.partition)} of a sparse parameter",
+            "cut its axis 0: its gradient is rows",
+        )
     types = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
     if len(types) > 1:
         yield Problem(
@@ -127,11 +111,16 @@ def _table(node: NodeConfig) -> Iterator[Problem]:
             f"{node.name}: of a sparse parameter some shards have two_level=True, others not",
             "give all its shards the same two_level",
         )
+    if len({leaf.sync.is_stale for leaf in node.leaves}) > 1:
+        yield Problem(
+            f"{node.name}: of a sparse parameter some shards are synchronous, others are not",
+            "give all shards staleness 0 and sync=True, or none",
+        )
 
 
 def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
     try:
-        compressor: Compressor = parse(leaf.compressor)
+        compressor = parse(leaf.compressor)
     except ConfigError as error:
         yield Problem(f"{leaf.name}: {error.what}", error.hint)
         return

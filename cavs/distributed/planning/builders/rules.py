@@ -19,8 +19,7 @@ from cavs.distributed.strategy import (
     Variable,
     partition_of,
 )
-from cavs.distributed.strategy.expression import check_whole
-from cavs.errors import ConfigError
+from cavs.distributed.strategy.expression import check_whole, refuse
 
 MAX_SHARDS = 1024
 
@@ -66,10 +65,7 @@ class RuleBuilder(Builder):
             if known.metadata.get("least") is not None:
                 check_whole(owner, known.name, value, known.metadata["least"])
             if values and not any(type(value) is type(v) and value == v for v in values):
-                raise ConfigError(
-                    f"{owner}: {known.name} is {value!r}",
-                    hint=f"give {' or '.join(map(repr, values))}",
-                )
+                refuse(owner, known.name, value, f"give {' or '.join(map(repr, values))}")
 
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
         loads = self.loads(resources)
