@@ -20,7 +20,7 @@ from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceS
 from cavs.errors import ConfigError
 
 _NODE = ("address", "chief", "cpus", "gpus", "bandwidth")
-_BANDWIDTHS = [f"{kind}bandwidth" for kind in ("", "flow_", "local_", "reduce_", "common_")]
+_BANDWIDTHS = [f"{prefix}bandwidth" for prefix in ("", "flow_", "local_", "reduce_", "common_")]
 _LATENCIES = ["latency", "local_latency", "memcpy_latency"]
 # Units of numbers in a file, and their factors to those of a `Network`.
 _UNITS = dict.fromkeys(_BANDWIDTHS, ("Gbit/s", GIGABIT))
