@@ -37,7 +37,7 @@ from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.planning.builders import REGISTRY, build
 from cavs.distributed.planning.cost import Load, bytes_by_rank
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, variables_of
-from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.variable import measured_variables
 from cavs.distributed.strategy.verify import problems
 from cavs.distributed.sync import FactorBroadcast
 

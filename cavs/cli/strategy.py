@@ -19,7 +19,7 @@ from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import Prediction, predict, simulate
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, load, save, to_text
 from cavs.distributed.strategy.expression import Problem
-from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.variable import measured_variables
 from cavs.distributed.strategy.verify import problems
 from cavs.errors import ConfigError
 

@@ -17,7 +17,7 @@ from cavs.distributed.cluster.text import load_resources
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.agreement import is_agreed
 from cavs.distributed.strategy import load
-from cavs.distributed.strategy.measure import measured_variables
+from cavs.distributed.strategy.variable import measured_variables
 from cavs.errors import CavsError, CommunicationError, ConfigError
 
 TREE = str(Path(__file__).with_name("tree_toy.py"))

@@ -14,7 +14,7 @@ from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.strategy.hosts import check_hosts, devices_of, hosts_of
-from cavs.distributed.strategy.measure import trace_of
+from cavs.distributed.strategy.variable import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import ConfigError
 from cavs.runtime import Session

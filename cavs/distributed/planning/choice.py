@@ -29,8 +29,8 @@ from cavs.distributed.strategy.hosts import (
     in_rank_order,
 )
 from cavs.distributed.strategy.lost_ranks import without
-from cavs.distributed.strategy.measure import measured_variables
 from cavs.distributed.strategy.text import from_text
+from cavs.distributed.strategy.variable import measured_variables
 
 _RUNS = 3  # the first compiles
 _FORWARD = 1 / 3  # part of a step's computation

@@ -1,14 +1,23 @@
-"""Facts about parameters on which strategies depend."""
+"""Facts about parameters on which strategies depend: of the model, and measured on a batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from cavs.compiler.pipeline import Passes
+from cavs.compiler.program import Program, instructions_of, touches
+from cavs.data import GraphBatch
+from cavs.frontend.batch import Feature
+from cavs.frontend.model import Model, trace_model
 from cavs.frontend.parameter import Module
+from cavs.inspect.loop_report import rows_of
+from cavs.ir import Graph, Node
+from cavs.runtime import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +98,79 @@ def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Varia
     """Return them with their `done`; `names`: those that have a gradient, in that order."""
     order = {name: i for i, name in enumerate(names)}
     return tuple(replace(variable, done=order.get(variable.name)) for variable in variables)
+
+
+def measured_variables(
+    model: Model,
+    batch: GraphBatch | None,
+    *,
+    dtype: str = "float32",
+    passes: Passes | None = None,
+) -> tuple[Variable, ...]:
+    """Return the trainable parameters of `model`, measured on one replica's `batch`.
+
+    The model is compiled for it as a replica compiles it, with `passes`, but on the CPU; nothing
+    runs. A table that is read in other ways than by lookups is not sparse. factors: rows of the
+    products that the engine would hand out in place of the gradient; None where it would not.
+    Without a batch all are unknown.
+    """
+    found = variables_of(model, dtype=dtype)
+    if batch is None:
+        return found
+    session = Session(model, dtype=dtype, passes=passes, replicated=True)
+    executor, (schedule, _, ints), compiled = session.ready(batch)
+    program, uses = compiled.program, _uses(compiled.traced)
+    present = {
+        name: int(np.count_nonzero(values >= 0))
+        for name, values in zip(program.int_features, ints, strict=True)
+    }
+
+    def measured(variable: Variable) -> Variable:
+        name, number = variable.name, program.parameters.index(variable.name)
+        if variable.sparse and program.gradients.get(name) != "dense":
+            return replace(variable, **_looked_up(uses.get(name, []), batch))
+        factors = None
+        if executor.set_factored(number):
+            factors = _pairs(program, schedule, present, number)
+        return replace(variable, sparse=False, factors=factors)
+
+    return tuple(map(measured, found))
+
+
+def trace_of(model: Model, batch: GraphBatch) -> Graph:
+    """Return the trace of `model` in training on batches like `batch`."""
+    schema = {
+        name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent)
+        for name, spec in batch.feature_schema().items()
+    }
+    return trace_model(model, schema, training=True)
+
+
+def _uses(graph: Graph) -> dict[str, list[Node]]:
+    """Return the nodes that read each parameter, by its name."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes():
+        for value in dict.fromkeys(node.inputs):
+            if value.op.name == "parameter":
+                named: Any = value.attr("parameter")
+                found.setdefault(str(named.name), []).append(node)
+    return found
+
+
+def _looked_up(uses: list[Node], batch: GraphBatch) -> dict[str, Any]:
+    """Return the numbers of rows of a table that are looked up, once, and twice, where known."""
+    if not uses or any(node.inputs[1].op.name != "feature" for node in uses):
+        return {}
+    touched = [batch[node.inputs[1].attr("name")].reshape(-1) for node in uses]
+    numbers, counts = np.unique(np.concatenate(touched), return_counts=True)
+    counts = counts[numbers >= 0]
+    once, twice = (float(np.count_nonzero(counts == n)) for n in (1, 2))
+    return {"rows": float(len(counts)), "once": once, "twice": twice}
+
+
+def _pairs(program: Program, schedule: Any, present: dict[str, int], number: int) -> float:
+    """Return the rows of the products that the gradient of a parameter is the sum of."""
+    ids = [i for x in program.stages for i in instructions_of(x)]
+    products = [i for i in ids if ("grad", number) in touches(program, [i])[1]]
+    spaces = [program.instructions[i].space for i in products]
+    return float(sum(rows_of(program, schedule, present, space) for space in spaces))

@@ -8,13 +8,15 @@ from cavs.distributed.planning.builders.collectives import (
     PartitionedAR,
     RandomAxisPartitionAR,
 )
-from cavs.distributed.planning.builders.hybrid import Parallax, Poseidon, factors_pay
 from cavs.distributed.planning.builders.servers import (
     PS,
     BytePS,
+    Parallax,
     PartitionedPS,
+    Poseidon,
     PSLoadBalancing,
     UnevenPartitionedPS,
+    factors_pay,
 )
 
 __all__ = [

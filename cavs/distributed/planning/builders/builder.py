@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,7 +19,7 @@ from cavs.distributed.planning.compute import Compute
 from cavs.distributed.strategy import Strategy, Variable
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.sync.operation import Load
-from cavs.errors import CavsError, ConfigError
+from cavs.errors import CavsError, ConfigError, raised_at
 
 
 class Builder(ABC):
@@ -39,16 +38,12 @@ class Builder(ABC):
 
     @abstractmethod
     def build(self, variables: Sequence[Variable], resources: ResourceSpec) -> Strategy:
-        """A strategy that has one node for each of `variables`, in order."""
+        """Return a strategy that has one node for each of `variables`, in order."""
 
     def __str__(self) -> str:
-        options = ""
-        if dataclasses.is_dataclass(self):
-            options = ", ".join(
-                f"{field.name}={getattr(self, field.name)!r}"
-                for field in dataclasses.fields(self)
-                if getattr(self, field.name) != field.default
-            )
+        known: Sequence[Field[Any]] = fields(self) if is_dataclass(self) else ()
+        changed = [x.name for x in known if getattr(self, x.name) != x.default]
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in changed)
         return type(self).__name__ + (f"({options})" if options else "")
 
 
@@ -66,7 +61,7 @@ def register(builder: B, name: str = "") -> B:
 
 
 def find(text: str) -> Builder:
-    """The builder that `text` names: ``PS``, ``AllReduce(chunk=64)``, ``my.py:Mine(x=1)``.
+    """Return the builder that `text` names: ``PS``, ``AllReduce(chunk=64)``, ``my.py:Mine(x=1)``.
 
     Raises `ConfigError`.
     """
@@ -94,7 +89,7 @@ def _signature(cls: type[Builder]) -> str:
 
 
 def _call(call: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
+    """Return name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
     try:
         tree = ast.parse(call.strip(), mode="eval").body
         if isinstance(tree, ast.Name):
@@ -138,13 +133,9 @@ def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
     except Exception as error:
         if module.partition(".")[0] == "cavs":
             raise  # an error of cavs, which the user cannot fix
-        file, said = getattr(sys.modules.get(module), "__file__", None), str(error)
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [(file, line) for frame, line in frames if frame.f_code.co_filename == file]
-        if isinstance(error, SyntaxError):
-            said = error.msg
-            lines.append((error.filename, error.lineno or 0))
-        where = f"{os.path.basename(str(lines[-1][0]))}:{lines[-1][1]}" if lines else ""
+        said, where = str(error), raised_at(error)
+        if isinstance(error, SyntaxError) and error.filename:
+            said, where = error.msg, f"{os.path.basename(error.filename)}:{error.lineno}"
         said = f"{what}: {type(error).__name__}: {said}"
         raise ConfigError(said, where=where, hint=hint) from error
 
@@ -152,17 +143,16 @@ def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
 def build(
     builder: Builder | str, variables: Sequence[Variable], resources: ResourceSpec
 ) -> Strategy:
-    """The strategy of a builder, verified, with the builder's name in it."""
+    """Return the strategy of a builder, verified, with the builder's name in it."""
     chosen = find(builder) if isinstance(builder, str) else builder
     if not variables:
         raise ConfigError("the model has no trainable parameter", hint="there is nothing to share")
     with _own_line(f"builder {chosen}", type(chosen).__module__, "fix its method build"):
         strategy = chosen.build(variables, resources)
     if not isinstance(strategy, Strategy):
-        raise ConfigError(
-            f"builder {chosen} returned {type(strategy).__name__}", hint="return a Strategy"
-        )
+        what = f"builder {chosen} returned {type(strategy).__name__}"
+        raise ConfigError(what, hint="return a Strategy")
     verify(strategy, variables, resources)
     if chosen.measures:  # it took a strategy of another builder, whose name stays
         return strategy
-    return dataclasses.replace(strategy, builder=str(chosen))
+    return replace(strategy, builder=str(chosen))
