@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.timeout, self.overlaps, self.sent_bytes = timeout, overlaps, 0
         self._desk, self._group = desk, group
         self._progress = Progress()
-        self._last: DeferredJob[Any] | None = None
+        self._deferred: deque[Job[Any]] = deque()  # of which none has begun
         self._deferring = False  # True if the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
@@ -102,9 +103,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
         if self.overlaps:
             return self._progress.start(operation, arguments)
-        job: DeferredJob[T] = DeferredJob(self._last, self._defer, (operation, *arguments))
-        self._last = job
-        return job
+        return DeferredJob(self._defer, (operation, *arguments), self._deferred)
 
     def _defer(self, operation: Callable[..., T], *arguments: Any) -> T:
         self._deferring = True
@@ -118,8 +117,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
         if self.overlaps and not self._progress.is_here() and not self._progress.idle:
             job: Job[T] = self._progress.start(self._run, (code, name, operation, *arguments))
             return job.wait()
-        if self._last is not None and not self._last.begun and not self._deferring:
-            self._last.wait()
+        if self._deferred and not self._deferring:
+            self._deferred[-1].wait()
         with self._turn:
             self.operations += 1
             self.operation, self._code = name, code

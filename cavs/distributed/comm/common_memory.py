@@ -63,30 +63,24 @@ def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> lis
 
     rank: of this process. share: brings all ranks everybody's JSON value.
     """
-    token = os.urandom(_TOKEN).hex()
+    token = os.urandom(_TOKEN)
     own = descriptor = None
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.memfd_create(_NAME)
-        own = _map(descriptor, nbytes, grow=True)
-        own[nbytes:] = np.frombuffer(bytes.fromhex(token), np.uint8)
+        os.ftruncate(descriptor, nbytes + _TOKEN)
+        own = _map(descriptor, nbytes)
+        own[nbytes:] = np.frombuffer(token, np.uint8)
     try:
-        every = share([socket.gethostname(), os.getpid(), descriptor, token, nbytes])
+        every = share([socket.gethostname(), os.getpid(), descriptor, token.hex(), nbytes])
         found: list[Array] = []
         with contextlib.suppress(OSError):
             for r, (host, process, number, mark, size) in enumerate(every):
-                if r == rank and own is not None:
-                    found.append(own[:nbytes])
-                    continue
                 if number is None or host != every[rank][0] or size != nbytes:
                     break
-                file = _open(f"/proc/{process}/fd/{number}")
-                try:
-                    theirs = _map(file, nbytes)
-                finally:
-                    os.close(file)
-                if theirs[nbytes:].tobytes().hex() != mark:
+                memory = own if r == rank else _map_other(process, number, nbytes)
+                if memory is None or memory[nbytes:].tobytes().hex() != mark:
                     break
-                found.append(theirs[:nbytes])
+                found.append(memory[:nbytes])
         usable = all(share(len(found) == len(every)))
     finally:
         if descriptor is not None:
@@ -94,20 +88,22 @@ def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> lis
     return found if usable else None
 
 
-def _open(path: str) -> int:
-    """Open a file of `map_common` alone: the number of another process may lead to any file."""
+def _map_other(process: int, number: int, nbytes: int) -> Array:
+    """Map the memory of another process; OSError for any other file that `number` leads to."""
+    path = f"/proc/{process}/fd/{number}"
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)
-    return os.open(path, os.O_RDWR)
+    file = os.open(path, os.O_RDWR)
+    try:
+        if os.fstat(file).st_size != nbytes + _TOKEN:
+            raise FileNotFoundError(path)
+        return _map(file, nbytes)
+    finally:
+        os.close(file)
 
 
-def _map(descriptor: int, nbytes: int, *, grow: bool = False) -> Array:
-    size = nbytes + _TOKEN
-    if grow:
-        os.ftruncate(descriptor, size)
-    elif os.fstat(descriptor).st_size != size:
-        raise FileNotFoundError
-    memory = mmap.mmap(descriptor, size)
+def _map(descriptor: int, nbytes: int) -> Array:
+    memory = mmap.mmap(descriptor, nbytes + _TOKEN)
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

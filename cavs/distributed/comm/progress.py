@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -48,33 +49,18 @@ class Job(Handle[T]):
 
 
 class DeferredJob(Job[T]):
-    """Runs when it is waited for: where only one thread may communicate."""
+    """Runs when it is waited for, after those `queued` earlier: where one thread communicates."""
 
     def __init__(
-        self,
-        before: DeferredJob[Any] | None,
-        operation: Callable[..., T],
-        arguments: tuple[Any, ...],
+        self, operation: Callable[..., T], arguments: tuple[Any, ...], queued: deque[Job[Any]]
     ) -> None:
         super().__init__(operation, arguments)
-        self._before = before
-        self.begun = False
-
-    def run(self) -> None:
-        """Run those started earlier first: all ranks keep one order."""
-        waiting: list[DeferredJob[Any]] = []
-        job: DeferredJob[Any] | None = self
-        while job is not None and not job.begun:
-            waiting.append(job)
-            before, job._before = job._before, None
-            job = before
-        for job in reversed(waiting):
-            job.begun = True
-            Job.run(job)
+        self._queued = queued
+        queued.append(self)
 
     def wait(self) -> T:
-        if not self.done:
-            self.run()
+        while self._queued and not self.done:
+            self._queued.popleft().run()
         return super().wait()
 
 

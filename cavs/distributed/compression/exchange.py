@@ -19,7 +19,6 @@ from cavs.errors import ConfigError
 
 State = dict[str, Any]  # arrays and whole numbers, by name
 Shape = tuple[int, ...]
-COLLECTIVES = ("all_reduce", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True)

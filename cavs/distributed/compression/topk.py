@@ -69,8 +69,9 @@ class TopK(Compressor):
         gathered = yield Exchange("all_gather", (payload,))
         total = np.zeros(unsent.shape, dtype)
         for coded in gathered:
-            index, part = self._split(coded, dtype)
-            total[index] += part
+            count = coded.size // (_INDEX_BYTES + values.itemsize)
+            index, part = np.split(coded, [count * _INDEX_BYTES])
+            total[index.copy().view(np.int32)] += part.copy().view(dtype)
         sent = np.zeros(unsent.shape, dtype)
         sent[chosen] = values
         for kept in (velocity, unsent):
@@ -89,12 +90,6 @@ class TopK(Compressor):
         norm = math.sqrt(float((flat.astype(np.float64) ** 2).sum()))
         limit = self.clip / math.sqrt(ranks)
         return flat * flat.dtype.type(limit / norm) if norm > limit else flat
-
-    @staticmethod
-    def _split(coded: Array, dtype: Any) -> tuple[Array, Array]:
-        count = coded.size // (_INDEX_BYTES + np.dtype(dtype).itemsize)
-        index, values = coded[: count * _INDEX_BYTES], coded[count * _INDEX_BYTES :]
-        return index.copy().view(np.int32), values.copy().view(dtype)
 
     def rounds(self, shape: Shape, itemsize: int, ranks: int, step: int) -> tuple[Round, ...]:
         count = self.count(math.prod(shape), step)

@@ -179,7 +179,7 @@ def launch(
 
 def _is_program(arguments: Sequence[str]) -> bool:
     """True if these are a Python program, not a command of ``cavs``."""
-    return arguments[0] == "-m" or arguments[0].endswith(".py")
+    return any(first == "-m" or first.endswith(".py") for first in arguments[:1])
 
 
 @dataclass

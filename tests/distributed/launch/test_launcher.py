@@ -147,6 +147,12 @@ def fake_mpirun(monkeypatch, tmp_path):
     return make
 
 
+def test_a_launch_without_a_command_is_an_error(fake_mpirun):
+    fake_mpirun("exit 3")
+    with pytest.raises(ConfigError, match="nothing to launch"):
+        launcher.launch(2, [])
+
+
 def test_no_rank_waits_for_one_that_died_at_the_start(fake_mpirun, monkeypatch):
     """The same holds with --elastic: ranks leave MPI_Init together or not at all."""
     monkeypatch.setattr(launcher, "_FAREWELL", 0.0)
