@@ -71,11 +71,8 @@ class PowerSGD(Compressor):
         used = self._columns(shape)
         if not used:
             return (Round("all_reduce", math.prod(shape) * itemsize),)
-        columns = math.prod(shape[1:])
-        return (
-            Round("all_reduce", shape[0] * used * itemsize),
-            Round("all_reduce", columns * used * itemsize),
-        )
+        sides = shape[0], math.prod(shape[1:])
+        return tuple(Round("all_reduce", side * used * itemsize) for side in sides)
 
     def __str__(self) -> str:
         return f"powersgd(rank={self.rank})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,13 +47,13 @@ class _Cast(Compressor):
     could overflow on the way. A rank's rounding of the sum counts as sent by that rank.
     """
 
+    @abstractmethod
     def encode(self, values: Array) -> Array:
         """Return numbers as they are sent, two bytes each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, coded: Array, dtype: Any) -> Array:
         """Return the numbers that were encoded, rounded."""
-        raise NotImplementedError
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
         dtype, flat = gradient.dtype, gradient.reshape(-1)
