@@ -60,7 +60,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.timeout, self.overlaps, self.sent_bytes = timeout, overlaps, 0
         self._desk, self._group = desk, group
         self._progress = Progress()
-        self._deferred: deque[Job[Any]] = deque()  # of which none has begun
+        self._deferred: deque[Job[Any]] = deque()  # not begun yet
         self._deferring = False  # True if the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
