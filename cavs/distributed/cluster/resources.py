@@ -1,25 +1,8 @@
-"""The resource specification: which machines there are, and how fast they speak to each other.
+"""The resource specification: the machines of a cluster, and the network between them.
 
-Read from YAML (the extra ``cluster`` brings PyYAML), or made by `ResourceSpec.local`::
-
-    nodes:
-      - address: 10.0.0.1
-        chief: true            # exactly one; with a single node, that one. For the reader alone
-        gpus: [0, 1, 2, 3]     # device numbers, or how many
-        bandwidth: 25          # of its network card, Gbit/s in each direction
-      - address: 10.0.0.2
-        cpus: 2                # worker processes where there are no GPUs; 1 unless given
-    network:                   # all optional
-      bandwidth: 10            # Gbit/s, of nodes that say nothing
-      latency: 50              # microseconds a message between nodes
-      flow_bandwidth: 10       # Gbit/s, the most that one connection reaches
-      local_bandwidth: 80      # Gbit/s between processes of one node
-      local_latency: 5         # microseconds
-      reduce_bandwidth: 100    # Gbit/s at which a process sums what it receives
-      common_bandwidth: 80     # Gbit/s at which those of one node sum in memory that all see
-      memcpy_latency: 10       # microseconds to start a copy or kernel on a device
-
-Devices are called ``ADDRESS:CPU:I`` and ``ADDRESS:GPU:I``.
+It is read from YAML (the extra ``cluster`` brings PyYAML; fields and units are listed in
+docs/strategies.md), or made by `ResourceSpec.local`. Devices are called ``ADDRESS:CPU:I`` and
+``ADDRESS:GPU:I``.
 """
 
 from __future__ import annotations
@@ -54,12 +37,12 @@ class Node:
 
     @property
     def cpu_devices(self) -> tuple[str, ...]:
-        """The names of its CPU devices."""
+        """Names of its CPU devices."""
         return tuple(f"{self.address}:CPU:{i}" for i in self.cpus)
 
     @property
     def gpu_devices(self) -> tuple[str, ...]:
-        """The names of its GPUs."""
+        """Names of its GPUs."""
         return tuple(f"{self.address}:GPU:{i}" for i in self.gpus)
 
 
@@ -70,8 +53,7 @@ class Network:
     flow_bandwidth: the most one connection between two nodes reaches. reduce_bandwidth: at which a
     process sums what it receives. common_bandwidth: at which the processes of one node sum dense
     gradients in memory that all of them see; 0 where there is none. memcpy_latency: to start a copy
-    or kernel on a device (delta of the cost model). `cavs.distributed.planning.cost`
-    measures them (`calibrate`).
+    or kernel on a device (delta of the cost model).
     """
 
     bandwidth: float = 10 * GIGABIT
@@ -99,8 +81,7 @@ class ResourceSpec:
         if not self.nodes:
             raise ConfigError("a resource specification without nodes", hint="name at least one")
         addresses = [node.address for node in self.nodes]
-        twice = [a for a in addresses if addresses.count(a) > 1]
-        if twice:
+        if twice := [a for a in addresses if addresses.count(a) > 1]:
             raise ConfigError(
                 f"address {twice[0]} stands twice in the resource specification",
                 hint="write one node with all its devices",
@@ -121,7 +102,7 @@ class ResourceSpec:
 
     @staticmethod
     def local(workers: int, network: Network | None = None) -> ResourceSpec:
-        """`workers` processes on this machine."""
+        """Return `workers` processes on this machine."""
         if workers < 1:
             raise ConfigError(f"{workers} workers", hint="give at least 1")
         node = Node(address="localhost", cpus=tuple(range(workers)), chief=True)
@@ -129,7 +110,7 @@ class ResourceSpec:
 
     @property
     def chief(self) -> Node:
-        """The node that is called so; what is done by one rank, rank 0 does."""
+        """The chief node, for the reader; work of a single rank is done by rank 0."""
         return next(node for node in self.nodes if node.chief)
 
     @cached_property
@@ -156,12 +137,10 @@ class ResourceSpec:
         return {node.address: node for node in self.nodes}
 
     def node(self, address: str) -> Node:
-        """The node at `address`. Raises `ConfigError` if there is none."""
+        """Return the node at `address`. Raises `ConfigError` if there is none."""
         if address not in self._by_address:
-            raise ConfigError(
-                f"there is no node {address}",
-                hint=f"the resource specification has {', '.join(self._by_address)}",
-            )
+            hint = f"the resource specification has {', '.join(self._by_address)}"
+            raise ConfigError(f"there is no node {address}", hint=hint)
         return self._by_address[address]
 
     def bandwidth(self, address: str) -> float:

@@ -76,7 +76,7 @@ def _devices(numbers: tuple[int, ...]) -> str:
 
 
 def _number(value: float) -> str:
-    """In digits alone: YAML takes 1e-09 for a word."""
+    """Return `value` in digits alone: YAML takes 1e-09 for a word."""
     return np.format_float_positional(value, 4, unique=False, fractional=False, trim="-")
 
 
@@ -92,14 +92,17 @@ class _Reader:
         fields = self.mapping(root, ("nodes", "network"))
         if "nodes" not in fields:
             self.refuse(root, "has no nodes", "list them below nodes:")
-        nodes = [self.node(item) for item in self.sequence(fields["nodes"])]
+        listed = fields["nodes"]
+        if not listed.tag.endswith(":seq"):
+            self.refuse(listed, f"{self.shown(listed)} is no list", "begin every item with a dash")
+        nodes = tuple(self.node(item) for item in listed.value)
         if not nodes:
-            self.refuse(fields["nodes"], "nodes is empty", "name at least one node")
+            self.refuse(listed, "nodes is empty", "name at least one node")
         network = self.network(fields["network"]) if "network" in fields else Network()
         try:
-            return ResourceSpec(nodes=tuple(nodes), network=network)
+            return ResourceSpec(nodes=nodes, network=network)
         except ConfigError as error:
-            self.refuse(fields["nodes"], error.what, error.hint)
+            self.refuse(listed, error.what, error.hint)
 
     def node(self, item: Any) -> Node:
         fields = self.mapping(item, _NODE)
@@ -156,17 +159,10 @@ class _Reader:
             fields[key.value] = value
         return fields
 
-    def sequence(self, item: Any) -> list[Any]:
-        if not item.tag.endswith(":seq"):
-            self.refuse(item, f"{self.shown(item)} is no list", "begin every item with a dash")
-        items: list[Any] = item.value
-        return items
-
     def scalar(self, item: Any, cls: Callable[[Any], Any], wanted: str) -> Any:
         types = {"str": str, "int": int, "float": float, "bool": bool}
         found = types.get(item.tag.rpartition(":")[2])
-        fits = found is cls or (cls is float and found is int) or (cls is str and found)
-        if not fits:
+        if not (found is cls or (cls is float and found is int) or (cls is str and found)):
             self.refuse(item, f"{self.shown(item)} is not {wanted}", f"write {wanted}")
         if found is int and cls is not str and _OCTAL.match(item.value):
             hint = "write it in decimal digits, without a zero before them"
@@ -183,7 +179,7 @@ class _Reader:
         if isinstance(item.value, str):
             return repr(item.value)
         types = {_TAG + "seq": "a list", _TAG + "map": "a mapping"}
-        return types.get(item.tag) or f"what is tagged {item.tag.replace(_TAG, '!!')}"
+        return types.get(item.tag, f"what is tagged {item.tag.replace(_TAG, '!!')}")
 
     def refuse(self, item: Any, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self.source}, line {item.start_mark.line + 1}: {what}", hint=hint)

@@ -20,25 +20,16 @@ from cavs.errors import ConfigError
 CANDIDATES = (
     "Buckets",
     "AllReduce",
-    "AllReduce(chunk=32)",
-    "AllReduce(chunk=8)",
-    "AllReduce(chunk=4)",
-    "AllReduce(chunk=2)",
-    "AllReduce(chunk=1)",
+    *(f"AllReduce(chunk={chunk})" for chunk in (32, 8, 4, 2, 1)),
     "Horovod",
     "PartitionedAR",
-    "Parallax",
-    "Parallax(chunk=8)",
-    "Parallax(chunk=1)",
-    "Poseidon",
-    "Poseidon(local_replication=True)",
-    "Poseidon(otherwise='all_reduce')",
-    "PSLoadBalancing",
-    "PSLoadBalancing(local_replication=True)",
-    "PartitionedPS",
-    "PartitionedPS(local_replication=True)",
-    "UnevenPartitionedPS",
-    "UnevenPartitionedPS(local_replication=True)",
+    *("Parallax", "Parallax(chunk=8)", "Parallax(chunk=1)"),
+    *("Poseidon", "Poseidon(local_replication=True)", "Poseidon(otherwise='all_reduce')"),
+    *(
+        f"{name}{options}"
+        for name in ("PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS")
+        for options in ("", "(local_replication=True)")
+    ),
     "BytePS",
     "PS",
 )
@@ -94,8 +85,7 @@ def compare(
     found: dict[str, Candidate] = {}
     for name in names:
         strategy = make_strategy(name, variables, resources, compute, load)
-        known = found.get(strategy.digest)
-        if known is not None:
+        if known := found.get(strategy.digest):
             found[strategy.digest] = replace(known, same=(*known.same, name))
             continue
         prediction = predict(strategy, variables, resources, compute=compute.seconds, load=load)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cavs.compiler.pipeline import Passes
@@ -18,7 +18,7 @@ from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.planning.auto import is_file, make_strategy, measures
 from cavs.distributed.planning.compute import Compute
-from cavs.distributed.planning.cost import Simulation, calibrate, cards, simulate
+from cavs.distributed.planning.cost import calibrate, cards, simulate
 from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
 from cavs.distributed.strategy.hosts import (
     check_hosts,
@@ -51,16 +51,16 @@ def agreed_strategy(
 ) -> Strategy:
     """Return the strategy ``name`` for the model and rank 0's part of a batch; errors on all ranks.
 
-    gone: ranks of `resources` that have died since; the others have the numbers that are left.
-    gpus: whether ranks compute on GPUs. passes: with which they compile the model. tell: gets on
-    rank 0 what ``auto`` predicts of a step.
-    Where no `resources` are given, ``auto`` measures the speed of messages first, and how long
-    `run` takes, forward and backward of this rank: as long as that, messages cost nothing. It gives
-    the names of parameters in the order in which their gradients are done.
+    run: forward and backward of this rank, which ``auto`` times: as long as that, messages cost
+    nothing. It gives the names of parameters in the order in which their gradients are done. Where
+    no `resources` are given, ``auto`` measures the speed of messages, too. gone: ranks of
+    `resources` that have died since; the others have the numbers that are left. gpus: True if ranks
+    compute on GPUs. passes: compile the model. tell: gets the time that ``auto`` predicts, on rank
+    0.
     """
     c = agreement.communicator
-    compute, hosts = Compute(), hosts_of(c)
-    order: Sequence[str] = ()
+    hosts = hosts_of(c)
+    compute, order = Compute(), list[str]()
     if measures(name) and run is not None:
         compute, order = _measured(run, agreement)
     if resources is not None:
@@ -68,8 +68,7 @@ def agreed_strategy(
     elif measures(name):
         cluster = measured_cluster(c, gpus=gpus)
     else:
-        named = devices_of if is_file(name) else cluster_of
-        cluster = named(hosts, gpus=gpus)
+        cluster = (devices_of if is_file(name) else cluster_of)(hosts, gpus=gpus)
     text = ""
     with agreement.guard("step"):
         if c.rank == 0:
@@ -78,7 +77,9 @@ def agreed_strategy(
             variables = in_order(measured, order)
             made = make_strategy(name, variables, cluster, compute)
             if measures(name):
-                tell(_predicted(simulate(made, variables, cluster, compute), compute))
+                besides = "" if compute.seconds else " besides what it computes"
+                milliseconds = simulate(made, variables, cluster, compute).seconds * 1e3
+                tell(f"predicted {milliseconds:.3g} ms a step{besides}")
             fits(made, c.size + len(gone))
             made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
             text = to_text(made)
@@ -88,75 +89,63 @@ def agreed_strategy(
     return strategy
 
 
-def _predicted(simulation: Simulation, compute: Compute) -> str:
-    besides = "" if compute.seconds else " besides what it computes"
-    return f"predicted {simulation.seconds * 1e3:.3g} ms a step{besides}"
-
-
 def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
-    """The hosts of the ranks, and the network between them as it is measured; all ranks call it."""
+    """Return the hosts of the ranks and the measured network between them; all ranks call it."""
     hosts = hosts_of(c)
     cluster = cluster_of(hosts, gpus=gpus)
     network = calibrate(c, hosts, cluster.network)
     if gpus:  # gradients are on devices
-        network = dataclasses.replace(network, common_bandwidth=0.0)
+        network = replace(network, common_bandwidth=0.0)
     own = cards(c, hosts)
-    nodes = tuple(
-        dataclasses.replace(node, bandwidth=own.get(node.address)) for node in cluster.nodes
-    )
-    return dataclasses.replace(cluster, nodes=nodes, network=network)
+    nodes = tuple(replace(node, bandwidth=own.get(node.address)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes, network=network)
 
 
 def number_of_replicas(
     strategy: Strategy | str | None, model: Any, c: Communicator, resources: ResourceSpec | None
 ) -> int:
-    """How many ranks compute, the first ones, where devices are GPUs; all ranks call it.
+    """Return how many ranks compute, the first ones, if devices are GPUs; all ranks call it.
 
     Before the first step, rank 0 builds the strategy without a batch, on which the number does not
     depend. With ``auto`` all ranks compute.
     """
-    if strategy is None or (isinstance(strategy, str) and measures(strategy)):
-        return c.size
     if isinstance(strategy, Strategy):
         return len(strategy.graph.replicas)
+    if strategy is None or measures(strategy):
+        return c.size
     hosts, count = hosts_of(c), 0
     with Agreement(c).guard("start"):
         if c.rank == 0:
-            named = devices_of if is_file(strategy) else cluster_of
-            cluster = resources or named(hosts, gpus=True)
             if is_file(strategy):  # it may fit some batches alone
                 made = load(strategy)
             else:
+                cluster = resources or cluster_of(hosts, gpus=True)
                 made = make_strategy(strategy, possible_variables(model), cluster)
             count = len(made.graph.replicas)
     return int(c.share(count)[0])
 
 
 def possible_variables(model: Any, dtype: str = "float32") -> tuple[Variable, ...]:
-    """The trained parameters; which gradients are products shows when a batch is compiled.
-
-    So does whether more than rows of a table have one: here it is taken to be looked up alone.
+    """Return the trained parameters as they may be: a compiled batch shows which gradients are
+    products, and which tables have more than rows of one.
     """
     maybe = {name: 0.0 for name, p in model.parameters().items() if len(p.shape) == 2}
     return variables_of(model, dtype=dtype, factors=maybe)
 
 
-def _measured(
-    run: Callable[[], Sequence[str]], agreement: Agreement
-) -> tuple[Compute, Sequence[str]]:
+def _measured(run: Callable[[], Sequence[str]], agreement: Agreement) -> tuple[Compute, list[str]]:
     """Return a rank's computation in a step, the same on all ranks, and the result of `run`.
 
-    No work where the ranks of one host leave no core free: then who sends does not compute.
+    No work where the ranks of one host leave no core free: a rank that sends does not compute.
     """
     c = agreement.communicator
-    order: Sequence[str] = ()
+    seconds, order = math.inf, list[str]()
     if c.size == 1 or not all(c.share(_has_free_core(c))):
         return Compute(), order
-    seconds = math.inf
     with agreement.guard("step"):
         for _ in range(_RUNS):
             begun = time.perf_counter()
-            order = run()
+            order = list(run())
             seconds = min(seconds, time.perf_counter() - begun)
     every = [float(s) for s in c.share(seconds)]
     mean = sum(every) / c.size

@@ -137,11 +137,11 @@ def register(cls: S) -> S:
 class NodeConfig:
     """Configuration of one parameter, or of one shard of it.
 
-    name: of the parameter, ``NAME/part_I`` of a shard. partition: the number of parts of every
-    axis; () leaves it whole. placement: the devices that hold the value; it says for the reader
-    what follows from the synchroniser, and anything else is refused; () means just that.
-    compressor: as `cavs.distributed.compression.parse` reads it. A partitioned node has one shard
-    a part, in order, and no synchroniser of its own; a shard is never partitioned again.
+    name: of the parameter, ``NAME/part_I`` of a shard. partition: number of parts of every axis; ()
+    leaves it whole. placement: devices that hold the value, for the reader: () or those that follow
+    from the synchroniser. compressor: as `cavs.distributed.compression.parse` reads it. A
+    partitioned node has one shard a part, in order, and no synchroniser of its own; a shard is
+    never partitioned again.
     """
 
     name: str
@@ -202,7 +202,7 @@ class NodeConfig:
 
     @property
     def leaves(self) -> tuple[NodeConfig, ...]:
-        """The shards, or the node itself where it is whole."""
+        """Its shards, or the node itself where it is whole."""
         return self.shards or (self,)
 
     @property
@@ -245,8 +245,7 @@ class GraphConfig:
         object.__setattr__(self, "servers", check_names("strategy", "servers", self.servers))
         if not self.replicas:
             raise ConfigError("a strategy without replicas", hint="name at least one device")
-        twice = sorted({d for d in self.ranks if self.ranks.count(d) > 1})
-        if twice:
+        if twice := sorted({d for d in self.ranks if self.ranks.count(d) > 1}):
             raise ConfigError(
                 f"device {twice[0]} runs more than one rank of the strategy",
                 hint="name each device once, as a replica or as a server",
@@ -291,8 +290,7 @@ class Strategy:
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
         names = [node.name for node in self.nodes]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 f"parameter {twice[0]} stands twice in a strategy", hint="keep one of its nodes"
             )
@@ -302,7 +300,7 @@ class Strategy:
         return {node.name: node for node in self.nodes}
 
     def node(self, name: str) -> NodeConfig:
-        """The node of the parameter `name`. Raises `ConfigError` if there is none."""
+        """Return the node of the parameter `name`. Raises `ConfigError` if there is none."""
         if name not in self._by_name:
             raise ConfigError(
                 f"the strategy says nothing about parameter {name}",
@@ -328,14 +326,11 @@ class Strategy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the strategy as lists, dicts, strings, numbers and booleans."""
+        graph = asdict(self.graph)
         return {
             "format": FORMAT,
             "builder": self.builder,
-            "graph": {
-                "replicas": list(self.graph.replicas),
-                "servers": list(self.graph.servers),
-                "gradients": self.graph.gradients,
-            },
+            "graph": graph | {name: list(graph[name]) for name in ("replicas", "servers")},
             "nodes": [node.to_dict() for node in self.nodes],
         }
 

@@ -1,19 +1,17 @@
-"""How long an operation takes on a cluster, and what it occupies while it does."""
+"""The time of an operation on a cluster, and the ports that it occupies."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.cluster.resources import ResourceSpec, node_of
 from cavs.distributed.strategy import GraphConfig
-from cavs.distributed.sync.operation import Operation
+from cavs.distributed.sync.operation import Floats, Operation
 
-Floats = NDArray[np.float64]
 ROOTED = ("reduce", "gather", "broadcast")
 
 
@@ -35,7 +33,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class PortUsage:
-    """Which ports an operation keeps busy with sending and receiving, and for how many seconds.
+    """The ports that an operation keeps busy with sending and receiving, and for how many seconds.
 
     Ports: the network card of every node, then the local port of every rank. ranks take part;
     overhead is how long each of them handles messages, whatever their size.
@@ -96,7 +94,7 @@ class Cluster:
         common = self._common(operation)
         key = (operation.collective, operation.ranks, operation.root, operation.is_tree, common)
         if key not in self._units:
-            unit = dataclasses.replace(operation, nbytes=1.0)
+            unit = replace(operation, nbytes=1.0)
             if common:
                 self._units[key] = self._in_common(np.asarray(operation.ranks))
             else:
@@ -105,8 +103,8 @@ class Cluster:
         occupied, cost = self._units[key]
         scale = operation.nbytes
         return (
-            dataclasses.replace(occupied, out=occupied.out * scale, into=occupied.into * scale),
-            dataclasses.replace(cost, transfer=cost.transfer * scale, reduce=cost.reduce * scale),
+            replace(occupied, out=occupied.out * scale, into=occupied.into * scale),
+            replace(cost, transfer=cost.transfer * scale, reduce=cost.reduce * scale),
         )
 
     def _common(self, operation: Operation) -> bool:

@@ -3,11 +3,10 @@
 Every port (the network card of each node, the local port of each rank; one to send and one to
 receive) serves operations in the order in which they become ready. An operation is done when the
 last port it uses has served it, and the ranks have handled its messages, one after another. So
-chains to different servers run side by side, chains to one server queue up, many small messages
-cost more than few large ones, and what is sent while backward still runs costs nothing. New values
-of synchronous servers are never that: they leave when the whole step has been computed and reduced,
-because it counts whole or not at all. Work is linear in operations times ports, in NumPy, so that
-thousands of ranks take seconds.
+chains to one server queue up, many small messages cost more than few large ones, and messages
+during backward are hidden. New values of synchronous servers leave when the whole step has been
+computed and reduced. Work is linear in operations times ports, in NumPy: thousands of ranks take
+seconds.
 """
 
 from __future__ import annotations
@@ -66,16 +65,9 @@ class _Ports:
             done = np.maximum(self.work[used.ranks], arrived) + handling
             self.work[used.ranks] = np.maximum(self.work[used.ranks], now) + handling
             return float(done.max())
-        duration = self.cluster.seconds(cost)
         # All ranks take part in a collective from its beginning to its end, one after another.
-        start = max(
-            now,
-            self.channel,
-            sending.max(initial=0),
-            receiving.max(initial=0),
-            self.work[used.ranks].max(),
-        )
-        self.channel = start + duration
+        free = np.concatenate([sending, receiving, self.work[used.ranks], [now, self.channel]])
+        self.channel = float(free.max()) + self.cluster.seconds(cost)
         self.work[used.ranks] = self.channel
         self.out[used.senders] = self.into[used.receivers] = self.channel
         return self.channel
