@@ -1,28 +1,7 @@
 """A training step on many ranks.
 
-The protocol of a synchronous step, in the order of its messages. Replicas compute; servers are the
-ranks that only own parameters. A row in brackets is left out where it has nothing to do.
-
-| message                        | from             | to               | may raise there           |
-| ------------------------------ | ---------------- | ---------------- | ------------------------- |
-| [values of stale parameters]   | their owners     | replicas         | CommunicationError        |
-| consensus "step"               | all              | all              | an error in a batch       |
-| [kinds; consensus "step"]      | all              | all              | an error of the compiler  |
-| [size of gradient memory]      | replicas         | replicas         | -                         |
-| [consensus "exchanges"]        | all              | all              | a strategy without a run  |
-| [digest of the program]        | all              | all              | ConfigError: they differ  |
-| [order and form of gradients]  | replicas         | servers          | -                         |
-| numbers of rows of the batch   | all              | all              | -                         |
-| gradients, by exchange         | replicas         | replicas, owners | CommunicationError alone  |
-| end of step                    | all              | all              | an error of the run       |
-| [consensus "end of step"]      | all              | all              | that error, on all        |
-| [values of served parameters]  | their owners     | all              | CommunicationError alone  |
-| [commit of stale gradients]    | replicas         | their owners     | CommunicationError alone  |
-
-Rows that compile are left out once a program is known on all ranks (`Consensus.new`). Between
-"may raise" rows a rank that has failed still takes part in every exchange, so that none waits.
-After "end of step" nothing fails on one rank alone: all update, or none.
-
-An asynchronous step has the first row, gradients, and the commit. Replicas of a host that sum first
-agree among themselves as above.
+``docs/distributed.md`` ("A step, in order") lists the messages of a synchronous step and the errors
+that they may raise, ``docs/architecture/paths.md`` its functions. A rank that has failed takes part
+in every exchange until the next consensus, so that no other rank waits for it. After the consensus
+"end of step" nothing fails on one rank alone: all ranks update, or none.
 """
