@@ -20,12 +20,12 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
 
     Every rank has one, calls it for the same batches and tells it the same times, in the order of
     the batches. A loader splits batches before earlier steps have ended, on each rank at another
-    moment; for all ranks to find the same split, that of batch n is made by what was known after
-    step n - lag - 1, and waits for it where it must. In `Trainer.fit` none waits: batches of a
-    loader that looks further ahead than `lag` are split when their step begins.
+    moment; for all ranks to find the same split, batch n is split by the times up to step
+    n - lag - 1, and waits for them. In `Trainer.fit` none waits: batches of a loader that looks
+    further ahead than `lag` are split when their step begins.
 
-    ranks: that compute; as many as the first batch is split for unless given. timeout: seconds that
-    a split waits for the steps it is made by.
+    ranks: number that compute; by default that of the first split. timeout: seconds that a split
+    waits for earlier steps.
     """
 
     _pickling_hint: ClassVar[str] = "make a balancer in each process, with the same options"
@@ -58,16 +58,14 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
         return other
 
     def __call__(self, graphs: Sequence[Any], ranks: int) -> Sequence[Sequence[int]]:
-        """Return the positions of each rank's graphs; with fewer graphs than ranks, the last get
-        none."""
+        """Return the positions of each rank's graphs; the last ranks get none of too few."""
         if self.ranks is None:
             self.ranks = ranks
             self._begin(ranks)
             self.reset()
         if ranks != self.ranks:
-            raise ConfigError(
-                f"a balancer of {self.ranks} ranks splits for {ranks}", hint="make one of its own"
-            )
+            what = f"a balancer of {self.ranks} ranks splits for {ranks}"
+            raise ConfigError(what, hint="make one of its own")
         with self._changed:
             number = self._split
             self._split += 1
@@ -77,9 +75,8 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
                     f"batch {number} is split, but only {self._updated} steps reported their times",
                     hint="call update after every step, and reset when batches are left out",
                 )
+            self._known = {n: state for n, state in self._known.items() if n >= needed}
             known = self._known[needed]
-            for old in [n for n in self._known if n < needed]:
-                del self._known[old]
         parts: Sequence[Sequence[int]]
         if len(graphs) < ranks:
             parts, dealt = [[i] if i < len(graphs) else [] for i in range(ranks)], None
@@ -98,8 +95,8 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
         """Return the numbers that this `rank` shares with the others at the end of a step.
 
-        seconds: of its computation. A result of anything but sums, products and comparisons must be
-        computed by one rank and shared: its bits may differ on another processor. Empty by default.
+        seconds: of its computation. Results of anything but sums, products and comparisons must be
+        computed by one rank and shared: their bits may differ by processor. Empty by default.
         """
         return ()
 

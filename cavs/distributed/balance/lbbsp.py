@@ -22,6 +22,7 @@ from cavs.distributed.balance.shares import whole_shares
 from cavs.distributed.balance.usage import Usage, host_usage, usage_on
 from cavs.errors import ConfigError
 
+Use = Sequence[float] | None  # share in use now, by worker
 FULL_MEMORY = 0.95
 PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "memoryless": Memoryless,
@@ -52,27 +53,17 @@ class SpeedRule:
         self.predictors = [predictor() for _ in counts]
         self._use: list[tuple[float, float]] = [(0.0, 0.0)] * len(counts)
 
-    def update(
-        self,
-        seconds: Sequence[float],
-        cpu: Sequence[float] | None = None,
-        memory: Sequence[float] | None = None,
-    ) -> list[int]:
+    def update(self, seconds: Sequence[float], cpu: Use = None, memory: Use = None) -> list[int]:
         """Return the counts of the next iteration, after one of `counts`; see `learn`."""
         self.counts = whole_shares(sum(self.counts), self.learn(self.counts, seconds, cpu, memory))
         return list(self.counts)
 
     def learn(
-        self,
-        counts: Sequence[int],
-        seconds: Sequence[float],
-        cpu: Sequence[float] | None = None,
-        memory: Sequence[float] | None = None,
+        self, counts: Sequence[int], seconds: Sequence[float], cpu: Use = None, memory: Use = None
     ) -> list[float]:
         """Return the speeds predicted for the next iteration, in samples a second.
 
-        counts: of the last one. seconds: of compute in it, without waiting, by worker. cpu, memory:
-        use now.
+        counts: of the last one. seconds: of compute in it, without waiting, by worker.
         """
         _check_seconds(seconds, len(self.counts))
         zeros = [0.0] * len(seconds)
@@ -94,10 +85,10 @@ class SpeedRule:
 class PairRule:
     """Algorithm 2, for GPUs: the fastest worker takes samples from the slowest.
 
-    It needs no more than that time grows with the count. In the fast phase 5 samples move once the
-    pair has kept its order for 5 iterations; when a pair is found that was once the other way
-    round, the fine phase begins for good: 1 sample, 20 iterations. A worker whose memory is 95 %
-    full gets no more. `warnings` says which workers are too slow to be worth keeping, once each.
+    Time need only grow with the count. In the fast phase 5 samples move once the pair has kept its
+    order for 5 iterations; when a pair is found that was once the other way round, the fine phase
+    begins for good: 1 sample, 20 iterations. A worker whose memory is 95 % full gets no more.
+    `warnings` says which workers are too slow to be worth keeping, once each.
     """
 
     counts: list[int]
@@ -120,11 +111,8 @@ class PairRule:
         """True once the fine phase has begun."""
         return self.step == 1
 
-    def update(self, seconds: Sequence[float], memory: Sequence[float] | None = None) -> list[int]:
-        """Return the counts of the next iteration.
-
-        seconds: of the last one, without waiting, by worker. memory: the share in use now.
-        """
+    def update(self, seconds: Sequence[float], memory: Use = None) -> list[int]:
+        """Return the counts of the next iteration; seconds: of the last one, without waiting."""
         workers = len(self.counts)
         _check_seconds(seconds, workers)
         times = np.asarray(seconds, np.float64)
@@ -166,9 +154,8 @@ class CountBalancer(Balancer[Sequence[float], list[int]]):
 class SpeedBalancer(CountBalancer):
     """Algorithm 1 of LB-BSP, for CPUs: counts in proportion to the speeds predicted of the ranks.
 
-    predictor: makes the `Predictor` of a rank; the paper's unless given, which is `EMA` for 500
-    steps. usage: gives the shares of CPU and memory that are in use where this rank runs. The rest:
-    see `Balancer`; the paper has no lag.
+    predictor: makes the `Predictor` of a rank, by default the paper's. usage: gives the shares of
+    CPU and memory that are in use where this rank runs. The paper has no lag.
 
     Each rank predicts its own speed and reports it, since predictions may differ by processor;
     `update` without reports, or with two numbers each, predicts those of all ranks here.
@@ -212,11 +199,10 @@ class SpeedBalancer(CountBalancer):
 class PairBalancer(CountBalancer):
     """Algorithm 2 of LB-BSP, for GPUs: the fastest rank takes graphs from the slowest.
 
-    It supposes no more than that time grows with the count, so it learns from whole batches alone,
-    and only from those dealt by its last counts: with a `lag` it moves as much more seldom. Where a
-    rank has fewer than 30 graphs, the steps of the fast phase are a sixth of that, not 5. usage: as
-    of `SpeedBalancer`; of memory, 95 % in use are too much to get more graphs. None: a training
-    takes that of the device on which this rank computes (`usage_on`).
+    It follows `PairRule`, so it learns from whole batches alone, and only from those dealt by its
+    last counts: with a `lag` it moves as much more seldom. Where a rank has fewer than 30 graphs,
+    the steps of the fast phase are a sixth of that, not 5. usage: as of `SpeedBalancer`; None: a
+    training takes that of the device on which this rank computes (`usage_on`).
     """
 
     reports = 2  # use of CPU and memory
@@ -236,7 +222,7 @@ class PairBalancer(CountBalancer):
 
     @property
     def warnings(self) -> list[str]:
-        """Which ranks are too slow to be worth keeping."""
+        """Messages that name ranks too slow to be worth keeping."""
         return [] if self.rule is None else self.rule.warnings
 
     def reset(self) -> None:

@@ -52,14 +52,11 @@ def profiles(graphs: Sequence[Any]) -> tuple[Floats, Floats]:
 class CostModel:
     """Recursive least squares over `FEATURES`, with coefficients that are never zero or less.
 
-    Kept are the sums of products of the features and of features and time, in which older steps
-    count less and less (`forget` a step), so that the model adapts to a slower clock. Coefficients
-    are the positive minimum of the squared error, relative to the size of the work: more work never
-    takes less time. Before the first step a prior holds in which every feature costs a little; only
-    the proportions of the first splits depend on it.
-
-    Ranks of different speeds share the coefficients; `slowness` says how many times longer each one
-    takes than they predict.
+    Older steps count less and less (`forget` a step), so that the model adapts to a slower clock.
+    Coefficients are the positive minimum of the squared error, relative to the size of the work:
+    more work never takes less time. Before the first step a prior holds in which every feature
+    costs a little. Ranks of different speeds share the coefficients; `slowness` says how many times
+    longer each one takes than they predict.
     """
 
     def __init__(self, ranks: int, forget: float = 0.98, smooth: float = 0.2) -> None:
@@ -84,10 +81,10 @@ class CostModel:
 
     def update(self, features: Floats, seconds: Sequence[float]) -> None:
         """Learn from a step: features (ranks, 6) of each rank's graphs, and its seconds."""
-        if features.shape != (len(self.slowness), len(FEATURES)) or len(seconds) != len(features):
+        ranks = len(self.slowness)
+        if features.shape != (ranks, len(FEATURES)) or len(seconds) != ranks:
             raise ConfigError(
-                f"features {list(features.shape)} and {len(seconds)} times of "
-                f"{len(self.slowness)} ranks",
+                f"features {list(features.shape)} and {len(seconds)} times of {ranks} ranks",
                 hint="give one row and one time for each rank",
             )
         if not all(math.isfinite(time) and time > 0 for time in seconds):
@@ -127,8 +124,7 @@ class CostModel:
         scale = np.sqrt(np.diag(self._square).copy())
         scale[scale == 0] = 1.0
         square = self._square / np.outer(scale, scale)
-        # A ridge towards the prior decides what the data leave open: features that always grow
-        # together.
+        # A ridge towards the prior decides between features that always grow together.
         ridge = 1e-4 * max(np.trace(square), 1e-12)
         prior = self._prior() * scale
         moment = self._moment / scale + ridge * prior
@@ -137,17 +133,17 @@ class CostModel:
         return np.asarray(np.array(found) / scale)
 
     def _prior(self) -> Floats:
-        """The prior's proportions in the size that fits the times seen best."""
+        """Return the prior, scaled to fit the times seen best."""
         predicted = float((np.outer(_PRIOR, _PRIOR) * self._square).sum())
         size = float((_PRIOR * self._moment).sum()) / predicted if predicted > 0 else 1.0
         return _PRIOR * size
 
 
 def _minimum(square: list[list[float]], moment: list[float], least: list[float]) -> list[float]:
-    """The x of all x >= `least` where x S x / 2 - m x is least, for a positive definite S.
+    """Return the x >= `least` with the least x S x / 2 - m x, for a positive definite S.
 
-    An active set (Lawson and Hanson 1974, chapter 23). In numbers of Python: six of them are too
-    few for NumPy to be fast, and its products differ by the last bit from one processor to another.
+    An active set (Lawson and Hanson 1974, chapter 23), in numbers of Python: products of NumPy
+    differ by the last bit from one processor to another.
     """
     n = len(moment)
     x, free = list(least), [False] * n
@@ -176,7 +172,7 @@ def _minimum(square: list[list[float]], moment: list[float], least: list[float])
 def _stationary(
     square: list[list[float]], moment: list[float], x: list[float], free: list[bool]
 ) -> list[float]:
-    """`x` with its free numbers where the quadratic is least; by elimination without pivots."""
+    """Return `x` with its free numbers at the minimum; by elimination without pivots."""
     chosen = [i for i, is_free in enumerate(free) if is_free]
     held = [i for i, is_free in enumerate(free) if not is_free]
     rows = [

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
 
 
 def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
-    """Equal numbers of graphs, in order; the first ranks have one more."""
+    """Split in order, equal numbers of graphs; the first ranks have one more."""
     return [range(a, b) for a, b in shard_ranges(len(graphs), ranks)]
 
 
@@ -39,16 +40,15 @@ class Counts:
         if self.present is not None:  # the last of them may only own parameters now
             counts = [self.counts[r] for r in self.present[:ranks]]
         if len(counts) != ranks or min(counts) < 0 or sum(self.counts) == 0:
-            raise ConfigError(
-                f"counts {list(self.counts)} for {ranks} ranks", hint="give one for each"
-            )
+            what = f"counts {list(self.counts)} for {ranks} ranks"
+            raise ConfigError(what, hint="give one for each")
         if sum(counts) == 0:  # all ranks that had graphs are gone
             return contiguous(graphs, ranks)
         ends = [round(c * len(graphs) / sum(counts)) for c in np.cumsum(counts)]
-        return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        return [range(a, b) for a, b in pairwise([0, *ends])]
 
     def of(self, ranks: Sequence[int]) -> Counts:
-        """For those of the first ranks that are left, by the numbers that they had."""
+        """Return the split for those of the first ranks that are left."""
         return replace(self, present=tuple(r for r in ranks if r < len(self.counts)))
 
 
@@ -70,7 +70,7 @@ def left(split: Split, ranks: Sequence[int]) -> Split:
 
 @dataclass(frozen=True)
 class _GlobalBatch:
-    """The graphs of a global batch and their ids; `make` collates parts of it."""
+    """The graphs of a global batch and their ids. make: collates parts of it."""
 
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None
@@ -114,7 +114,7 @@ class ShardedBatch(_GlobalBatch):
         return edge_types(self.graphs) or {}
 
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
-        """Graphs, vertices, edges and values present of `features` in what this rank computes."""
+        """Return graphs, vertices, edges and values present of `features` in this rank's part."""
         local = self.local
         counts = [local.num_graphs, local.num_vertices, local.num_edges]
         # A program may know of features of edges that a batch without any leaves out.
@@ -122,7 +122,7 @@ class ShardedBatch(_GlobalBatch):
         return np.array(counts, np.float64)
 
     def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
-        """The same of the global batch, found without the other ranks."""
+        """Return the `counts` of the global batch, found without the other ranks."""
         counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
         edges = self.edge_features
         for name in features:
@@ -207,7 +207,7 @@ def _size(graph: Graph) -> tuple[int, int]:
 
 
 def _present(graph: Graph, name: str) -> int:
-    """How many values of an index feature a graph has."""
+    """Return the number of values of an index feature that a graph has."""
     for group in (graph.features, graph.edge_features, graph.graph_features):
         if name in group:
             return int(np.count_nonzero(group[name] >= 0))
@@ -221,8 +221,8 @@ def _present(graph: Graph, name: str) -> int:
 class LoaderSplit:
     """How a loader makes this rank's part of its batches.
 
-    ahead: how many batches it makes before the step at hand ends. A split that must have learned of
-    later steps than that allows divides batches when their steps begin.
+    ahead: number of batches that it makes before the current step ends. A split that must have
+    learned of later steps divides batches when their steps begin.
     """
 
     position: tuple[int, int]
@@ -258,7 +258,6 @@ class Collate:
 
 
 def collate_of(whole: Callable[..., Any], division: LoaderSplit, last: Collate | None) -> Collate:
-    """Return the collate function of these parts: `last` if it is equal, as a loader may cache its
-    batches."""
+    """Return the collate function; `last` if it is equal, as a loader may cache its batches."""
     fresh = Collate(whole, division)
     return last if last is not None and last == fresh else fresh

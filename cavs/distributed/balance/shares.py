@@ -13,10 +13,10 @@ from cavs.errors import ConfigError
 def whole_shares(
     total: int, weights: Sequence[float], most: Sequence[int] | None = None
 ) -> list[int]:
-    """`total` samples cut in proportion to `weights`, in whole numbers that add up to it.
+    """Return `total` samples cut in proportion to `weights`, in whole numbers that add up to it.
 
     Every share is at least 1, and at most `most`. Rounding is by largest remainder; equal ones go
-    to the first. Raises `ConfigError` where that cannot be.
+    to the first. Raises `ConfigError` if there are no such shares.
     """
     wanted = np.asarray(weights, np.float64)
     limits = np.full(len(wanted), total) if most is None else np.asarray(most)
@@ -39,7 +39,7 @@ def whole_shares(
 def _within(
     total: int, weights: NDArray[np.float64], limits: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Shares in proportion, but for those that would leave [1, limit]: they stay at the end."""
+    """Return shares in proportion, except that those outside of [1, limit] are set to its ends."""
     fixed = np.full(len(weights), np.nan)
     while True:
         free = np.isnan(fixed)
@@ -48,19 +48,17 @@ def _within(
         rest = total - fixed[~free].sum()
         shares = rest * weights / weights[free].sum()
         low, high = free & (shares < 1), free & (shares > limits)
-        # Those on the heavier side are fixed first: fixing them can bring the others back.
-        excess = (shares - limits)[high].sum()
-        lack = (1 - shares)[low].sum()
         if not low.any() and not high.any():
             return np.where(free, shares, fixed)
-        if excess >= lack:
+        # Those on the heavier side are fixed first: fixing them can bring the others back.
+        if (shares - limits)[high].sum() >= (1 - shares)[low].sum():
             fixed[high] = limits[high]
         else:
             fixed[low] = 1.0
 
 
 def gradient_weights(counts: Sequence[int]) -> list[float]:
-    """By what each rank multiplies the mean gradient of its `counts` samples, so that the sum over
+    """Return factors of each rank's mean gradient over its `counts` samples, so that the sum over
     ranks is the mean gradient of the whole batch (Chen et al. 2020, section 3.4).
     """
     total = sum(counts)

@@ -144,8 +144,8 @@ class _Sets:
 def split_batch(graphs: Sequence[Any], model: CostModel) -> Split:
     """Split the graphs of a global batch so that the predicted times are as even as can be.
 
-    graphs: `cavs.Graph` objects, at least one a rank. Deterministic: ranks with equal models find
-    the same split. Raises `ConfigError` if there are fewer graphs than ranks.
+    graphs: `cavs.Graph` objects, at least one a rank, else `ConfigError`. Ranks with equal models
+    find the same split.
     """
     return split_profiles(*profiles(graphs), model)
 
@@ -154,9 +154,8 @@ def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
     """Split graphs given by their `profiles`, as `split_batch` does."""
     ranks = len(model.slowness)
     if len(widths) < ranks:
-        raise ConfigError(
-            f"{len(widths)} graphs for {ranks} ranks", hint="use a larger batch or fewer ranks"
-        )
+        what = f"{len(widths)} graphs for {ranks} ranks"
+        raise ConfigError(what, hint="use a larger batch or fewer ranks")
     sets = _Sets(widths, edges, model)
     sets.deal()
     sets.settle()

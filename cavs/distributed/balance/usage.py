@@ -1,4 +1,4 @@
-"""How much of CPU and memory is in use where a rank runs."""
+"""The shares of CPU and memory that are in use where a rank runs."""
 
 from __future__ import annotations
 
@@ -59,10 +59,8 @@ host_usage = HostUsage()
 
 
 def gpu_usage(memory: CupyMemory) -> Usage:
-    """Return the usage of the host's CPU and of the memory of a GPU.
-
-    In use is what blocks of programs hold, as the paper has it, not what a pool keeps for later:
-    that would only grow.
+    """Return the usage of the host's CPU and of the memory of a GPU, without that which a pool
+    keeps for later.
     """
 
     def usage() -> tuple[float, float]:
@@ -73,10 +71,7 @@ def gpu_usage(memory: CupyMemory) -> Usage:
 
 
 def usage_on(device: Device | None) -> Usage:
-    """Return the usage of the memory with a rank's batches: of `device`, or of its host.
-
-    DeviceError if nothing tells of that memory.
-    """
+    """Return the usage of the memory of `device`, or of its host; DeviceError if unknown."""
     if device is None:
         return host_usage
     own = device.memory

@@ -229,11 +229,12 @@ class NodeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig:
-    """replicas: the devices that run the model; rank i is the i-th.
+    """The devices of a strategy, and how gradients are reduced.
 
-    servers: devices that run no replica and only own parameters, ranks after the replicas.
-    gradients: "mean" weights each rank by its share of the global batch, so that the sum is the
-    gradient of the mean over the batch; "sum" adds what the ranks computed.
+    replicas: devices that run the model; rank i is the i-th. servers: devices that run no replica
+    and only own parameters, ranks after the replicas. gradients: "mean" weights each rank by its
+    share of the global batch, so that the sum is the gradient of the mean over the batch; "sum"
+    adds the gradients of the ranks.
     """
 
     replicas: tuple[str, ...]

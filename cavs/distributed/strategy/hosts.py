@@ -1,4 +1,4 @@
-"""On which hosts the ranks run, and whether a strategy puts them there."""
+"""The hosts of the ranks, and the check that a strategy puts ranks there."""
 
 from __future__ import annotations
 
@@ -37,10 +37,7 @@ def cluster_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
 
 
 def devices_of(hosts: Sequence[str], *, gpus: bool = False) -> ResourceSpec:
-    """Return the devices that a strategy may name without resources: a CPU for each rank.
-
-    gpus: and a GPU.
-    """
+    """Return the devices that a strategy may name without resources: a CPU (and GPU) a rank."""
     cluster = cluster_of(hosts)
     if not gpus:
         return cluster

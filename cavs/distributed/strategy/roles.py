@@ -44,7 +44,7 @@ class Roles:
     @property
     def computes(self) -> bool:
         """True if this rank runs a replica."""
-        return self.everyone.rank < self.count
+        return self.rank < self.count
 
     @property
     def host(self) -> int:
@@ -78,6 +78,5 @@ class Roles:
 
 
 def leader_of(owner: int, ranks: Sequence[int]) -> int:
-    """Return the leader of `ranks`, which exchanges messages with an owner: itself, if it is one of
-    them."""
+    """Return the one of `ranks` that exchanges messages with an owner: itself, if among them."""
     return owner if owner in ranks else ranks[0]

@@ -90,8 +90,11 @@ class Cluster:
         if isinstance(operation.nbytes, tuple):
             occupied = self._occupation(operation)
             return occupied, self._cost(operation, occupied)
+        # Dense gradients of one node are summed in memory that all its ranks see, if there is some.
+        near = len(np.unique(self.node_of_rank[list(operation.ranks)])) == 1
+        shares = operation.in_place and self.network.common_bandwidth > 0
+        common = shares and near and not operation.is_tree
         # Seconds are linear in bytes: operations that differ in bytes alone are measured once.
-        common = self._common(operation)
         key = (operation.collective, operation.ranks, operation.root, operation.is_tree, common)
         if key not in self._units:
             unit = replace(operation, nbytes=1.0)
@@ -106,12 +109,6 @@ class Cluster:
             replace(occupied, out=occupied.out * scale, into=occupied.into * scale),
             replace(cost, transfer=cost.transfer * scale, reduce=cost.reduce * scale),
         )
-
-    def _common(self, operation: Operation) -> bool:
-        """True if it is summed in memory that all its ranks see."""
-        near = len(np.unique(self.node_of_rank[list(operation.ranks)])) == 1
-        seen = operation.in_place and self.network.common_bandwidth > 0
-        return seen and near and not operation.is_tree
 
     def _in_common(self, ranks: NDArray[np.intp]) -> tuple[PortUsage, Cost]:
         """Return the ports and terms of one byte that `ranks` sum in memory all of them see."""

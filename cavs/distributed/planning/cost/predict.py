@@ -39,12 +39,10 @@ def plan(
     numbers = {variable.name: i for i, variable in enumerate(variables)}
     nodes = {node.name: node for node in strategy.nodes}
     for variable in by_gradient(variables):
-        if variable.name not in nodes:
-            continue
-        node = nodes[variable.name]
-        leaves = list(zip(node.leaves, shards_of(node, variable.shape), strict=True))
-        for leaf, shard in reversed(leaves):
-            members.append(Member.of(numbers[node.name], len(members), leaf, shard, variable))
+        if node := nodes.get(variable.name):
+            leaves = list(zip(node.leaves, shards_of(node, variable.shape), strict=True))
+            for leaf, shard in reversed(leaves):
+                members.append(Member.of(numbers[node.name], len(members), leaf, shard, variable))
     chains = [x for transfer in lower(members, pricing) for x in transfer.chains(pricing)]
     return tuple(chain for _, chain in sorted(chains, key=lambda item: item[0]))
 
