@@ -1,10 +1,7 @@
 """Training one model on many ranks: strategies, communicators, and the trainer that uses them."""
 
-import importlib.abc
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
 from cavs.distributed.balance.shards import by_counts, contiguous
@@ -25,28 +22,21 @@ _RENAMED = {
 }
 
 
-def _renamed(name: str) -> ImportError:
-    new = f"{__name__}.{_RENAMED[name]}"
-    return ModuleNotFoundError(f"{__name__}.{name} is now {new}", name=f"{__name__}.{name}")
+def __getattr__(name: str) -> NoReturn:
+    old = f"{__name__}.{name}"
+    if name in _RENAMED:
+        raise ModuleNotFoundError(f"{old} is now {__name__}.{_RENAMED[name]}", name=old)
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
-class _Renamed(importlib.abc.MetaPathFinder):
-    """Name the new path of a renamed module where the old one is imported."""
+class _Renamed(MetaPathFinder):
+    """Names the new path of a renamed module where the old one is imported."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Raise `ModuleNotFoundError` for a renamed module of this package."""
         package, _, name = fullname.rpartition(".")
         if package == __name__ and name in _RENAMED:
-            raise _renamed(name)
-        return None
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _RENAMED:
-        raise _renamed(name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+            __getattr__(name)
 
 
 sys.meta_path.append(_Renamed())

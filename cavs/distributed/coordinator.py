@@ -21,7 +21,6 @@ from cavs.distributed.elastic.handshake import compare_fits, compared, handshake
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.run import StepReport
-from cavs.distributed.step.session import DistributedSession
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Coordinator, Write
@@ -31,32 +30,6 @@ from cavs.train.loader import DataLoader
 
 Array = NDArray[Any]
 T = TypeVar("T")
-
-
-class SplitFeedback:
-    """Passes the times of steps to the split of `session`, if it learns from them."""
-
-    def __init__(self, session: DistributedSession) -> None:
-        self.session = session
-        self._printed = 0  # number of warnings that were printed
-
-    def update(self, outcome: StepReport) -> None:
-        """Pass the times of a step to the split; rank 0 prints its new warnings."""
-        split = self.session.split  # it may change when ranks die
-        update = getattr(split, "update", None)
-        if update is None or not self.session.roles.computes:
-            return
-        # Asynchronous ranks do not know each other's times.
-        reports = (outcome.rank_reports,) if outcome.rank_reports else ()
-        update(outcome.rank_seconds or None, *reports)
-        warnings = getattr(split, "warnings", ())
-        for text in warnings[self._printed :] if self.session.communicator.rank == 0 else ():
-            print(f"cavs: {text}", file=sys.stderr, flush=True)
-        self._printed = len(warnings)
-
-    def reset(self) -> None:
-        """Let the split forget batches that were sharded ahead and will not run."""
-        getattr(self.session.split, "reset", lambda: None)()
 
 
 class RankCoordinator(Coordinator):
@@ -69,7 +42,7 @@ class RankCoordinator(Coordinator):
     def __init__(self, training: RankTraining) -> None:
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
-        self.feedback = SplitFeedback(self.session)
+        self._printed = 0  # number of warnings of the split
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -96,13 +69,31 @@ class RankCoordinator(Coordinator):
             try:
                 outcome = advance(batch)
             except Exception:
-                self.feedback.reset()  # this step's times will not come
+                self._reset_split()  # this step's times will not come
                 raise
             assert isinstance(outcome, StepReport)
-            self.feedback.update(outcome)
+            self._update_split(outcome)
             return outcome
 
         return self.survivors.run_resilient(step, step=True)
+
+    def _update_split(self, outcome: StepReport) -> None:
+        """Let the split learn from the times of a step; rank 0 prints its new warnings."""
+        split = self.session.split  # another one after ranks have died
+        update = getattr(split, "update", None)
+        if update is None or not self.session.roles.computes:
+            return
+        # Asynchronous ranks do not know each other's times.
+        reports = (outcome.rank_reports,) if outcome.rank_reports else ()
+        update(outcome.rank_seconds or None, *reports)
+        warnings = getattr(split, "warnings", ())
+        for text in warnings[self._printed :] if self.writes_files else ():
+            print(f"cavs: {text}", file=sys.stderr, flush=True)
+        self._printed = len(warnings)
+
+    def _reset_split(self) -> None:
+        """Let the split forget batches that were sharded ahead and will not run."""
+        getattr(self.session.split, "reset", lambda: None)()
 
     def share_step_error(self, error: NumericsError) -> None:
         if self.session.asynchronous:
@@ -159,7 +150,7 @@ class RankCoordinator(Coordinator):
                 self.training.fit_facts = compared(options)
                 yield
         except BaseException as error:
-            self.feedback.reset()  # each rank's loader was ahead by another number of batches
+            self._reset_split()  # each rank's loader was ahead by another number of batches
             if not (isinstance(error, KeyboardInterrupt) and survivors.ends_fit):
                 raise
             raise survivors.lost_peers(error) from None
@@ -203,7 +194,7 @@ class RankCoordinator(Coordinator):
         division = LoaderSplit(session.position, split, ahead)
         train.collate = collate_of(train.undivided, division, training.collate)
         training.collate = train.collate
-        self.feedback.reset()
+        self._reset_split()
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:
@@ -211,7 +202,7 @@ class RankCoordinator(Coordinator):
         except Exception as error:  # the other ranks are about to make the step
             if not isinstance(error, CommunicationError):
                 self.training.report_error("batch", error)
-            self.feedback.reset()  # the times of batches sharded ahead will not come either
+            self._reset_split()  # the times of batches sharded ahead will not come either
             raise
 
     def sum_losses(self, loss_sum: float) -> float:
@@ -288,13 +279,9 @@ class RankCoordinator(Coordinator):
                 if self.writes_files:
                     write(extra)
                     if states:  # reported first, in case the other ranks die
-                        self._report_saved(path)
+                        report("saved", str(path), self.training.state.steps)
 
         self.survivors.run_resilient(work)
-
-    def _report_saved(self, path: str | os.PathLike[str]) -> None:
-        if self.writes_files:
-            report("saved", str(path), self.training.state.steps)
 
     def settle(self) -> None:
         """See `Coordinator`. Does nothing without stale parameters."""
@@ -306,7 +293,8 @@ class RankCoordinator(Coordinator):
         self.settle()
         with self.training.guard("fit"):
             stored = read()
-            self._report_saved(path)
+            if self.writes_files:
+                report("saved", str(path), self.training.state.steps)
             self.session.take_memory(stored.extra)
             return stored
 

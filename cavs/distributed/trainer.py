@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -192,12 +191,7 @@ class Trainer(LocalTrainer):
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         elif not isinstance(error, CommunicationError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import numpy as np
 
@@ -40,25 +39,28 @@ class AsynchronousStep:
         context, failed, waited = self.context, None, 0.0
         roles = context.roles
         try:
-            waited = self.stale.fetch(update.hyper, update.states, step)
-        except LostPeerError:
-            raise  # the ranks that step with this one find that out as well
+            waited = self.stale.fetch(update, step)
         except CommunicationError as unheard:
-            if not (roles.computes and roles.teamed):
+            # The ranks that step with this one find out that a rank is gone, but nothing else.
+            if isinstance(unheard, LostPeerError) or not (roles.computes and roles.teamed):
                 raise
-            failed = unheard  # the ranks that step with this one may not have heard of it
+            failed = unheard
         servers = context.servers
         assert servers is not None
         if not roles.computes:
             return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, servers.newly_sent())
         try:
-            part, executor, inputs = self._prepare(batch, failed)
+            if roles.teamed:
+                part, executor, inputs = prepare_together(context, batch, failed)
+            else:
+                part = context.shard(batch)
+                executor, inputs, compiled = context.ready(part)
+                program = compiled.program
+                context.exchanges_for(executor, program.gradients, program.int_features)
             features = context.int_features
             totals = part.global_counts(features) if context.average else part.counts(features)
             run = Run(executor, context)
-            words = context.session.readable_errors(part.local)
-            numbers = context.own_seed(seed), step, context.scale(part), totals.tolist()
-            loss, error = run.go(words, (*inputs, *numbers))
+            loss, error = run.compute(part, inputs, totals, seed, step)
             begun = time.perf_counter()
             squares = 0.0 if error is not None else executor.squared_norm(context.own_pieces())
             loss, squares = self._agree(loss, squares, error)
@@ -76,18 +78,6 @@ class AsynchronousStep:
         except BaseException as raised:
             servers.fail(raised)
             raise
-
-    def _prepare(
-        self, batch: GraphBatch | ShardedBatch, failed: Exception | None
-    ) -> tuple[ShardedBatch, Any, Any]:
-        context = self.context
-        if context.roles.teamed:
-            return prepare_together(context, batch, failed)
-        part = context.shard(batch)
-        executor, inputs, compiled = context.ready(part)
-        context.exchanges_for(executor, compiled.program.gradients)
-        context.int_features = compiled.program.int_features
-        return part, executor, inputs
 
     def _agree(self, loss: float, squares: float, error: Exception | None) -> tuple[float, float]:
         """Return the mean loss of the team and the squared norm of its mean gradient."""

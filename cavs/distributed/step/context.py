@@ -127,20 +127,18 @@ class StepContext:
             executor = known
         return executor, inputs, compiled
 
-    def scale(self, part: ShardedBatch) -> float:
-        """Return the factor of sums over rows that makes the mean over ranks that of the batch."""
-        return 0.0 if part.empty else float(self.roles.count if self.average else 1)
-
-    def own_seed(self, seed: int) -> int:
-        """Return the seed of this rank's dropout masks; rank 0 draws those of `Session`."""
-        return (seed + (self.communicator.rank << 32)) % 2**64
-
     # ---- exchanges -----------------------------------------------------------------------------
 
-    def exchanges_for(self, executor: Any, layouts: Mapping[str, str]) -> None:
-        """Make the exchanges of a program; the earlier ones hand over their state."""
+    def exchanges_for(
+        self, executor: Any, layouts: Mapping[str, str], int_features: list[str]
+    ) -> None:
+        """Make the exchanges of a program; the earlier ones hand over their state.
+
+        layouts: see `exchanges_of`. int_features: features of the program that are indices.
+        """
         if executor is self.exchanging:
             return
+        self.int_features = int_features
         parameters, group = self.session.parameters, self.group
         runtime = Runtime(self.strategy, executor, parameters, self.roles, self.servers, group)
         fresh = exchanges_of(runtime, layouts)

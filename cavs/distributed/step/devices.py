@@ -34,65 +34,53 @@ def device_of_rank(
     first ones; None: all. Ranks that do not compute need no GPU and get "cpu". check: raises a
     ConfigError if this rank has another fault, which is then raised on all.
     """
+    kind = "cpu" if device == "cpu" else "cuda"
     try:
-        return _device_of_rank(device, c, collectives, replicas, check)
+        kinds = c.share(kind)
+        computes = c.rank < (replicas() if replicas is not None and "cuda" in kinds else c.size)
+        wrong: ConfigError | None = None
+        try:
+            allowed = " or ".join(COLLECTIVES)
+            require(collectives in COLLECTIVES, "collectives", collectives, allowed)
+            on_host = kind == "cpu" and computes and collectives == "nccl"
+            require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
+            check()
+        except ConfigError as error:
+            wrong = error
+        known = {"device": kind, "collectives": collectives}
+        Agreement(c).same(known if computes else None, wrong)
+        if "cuda" not in kinds:
+            return device
+        opens = computes and not isinstance(device, Device)
+        all_hosts = c.share([socket.gethostname(), opens])
+        ranks = [r for r, other in enumerate(all_hosts) if other == all_hosts[c.rank]]
+        opened = device if computes else "cpu"
+        with Agreement(c).guard("start"):
+            if opens:
+                number, host = ranks.index(c.rank), all_hosts[c.rank][0]
+                opened = _open(str(device), number, len(ranks), host)
+        return opened
     except LostPeerError:
         if device != "cpu":
             raise
-        return device  # the first step finds that out again, and who can goes on without the dead
+        return device  # the first step finds that out again, and survivors go on if they can
 
 
-def _device_of_rank(
-    device: str | Device,
-    c: Communicator,
-    collectives: str,
-    replicas: Callable[[], int] | None,
-    check: Callable[[], None],
-) -> str | Device:
-    kind = "cpu" if device == "cpu" else "cuda"
-    kinds = c.share(kind)
-    computes = c.rank < (replicas() if replicas is not None and "cuda" in kinds else c.size)
-    wrong: ConfigError | None = None
-    try:
-        require(collectives in COLLECTIVES, "collectives", collectives, " or ".join(COLLECTIVES))
-        on_host = kind == "cpu" and computes and collectives == "nccl"
-        require(not on_host, "collectives", collectives, "'auto' or 'mpi' on the CPU")
-        check()
-    except ConfigError as error:
-        wrong = error
-    known = {"device": kind, "collectives": collectives}
-    Agreement(c).same(known if computes else None, wrong)
-    if "cuda" not in kinds:
-        return device
-    told = c.share([socket.gethostname(), computes and not isinstance(device, Device)])
-    ranks = [r for r, other in enumerate(told) if other == told[c.rank]]
-    if not computes:
-        Agreement(c).consensus("start")
-        return "cpu"
-    opened: Device | None = device if isinstance(device, Device) else None
-    with Agreement(c).guard("start"):
-        if opened is None:
-            opened = _opened(str(device), ranks.index(c.rank), len(ranks), told[c.rank][0])
-    assert opened is not None
-    return opened
-
-
-def _opened(device: str, number: int, ranks: int, host: str) -> Device:
-    """The GPU of the rank that has this number among the `ranks` of `host` that open one."""
+def _open(device: str, number: int, ranks: int, host: str) -> Device:
+    """Open the GPU of the rank that has this number among the `ranks` of `host` that open one."""
     if device == "cuda":
         devices = max(count_devices(), 1)  # without any, opening the first says what is wrong
         device = f"cuda:{number % devices}" if devices > 1 else device
         if number == 0 and ranks > devices:
-            print(
-                f"cavs: {ranks} ranks share {devices} GPUs of {host}", file=sys.stderr, flush=True
-            )
+            text = f"cavs: {ranks} ranks share {devices} GPUs of {host}"
+            print(text, file=sys.stderr, flush=True)
     return open_device(device)
 
 
 def join_devices(
     collectives: str, device: Device | None, replicas: Communicator, before: DeviceGroup | None
 ) -> DeviceGroup | None:
-    """The devices of `replicas` as a group that sums by NCCL; all of them call it.
+    """Return the devices of `replicas` as a group that sums by NCCL; all of them call it.
 
     None where `collectives` is "mpi", or it is "auto" and not every rank has a device of its own
     and NCCL; for "nccl" that is a DeviceError, on all ranks. before: a group that was given up.
@@ -106,9 +94,9 @@ def join_devices(
         uuid = device.uuid()
     except DeviceError as error:
         missing = error.what
-    told = replicas.share([missing, uuid])
-    reasons = [f"rank {replicas.names[r]}: {text}" for r, (text, _) in enumerate(told) if text]
-    names = [name for _, name in told]
+    shared = replicas.share([missing, uuid])
+    reasons = [f"rank {replicas.names[r]}: {text}" for r, (text, _) in enumerate(shared) if text]
+    names = [name for _, name in shared]
     if not reasons and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         ranks = [str(replicas.names[r]) for r, name in enumerate(names) if name == twice]
@@ -120,7 +108,7 @@ def join_devices(
         )
     if reasons:
         return None
-    nccl = None
+    nccl: NCCLCommunicator | None = None
     try:
         with Agreement(replicas).guard("start", known=CommunicationError):
             nccl = NCCLCommunicator(replicas, device.ordinal)

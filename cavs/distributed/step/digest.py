@@ -39,7 +39,7 @@ def code_digest() -> str:
 def facts(
     model: Any, parameters: Mapping[str, Any], optimizer: Any, seed: int, strategy: str, **more: Any
 ) -> dict[str, str]:
-    """Name to value; what differs between ranks is quoted by these names."""
+    """Return the facts that ranks compare, by the names by which errors quote them."""
     shapes = {
         name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
         for name, p in parameters.items()
@@ -51,16 +51,12 @@ def facts(
         "optimizer": _rule(optimizer),
         "seed": str(seed),
         "strategy": strategy,
-        "instructions": _instructions(),
+        # All ranks apply the same updates, which are to come out in the same bits.
+        "instructions": "base, which round it twice (as all ranks do with CAVS_ISA=base)"
+        if isa() == "base"
+        else "those that round a sum of products once",
         **{name: str(value) for name, value in more.items()},
     }
-
-
-def _instructions() -> str:
-    """All ranks apply the same updates, which are to come out in the same bits."""
-    if isa() != "base":
-        return "those that round a sum of products once"
-    return "base, which round it twice (as all ranks do with CAVS_ISA=base)"
 
 
 def cluster(resources: ResourceSpec | None) -> str:
@@ -79,18 +75,18 @@ def guesses(batch: GraphBatch) -> bool:
 
 
 def same_trace(agreement: Agreement, trace: Graph | None, error: Exception | None) -> None:
-    """ConfigError on all ranks unless they traced the same model. None: this rank has no trace.
+    """Raise ConfigError on all ranks unless they traced the same model, or `error` of this rank.
 
-    error: what this rank brings instead.
+    trace: None on a rank that has none.
     """
-    agreement.same(None if trace is None else _told(_lines(trace)), error)
+    agreement.same(None if trace is None else _facts_of(_lines(trace)), error)
 
 
 def same_program(agreement: Agreement, compiled: Compiled | None, order: Sequence[int]) -> None:
-    """ConfigError on all ranks unless they run the same program, saying in what they differ.
+    """Raise ConfigError on all ranks unless they run the same program; it says how they differ.
 
-    compiled: None of ranks that compute nothing, or that had to guess. order: that of the
-    gradients, by parameter.
+    compiled: None on ranks that compute nothing, or that had to guess. order: of the gradients, by
+    parameter.
     """
     facts, lines = None, list[str]()
     if compiled is not None:
@@ -100,18 +96,18 @@ def same_program(agreement: Agreement, compiled: Compiled | None, order: Sequenc
             "order of gradients": ", ".join(program.parameters[i] for i in order),
             "compiled program": f"digest {_digest(program)}",
         }
-    told = agreement.communicator.share(facts and _digest([facts, lines]))
-    if len({digest for digest in told if digest is not None}) > 1:
-        agreement.same(facts and {**facts, **_told(lines)})  # the lines only now
+    digests = agreement.communicator.share(facts and _digest([facts, lines]))
+    if len({digest for digest in digests if digest is not None}) > 1:
+        agreement.same(facts and {**facts, **_facts_of(lines)})  # the lines only now
 
 
-def _told(lines: Sequence[str]) -> dict[str, str]:
+def _facts_of(lines: Sequence[str]) -> dict[str, str]:
     each = {f"line {i} of the trace": line for i, line in enumerate(lines)}
     return {"trace of the model": f"{len(lines)} lines, digest {_digest(lines)}", **each}
 
 
 def _lines(trace: Graph) -> list[str]:
-    """A traced model as text, without the places in the user's files: hosts may have other ones."""
+    """Return a traced model as text, without positions in files, which hosts may have elsewhere."""
     names = number(trace)
     lines = [print_node(node, names) for node in trace.nodes() if node.op.name != "parameter"]
     lines += [f"slot {name} <- {names[node]}" for name, node in trace.slots.items()]
@@ -123,7 +119,7 @@ def _digest(value: Any) -> str:
 
 
 def _rule(optimizer: Any) -> str:
-    """An optimiser with its numbers, and what its schedule gives as training goes on."""
+    """Return an optimiser as text: its numbers, and the rates of its schedule."""
     hyper = {name: value for name, value in optimizer.hyper(0).items() if name != "lr"}
     if dataclasses.is_dataclass(optimizer):  # there are more, such as what states begin with
         fields = [f.name for f in dataclasses.fields(optimizer) if f.name != "lr"]
@@ -134,14 +130,14 @@ def _rule(optimizer: Any) -> str:
 
 
 def _rate(optimizer: Any, step: int) -> str:
-    """In 12 digits: a cosine may have another last bit elsewhere, and rank 0's counts."""
+    """Return the rate in 12 digits: on another rank a cosine may have another last bit."""
     try:
         return repr(float(f"{optimizer.rate(step):.12g}"))
-    except Exception as error:  # a schedule of the user's own that ends before: so it says there
+    except Exception as error:  # a schedule of the user that ends before
         return type(error).__name__
 
 
 def _short(shapes: Mapping[str, Any]) -> str:
     text = "; ".join(f"{name} {kind}{shape}" for name, (kind, shape, _) in shapes.items())
-    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
-    return f"{len(shapes)} ({text if len(text) < 400 else text[:400] + ' ...'}), digest {digest}"
+    text = text if len(text) < 400 else f"{text[:400]} ..."
+    return f"{len(shapes)} ({text}), digest {_digest(shapes)}"

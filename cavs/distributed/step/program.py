@@ -84,15 +84,14 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
     with agreement.guard("step", known=CommunicationError), kinds_union(group) as union:
         context.session.compile_for(part.local, union)
         executor, inputs, compiled = context.ready(part)
+    program = compiled.program
     _share_gradients(context, executor)
     with agreement.guard("exchanges", known=CommunicationError):
-        layouts = compiled.program.gradients
-        context.exchanges_for(executor, layouts)
-        context.int_features = compiled.program.int_features
+        context.exchanges_for(executor, program.gradients, program.int_features)
     order = executor.gradient_order()
     same_program(agreement, None if guesses(part.local) else compiled, order)
-    if not context.asynchronous and roles.replicas is not context.communicator:
-        context.communicator.share([order, layouts, context.int_features])  # to the servers
+    if not context.asynchronous and roles.replicas is not context.communicator:  # to the servers
+        context.communicator.share([order, program.gradients, program.int_features])
     return executor, inputs
 
 
@@ -101,8 +100,8 @@ def receive_program(context: StepContext) -> None:
     for phase in ("step", "exchanges"):
         context.agreement.consensus(phase)
     same_program(context.agreement, None, ())
-    order, layouts, context.int_features = context.communicator.share(None)[0]
-    context.exchanges_for(ServerExecutor(context.session.parameters, order), layouts)
+    order, *program = context.communicator.share(None)[0]
+    context.exchanges_for(ServerExecutor(context.session.parameters, order), *program)
 
 
 def _share_gradients(context: StepContext, executor: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cavs.distributed.balance.shards import ShardedBatch
 from cavs.distributed.comm.interfaces import Handle
 from cavs.distributed.step.context import StepContext
 from cavs.distributed.sync import Exchange, Piece
@@ -62,10 +63,26 @@ class Run:
     """Forward and backward on the calling thread, exchanges in the background."""
 
     def __init__(self, executor: Any, context: StepContext) -> None:
-        self.executor, self.exchanges, self.roles = executor, context.exchanges, context.roles
+        self.executor, self.context = executor, context
+        self.exchanges, self.roles = context.exchanges, context.roles
         self.wait_free, self.group = context.wait_free, context.group
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
+
+    def compute(
+        self, part: ShardedBatch, inputs: Sequence[Any], totals: NDArray[Any], seed: int, step: int
+    ) -> tuple[float, Exception | None]:
+        """Return the loss of `part`, and its error.
+
+        inputs: of the schedule. totals: graphs, vertices, edges and present values of index
+        features of the batch. seed: of dropout masks; rank 0 draws those of `Session`.
+        """
+        context = self.context
+        own_seed = (seed + (context.communicator.rank << 32)) % 2**64
+        # With this factor of sums over rows, the mean over ranks is that of the batch.
+        scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
+        words = context.session.readable_errors(part.local)
+        return self.go(words, (*inputs, own_seed, step, scale, totals.tolist()))
 
     def go(
         self, words: AbstractContextManager[None], inputs: tuple[Any, ...]

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cavs.distributed.step.context import StepContext
+from cavs.distributed.step.run import Update
 from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server import StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
@@ -24,14 +25,12 @@ class StaleParameters:
         self._written = True  # from outside: servers must take the parameters as they are
         self._updates: int | None = None  # count for each parameter, by a checkpoint
 
-    def fetch(
-        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
-    ) -> float:
+    def fetch(self, update: Update, step: int) -> float:
         """Fetch values as fresh as a step needs them; return the seconds it took."""
         begun, strategy = time.perf_counter(), self.context.strategy
         if strategy is None or not strategy.has_stale:
             return 0.0
-        servers = self.serve(hyper, states, step)
+        servers = self.serve(update.hyper, update.states, step)
         self._renew(servers)
         try:
             if servers.fetch():

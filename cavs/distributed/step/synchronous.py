@@ -30,7 +30,7 @@ class SynchronousStep:
         """Make one step on this rank's part of the global `batch`."""
         context = self.context
         sent, computes = context.sent_bytes, context.roles.computes
-        waited = self.stale.fetch(update.hyper, update.states, step)
+        waited = self.stale.fetch(update, step)
         if not computes:
             return self.finish(self._serve(), None, 0.0, None, update, sent)
         part, executor, inputs = prepare_together(context, batch)
@@ -40,9 +40,7 @@ class SynchronousStep:
             totals *= not part.empty
             context.communicator.all_reduce(totals)
         run = Run(executor, context)
-        words = context.session.readable_errors(part.local)
-        numbers = context.own_seed(seed), step, context.scale(part), totals.tolist()
-        loss, error = run.go(words, (*inputs, *numbers))
+        loss, error = run.compute(part, inputs, totals, seed, step)
         run.expose(waited)
         return self.finish(run, part, loss, error, update, sent)
 

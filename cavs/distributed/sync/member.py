@@ -150,11 +150,6 @@ class Runtime(Facts):
         """See `Facts`. The executor leaves factors from now on, where it can."""
         if member.variable.sparse:
             raise not_rows(member)
-        if member.leaf.name != member.variable.name:
-            raise ConfigError(
-                f"{member.leaf.name}: a shard of a parameter has no factors of its own",
-                hint="leave the partition of its parameter empty",
-            )
         return bool(self.executor.set_factored(member.parameter))
 
     def owner(self, member: Member) -> int:

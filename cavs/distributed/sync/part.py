@@ -6,36 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs._engine import Executor
 from cavs.distributed.strategy.partition import Shard
 
 Array = NDArray[Any]
+# Gradients of a step. ``wait_gradient`` returns False if the run failed; ``gradient_view`` returns
+# touched rows, or None, and values; ``gradient_block`` returns the memory of all dense gradients.
+Gradients = Executor
 Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the parameter
 GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
-
-
-class Gradients(Protocol):
-    """Gradients of a step, as the engine computes them (`cavs._engine.Executor`)."""
-
-    def wait_gradient(self, parameter: int, begin: int = 0, end: int | None = None) -> bool:
-        """Wait until elements [begin, end) are final; return False if the run failed."""
-        ...
-
-    def gradient_slab(self, parameter: int) -> int:
-        """Return the number of elements that become final together."""
-        ...
-
-    def gradient_view(self, parameter: int) -> tuple[Array | None, Array]:
-        """Return touched rows, or None, and values, in the engine's memory."""
-        ...
-
-    def gradient_block(self) -> Array:
-        """Return the memory of all dense gradients."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,12 @@ class Word(IntEnum):
     VALUES = 3  # clock, group; dense values one after the other, then rows and values of each table
     SETTLE = 4  # clock. This worker makes no more steps until all have settled
     FINAL = 5  # clock, group, round, updates; as VALUES, after all was applied; nothing if known
+    # The words below are valid in any phase.
     ASK = 6  # how far are your workers?
     ANSWER = 7  # for each worker its clock, or -1 if no rank waits for it
     FAIL = 8  # the text of an error
     STOP = 9  # the number of steps that the sender has promised to make
     WAKE = 10  # to oneself: a new phase has begun
-
-    @property
-    def is_of_phase(self) -> bool:
-        """True if the letter is valid in its phase only."""
-        return self < Word.ASK
 
 
 class Clocks:
@@ -66,20 +62,15 @@ class Clocks:
             clock >= step - self.staleness for w, clock in self.of.items() if w not in self.away
         )
 
-    def leave(self, worker: int) -> None:
-        """Wait for `worker` no more, until all have settled."""
-        self.away.add(worker)
-
     @property
     def all_away(self) -> bool:
-        """True if every worker has left."""
+        """True if every worker has settled."""
         return len(self.away) == len(self.of)
 
     def synchronise(self) -> int:
-        """Let all go on from the clock of the furthest, after all have left."""
+        """Let all go on from the clock of the furthest, and return it, after all have settled."""
         furthest = max(self.of.values())
-        self.of = dict.fromkeys(self.of, furthest)
-        self.away.clear()
+        self.of, self.away = dict.fromkeys(self.of, furthest), set()
         return furthest
 
 
@@ -129,17 +120,7 @@ class Owner:
         self.told = {(number, r): updates for number in self.changed for r in range(box.size)}
         self.rounds = 0
 
-    def take(self, letter: Letter) -> None:
-        """Act on a letter of a worker."""
-        match letter.words[0]:
-            case Word.PUSH:
-                self._hold(letter)
-            case Word.COMMIT:
-                self._commit(letter)
-            case Word.SETTLE:
-                self._settle(letter.source)
-
-    def _hold(self, letter: Letter) -> None:
+    def hold(self, letter: Letter) -> None:
         """Keep gradients until their step has ended well."""
         worker, attempt = letter.source, letter.words[2]
         arrays = iter(letter.arrays)
@@ -153,7 +134,7 @@ class Owner:
                 piece = Piece(unit.part.parameter, values, rows)
             self.staged[worker].append((attempt, unit, piece))
 
-    def _commit(self, letter: Letter) -> None:
+    def commit(self, letter: Letter) -> None:
         """Apply one step of a worker; drop what was staged of a step that failed."""
         worker, (attempt, clock) = letter.source, letter.words[2:]
         scale, lr = letter.arrays[0].tolist()
@@ -181,10 +162,10 @@ class Owner:
             self.wanted[group.number][worker] = clock + 1
         self._answer()
 
-    def _settle(self, worker: int) -> None:
+    def settle(self, worker: int) -> None:
         """Note that `worker` has settled; when all have, every rank gets the final values."""
         for group in self.groups:
-            self.clocks[group.number].leave(worker)
+            self.clocks[group.number].away.add(worker)
             self.wanted[group.number].pop(worker, None)
         self._answer()
         if not all(clocks.all_away for clocks in self.clocks.values()):

@@ -26,6 +26,7 @@ from cavs.distributed.sync.stale_server.layout import Layout
 from cavs.distributed.sync.stale_server.owner import Owner, Word
 from cavs.errors import CommunicationError
 
+_LEFT = "it left while others train: call Trainer.close()"
 _GRACE = 3.0  # seconds that an owner has to say how far the workers are
 
 
@@ -49,6 +50,11 @@ class StaleServers:
         self.teams, self.workers = teams, [worker for team in teams for worker in team]
         self.layout, self.values, self.timeout = layout, list(values), c.timeout
         self.rank, self.size, self.names, self._waiting = c.rank, c.size, c.names, c.waiting
+        self.is_worker = self.rank in self.workers
+        mine = [team for team in teams if self.rank in team]
+        self.heard_by = [  # the owners that this rank writes to
+            owner for owner in layout.owners for team in mine if leader_of(owner, team) == self.rank
+        ]
         self.reduction = 1.0 / len(self.workers) if average else 1.0
         self.changed = threading.Condition()
         self.failed: BaseException | None = None
@@ -76,18 +82,6 @@ class StaleServers:
         """Return the bytes sent since the last call, or since all settled."""
         before, self._counted = self._counted, self.sent_bytes
         return self._counted - before
-
-    @property
-    def is_worker(self) -> bool:
-        """True if this rank makes steps."""
-        return self.rank in self.workers
-
-    @property
-    def heard_by(self) -> list[int]:
-        """The owners that this rank writes to."""
-        mine = [team for team in self.teams if self.rank in team]
-        owners = self.layout.owners
-        return [o for o in owners for team in mine if leader_of(o, team) == self.rank]
 
     # ---- the worker's side ---------------------------------------------------------------------
 
@@ -194,8 +188,7 @@ class StaleServers:
             flat = [s[i].reshape(-1) if len(s) > i else np.empty(0) for s in states]
             for group in self.layout.groups:
                 packed = np.empty(size_of(group.dense), self.values[0].dtype)
-                pack(group.dense, flat, packed)
-                c.broadcast(packed, group.owner)
+                c.broadcast(pack(group.dense, flat, packed), group.owner)
                 unpack(group.dense, packed, flat)
                 for unit in group.tables:
                     rows = self._owner.ever(unit)
@@ -318,7 +311,7 @@ class StaleServers:
     def close(self) -> None:
         """End the thread, after all letters have left. Parameters stay as they are."""
         if not self.settled:
-            self.fail(_left())
+            self.fail(CommunicationError(_LEFT))
         self._box.close()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
@@ -339,20 +332,24 @@ class StaleServers:
         arrived, self._early, now = [*self._early, letter], [], self.phase
         for other in arrived:
             word, phase = other.words[:2]
-            if phase == now or not Word(word).is_of_phase:
+            if phase == now or word > Word.FINAL:
                 self._take(other)
             elif phase > now:
                 self._early.append(other)
 
     def _take(self, letter: Letter) -> None:
         word, owner = letter.words[0], self._owner
-        if word == Word.ASK:
-            standing = [] if owner is None else owner.standing()
-            self._box.post(letter.source, [Word.ANSWER, 0, *standing])
-            return
-        if word in (Word.PUSH, Word.COMMIT, Word.SETTLE):
-            assert owner is not None
-            owner.take(letter)
+        assert owner is not None or word > Word.FINAL  # a phase has an owner
+        match word:
+            case Word.PUSH if owner:
+                owner.hold(letter)
+            case Word.COMMIT if owner:
+                owner.commit(letter)
+            case Word.SETTLE if owner:
+                owner.settle(letter.source)
+            case Word.ASK:
+                standing = [] if owner is None else owner.standing()
+                self._box.post(letter.source, [Word.ANSWER, 0, *standing])
         with self.changed:
             match word:
                 case Word.VALUES | Word.FINAL:
@@ -378,9 +375,5 @@ def _close_at_exit(servers: weakref.ref[StaleServers]) -> None:
     alive = servers()
     if alive is None or alive._box.closed:
         return
-    alive.fail(_left())  # settled or not: others may go on to their next step
+    alive.fail(CommunicationError(_LEFT))  # settled or not: others may go on to their next step
     alive.close()
-
-
-def _left() -> CommunicationError:
-    return CommunicationError("it left while others train: call Trainer.close()")
