@@ -71,8 +71,7 @@ def decode(source: int, coded: Array) -> Letter:
     at = _WORD * (2 + words + 2 * arrays)
     head = coded[:at].view(np.int64)[2:].tolist()
     found = []
-    for i in range(arrays):
-        code, nbytes = head[words + 2 * i : words + 2 * i + 2]
+    for code, nbytes in zip(head[words::2], head[words + 1 :: 2], strict=True):
         found.append(coded[at : at + nbytes].view(_DTYPES[code]))
         at += -(-nbytes // _WORD) * _WORD
     return Letter(source, tuple(head[:words]), tuple(found))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,24 +79,33 @@ def label_of(operation: Code, array: Array) -> int:
     return operation * len(DTYPES) + _code(array)
 
 
-def mixed_up(
-    sent: tuple[int, int, int], wanted: tuple[int, int, int], operation: str, more: bool = False
-) -> CommunicationError:
-    """Return the error of a message other than the one that `operation` waits for.
+class Mismatch(NamedTuple):
+    """A message of `nbytes` from rank `source`, where `expected` bytes labelled `wanted` are due.
 
-    sent: from which rank of the world, how many bytes, labelled how. wanted: by which rank.
-    more: whether further bytes were sent.
+    label: its own. more: True if further bytes follow it.
     """
-    source, came, label = sent
-    me, expected, own = wanted
-    theirs, mine = f"{'more than ' if more else ''}{came} bytes", str(expected)
-    (number, code), (own_number, own_code) = (divmod(x, len(DTYPES)) for x in (label, own))
-    if code != own_code:
-        theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
-    if number != own_number:
-        theirs += f" in {_SUMS.get(Code(number)) or Code(number).name.lower().replace('_', '-')}"
-    return CommunicationError(
-        f"rank {source} sent {theirs}, rank {me} expects {mine} in {operation}",
-        hint="all ranks call the same operations in the same order, with arrays of one size and "
-        "dtype",
-    )
+
+    source: int
+    nbytes: int
+    label: int
+    expected: int
+    wanted: int
+    more: bool = False
+
+    def error(self, names: Sequence[int], rank: int, operation: str) -> CommunicationError:
+        """Return the error of `rank`, which waits in `operation`. names: of ranks in the world."""
+        theirs, mine = f"{'more than ' * self.more}{self.nbytes} bytes", str(self.expected)
+        (number, code), (own_number, own_code) = (
+            divmod(label, len(DTYPES)) for label in (self.label, self.wanted)
+        )
+        if code != own_code:
+            theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
+        if number != own_number:
+            name = _SUMS.get(Code(number)) or Code(number).name.lower().replace("_", "-")
+            theirs += f" in {name}"
+        return CommunicationError(
+            f"rank {names[self.source]} sent {theirs}, rank {names[rank]} expects {mine} in "
+            f"{operation}",
+            hint="all ranks call the same operations in the same order, with arrays of one size "
+            "and dtype",
+        )

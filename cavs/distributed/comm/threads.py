@@ -14,7 +14,7 @@ from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import Wait, WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
-from cavs.distributed.comm.messages import Code, Message, label_of, mixed_up
+from cavs.distributed.comm.messages import Code, Message, Mismatch, label_of
 from cavs.errors import CommunicationError
 
 T = TypeVar("T")
@@ -81,9 +81,8 @@ class ThreadCommunicator(Collectives):
                 code, sent = world.mail[source, self.rank].popleft()
                 label, wanted = label_of(code, sent), label_of(self._code, array)
                 if label != wanted or sent.nbytes != array.nbytes:
-                    theirs = self.names[source], sent.nbytes, label
-                    own = self.names[self.rank], array.nbytes, wanted
-                    raise mixed_up(theirs, own, self.operation)
+                    found = Mismatch(source, sent.nbytes, label, array.nbytes, wanted)
+                    raise found.error(self.names, self.rank, self.operation)
                 array[...] = sent.reshape(array.shape)
 
     def _await(self, sources: Sequence[int], limit: float) -> None:

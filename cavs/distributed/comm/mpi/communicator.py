@@ -22,11 +22,11 @@ from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.common_memory import map_common
 from cavs.distributed.comm.interfaces import Array, Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
-from cavs.distributed.comm.messages import Code, Message, mixed_up
+from cavs.distributed.comm.messages import Code, Message, Mismatch
 from cavs.distributed.comm.mpi.hang_detection import MPIWaitRegister
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.mailbox import MPIMailbox
-from cavs.distributed.comm.mpi.requests import CALLS, Channel, Mismatch, Requests
+from cavs.distributed.comm.mpi.requests import CALLS, Channel, Requests
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -100,9 +100,7 @@ class MPICommunicator(Collectives):
 
     def _mixed_up(self, found: Mismatch) -> CommunicationError:
         """Return the error of a wrong message; tell all, who would wait for this rank in vain."""
-        own = self.names[self.rank], found.array.nbytes, found.wanted
-        theirs = self.names[found.source], found.nbytes, found.label
-        error = mixed_up(theirs, own, self.operation, found.more)
+        error = found.error(self.names, self.rank, self.operation)
         self._desk.tell(self._group, error.what, {self.names[r]: () for r in self._others()})
         return error
 

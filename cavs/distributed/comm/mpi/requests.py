@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Array
-from cavs.distributed.comm.messages import DTYPES, Code, Message, label_of
+from cavs.distributed.comm.messages import DTYPES, Code, Message, Mismatch, label_of
 
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
@@ -23,20 +23,6 @@ PIECE = 4 << 20
 CALLS = threading.RLock()  # held for each call of MPI by whichever thread makes it
 _NUMBERS = 3  # at least, before the numbers repeat
 _MORE = PIECE + 1  # stands for the size of a piece that another one follows
-
-
-class Mismatch(NamedTuple):
-    """A message that came where a message of label `wanted` into `array` is expected.
-
-    nbytes, label: of the message that came. more: True if further bytes follow it.
-    """
-
-    array: Array
-    source: int
-    wanted: int
-    nbytes: int
-    label: int
-    more: bool
 
 
 class Channel:
@@ -124,7 +110,7 @@ class Requests:
         begin, (array, source) = posted[i]
         _, wanted, _ = channel.read(self._tags[i])
         _, label, more = channel.read(tag)
-        return Mismatch(array, source, wanted, begin + count, label, more)
+        return Mismatch(source, begin + count, label, array.nbytes, wanted, more)
 
     def _finds(self, source: int, status: Any) -> bool:
         try:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cavs.distributed.comm.hang_detection import PendingWait
 from cavs.distributed.comm.interfaces import Communicator, Handle
 from cavs.distributed.comm.nccl.device_array import DeviceArray
 from cavs.distributed.comm.nccl.group import NCCLGroup
@@ -118,7 +117,11 @@ class NCCLStream:
         """
         if last is not None:
             try:
-                self._wait(last)
+                if not self.reached(last):
+                    self._wait(last)
+                if self._broken is not None:
+                    raise self._broken
+                _ = self._group.comm  # DeviceError if another thread has given it up
                 last.handing.wait()
             except (CommunicationError, DeviceError) as error:
                 if self._broken is None:
@@ -131,27 +134,20 @@ class NCCLStream:
                 self._peers.clear()
 
     def _wait(self, last: StreamRequest) -> None:
-        if not self.reached(last):
-            with self._control.waiting(last.name, lambda: last.peers) as waiting:
-                self._wait_and_tell(last, waiting)
-        if self._broken is not None:
-            raise self._broken
-        _ = self._group.comm  # given up by somebody else: says so
-
-    def _wait_and_tell(self, last: StreamRequest, waiting: PendingWait) -> None:
         begin = look = time.monotonic()
         pause = _SHORTEST
-        while not self.reached(last):
-            if last.handing.ends_within(pause):
-                time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
-            now = time.monotonic()
-            if now - begin > self._group.timeout:
-                raise waiting.hung(self._group.timeout, f"for NCCL in {last.name}")
-            if now - look > _GLANCE:
-                self._group.check()
-                waiting.look()
-                look = now
+        with self._control.waiting(last.name, lambda: last.peers) as waiting:
+            while not self.reached(last):
+                if last.handing.ends_within(pause):
+                    time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+                now = time.monotonic()
+                if now - begin > self._group.timeout:
+                    raise waiting.hung(self._group.timeout, f"for NCCL in {last.name}")
+                if now - look > _GLANCE:
+                    self._group.check()
+                    waiting.look()
+                    look = now
 
     def close(self) -> None:
         """End the thread, once all that was started has ended or been given up."""
