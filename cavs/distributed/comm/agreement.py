@@ -52,9 +52,7 @@ class Agreement:
         self.names = communicator.names
 
     @contextmanager
-    def guard(
-        self, phase: str, known: type[Exception] | tuple[type[Exception], ...] = ()
-    ) -> Iterator[Consensus]:
+    def guard(self, phase: str, known: type[Exception] | tuple[()] = ()) -> Iterator[Consensus]:
         """Run a block on all ranks, then reach `consensus` on `phase`; an error is raised on all.
 
         known: errors that all ranks have learned of within the block; they are raised at once.

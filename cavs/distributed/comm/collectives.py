@@ -41,24 +41,17 @@ class Collectives(ProcessLocal, Communicator, ABC):
     """Base class of communicators: the operations, by means of `_exchange`.
 
     names: numbers of the ranks in the world. group: a name that no other group has, the same on all
-    ranks. desk: shares the waits of this rank.
+    ranks. register: shares the waits of this rank.
     """
 
     _pickling_hint = "every rank has its own: start ranks with cavs launch, not from Python"
 
     def __init__(
-        self,
-        rank: int,
-        names: Sequence[int],
-        *,
-        timeout: float,
-        overlaps: bool = True,
-        desk: WaitRegister,
-        group: str,
+        self, rank: int, names: Sequence[int], timeout: float, register: WaitRegister, group: str
     ) -> None:
         self.rank, self.size, self.names = rank, len(names), tuple(names)
-        self.timeout, self.overlaps, self.sent_bytes = timeout, overlaps, 0
-        self._desk, self._group = desk, group
+        self.timeout, self.overlaps, self.sent_bytes = timeout, True, 0
+        self._register, self._group = register, group
         self._progress = Progress()
         self._deferred: deque[Job[Any]] = deque()  # not begun yet
         self._deferring = False  # True if the caller is such a job
@@ -89,7 +82,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         def named() -> list[int]:
             return [self.names[r] for r in peers()]
 
-        return PendingWait(self._desk, group, begun, operation, named, self._check_alive, known)
+        return PendingWait(self._register, group, begun, operation, named, self._check_alive, known)
 
     def _others(self) -> list[int]:
         return [r for r in range(self.size) if r != self.rank]

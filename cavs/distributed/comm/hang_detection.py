@@ -88,7 +88,7 @@ class PendingWait:
     rank can come any more. known: returns what is known of a rank of the world that is behind.
     """
 
-    desk: WaitRegister
+    register: WaitRegister
     group: str
     begun: int
     operation: str
@@ -104,7 +104,7 @@ class PendingWait:
         return Wait(self.group, self.begun, self.operation, peers, self.over, self.serial)
 
     def __enter__(self) -> PendingWait:
-        waits = self.desk.waits
+        waits = self.register.waits
         for other in tuple(waits):
             if other.over and other.group == self.group:
                 waits.remove(other)
@@ -113,7 +113,7 @@ class PendingWait:
 
     def __exit__(self, *raised: object) -> None:
         if not self.over:
-            self.desk.waits.remove(self)
+            self.register.waits.remove(self)
 
     def look(self) -> None:
         """Answer ranks that ask; to be called every second or so.
@@ -121,7 +121,7 @@ class PendingWait:
         CommunicationError if another rank has found out that this wait cannot end, LostPeerError if
         a rank of the group has died.
         """
-        self.desk.listen()
+        self.register.listen()
         self.check()
         if error := self._told():
             raise error
@@ -129,8 +129,8 @@ class PendingWait:
     def hung(self, seconds: float, where: str = "") -> CommunicationError:
         """Return the error after `seconds`, which names the ranks that hang. where: in place of the
         operation."""
-        wait, me = self.now(), self.desk.number
-        said = self.desk.ask()
+        wait, me = self.now(), self.register.number
+        said = self.register.ask()
         if error := self._told():  # another was faster, and answers no more
             return error
         self.over = True
@@ -141,19 +141,19 @@ class PendingWait:
             if rank != me
         }
         group = wait.group if wait.begun else ""
-        self.desk.tell(group, text, {rank: waits for rank, waits in stuck.items() if waits})
+        self.register.tell(group, text, {rank: waits for rank, waits in stuck.items() if waits})
         return CommunicationError(
             f"rank {me} waited {seconds:g} s {where or f'in {self.operation}'}: {text}", hint=HINT
         )
 
     def _told(self) -> CommunicationError | None:
-        found = self.desk.told(self.group, self.serial)
+        found = self.register.told(self.group, self.serial)
         if found is None:
             return None
         self.over = True
         return CommunicationError(
-            f"rank {self.desk.number} in {self.operation}: {found.text}, as rank {found.source} "
-            "found out",
+            f"rank {self.register.number} in {self.operation}: {found.text}, as rank "
+            f"{found.source} found out",
             hint=HINT,
         )
 

@@ -26,10 +26,10 @@ class _Board:
     def __init__(self, names: Iterable[int]) -> None:
         self.changed = threading.Condition()  # one lock for all groups
         self.aborted = ""
-        self.desks = {name: _Desk(name, self) for name in names}
+        self.registers = {name: _ThreadRegister(name, self) for name in names}
 
 
-class _Desk(WaitRegister):
+class _ThreadRegister(WaitRegister):
     """The waits of one rank, which the others read."""
 
     def __init__(self, number: int, board: _Board) -> None:
@@ -38,7 +38,7 @@ class _Desk(WaitRegister):
 
     def ask(self) -> dict[int, list[Wait]]:
         with self._board.changed:
-            return {number: desk.own() for number, desk in self._board.desks.items()}
+            return {number: register.own() for number, register in self._board.registers.items()}
 
 
 class _World:
@@ -64,8 +64,8 @@ class ThreadCommunicator(Collectives):
     """Rank `rank` of a group whose ranks live in one process; `run_threads` makes them."""
 
     def __init__(self, world: _World, rank: int, *, timeout: float = 60.0) -> None:
-        desk = world.board.desks[world.names[rank]]
-        super().__init__(rank, world.names, timeout=timeout, desk=desk, group=str(id(world)))
+        register = world.board.registers[world.names[rank]]
+        super().__init__(rank, world.names, timeout, register, str(id(world)))
         self._world = world
         self._splits = self._mailboxes = 0
         self._parts: list[ThreadCommunicator] = []

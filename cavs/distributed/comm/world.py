@@ -85,7 +85,8 @@ class SingleCommunicator(Collectives):
     def __init__(self) -> None:
         # There is no other rank; the timeout is that of NCCL, which is set up with this
         # communicator.
-        super().__init__(0, [0], timeout=300.0, overlaps=False, desk=WaitRegister(0), group="alone")
+        super().__init__(0, [0], 300.0, WaitRegister(0), "alone")
+        self.overlaps = False
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         if sends or receives:

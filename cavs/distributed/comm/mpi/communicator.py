@@ -48,21 +48,23 @@ class MPICommunicator(Collectives):
     timeout: seconds that an operation waits for a peer before it raises, naming it.
     """
 
+    _register: MPIWaitRegister
+
     def __init__(
         self,
         comm: Any = None,
         *,
         timeout: float = 300.0,
-        desk: MPIWaitRegister | None = None,
+        register: MPIWaitRegister | None = None,
         asks: Any = None,
     ) -> None:
-        """desk: of the group that this one is a part of. asks: the same ranks once more, for a desk
-        of their own. With either of them only this object uses `comm`."""
+        """register: of the group that this one is a part of. asks: a communicator of the same ranks
+        for a register of their own. With either of them only this object uses `comm`."""
         mpi: Any = load_mpi(timeout)
         self._mpi, self._no_ulfm = mpi, errors_of_ulfm(mpi)
-        self._is_part, whole = desk is not None, comm is None
+        self._is_part, whole = register is not None, comm is None
         try:
-            if desk is None and asks is None:
+            if register is None and asks is None:
                 # Its own messages cannot meet those of the program that uses cavs.
                 with inside("MPI_Comm_dup", timeout):
                     comm = (mpi.COMM_WORLD if whole else comm).Dup()
@@ -75,14 +77,12 @@ class MPICommunicator(Collectives):
         self._comm: Any = comm
         self._channel = Channel(mpi, comm)
         names = _names(mpi, comm)
-        self._asks = desk or MPIWaitRegister(mpi, asks, names)
+        register = register or MPIWaitRegister(mpi, asks, names)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
         _MADE[names] += 1
-        overlaps = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
-        super().__init__(
-            comm.Get_rank(), names, timeout=timeout, overlaps=overlaps, desk=self._asks, group=group
-        )
+        super().__init__(comm.Get_rank(), names, timeout, register, group)
+        self.overlaps = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(mpi, n) for n in lost if hasattr(mpi, n)}
         if whole and self.size > 1:
@@ -101,7 +101,7 @@ class MPICommunicator(Collectives):
     def _mixed_up(self, found: Mismatch) -> CommunicationError:
         """Return the error of a wrong message; tell all, who would wait for this rank in vain."""
         error = found.error(self.names, self.rank, self.operation)
-        self._desk.tell(self._group, error.what, {self.names[r]: () for r in self._others()})
+        self._register.tell(self._group, error.what, {self.names[r]: () for r in self._others()})
         return error
 
     def _failed(self, peers: Sequence[int], why: object, *, lost: bool) -> CommunicationError:
@@ -119,7 +119,7 @@ class MPICommunicator(Collectives):
             return False
 
     def _check_alive(self) -> None:
-        if self._asks.missed and self._lost_anyone():
+        if self._register.missed and self._lost_anyone():
             raise self._failed(self._others(), "a rank has died", lost=True)
 
     def _complete(self, requests: Requests) -> None:
@@ -146,7 +146,7 @@ class MPICommunicator(Collectives):
         part = self._run(
             Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
-        return MPICommunicator(part, timeout=self.timeout, desk=self._asks)
+        return MPICommunicator(part, timeout=self.timeout, register=self._register)
 
     def _map_common(self, nbytes: int) -> list[Array] | None:
         return map_common(self.rank, nbytes, self.share)
@@ -159,7 +159,7 @@ class MPICommunicator(Collectives):
                 hint="use staleness=0 and sync=True, or another MPI",
             )
         comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
-        return MPIMailbox(self._mpi, comm, self.names, self._asks)
+        return MPIMailbox(self._mpi, comm, self.names, self._register)
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         """Return `call()`, in which MPI waits for all ranks and names none, once all are there.
@@ -197,7 +197,7 @@ class MPICommunicator(Collectives):
         """See `Communicator`. By ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
         self._surviving(self._comm.Revoke)
         if not self._is_part:  # parts ask where the whole does
-            self._surviving(self._asks.revoke)
+            self._surviving(self._register.revoke)
 
     def shrink(self) -> MPICommunicator:
         self.leave()

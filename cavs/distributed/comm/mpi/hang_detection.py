@@ -32,7 +32,7 @@ class MPIWaitRegister(WaitRegister):
     # State of the process:
     _waits: ClassVar[list[PendingWait]] = []
     _found: ClassVar[dict[int | str, WaitResult]] = {}  # by the serial of a wait, or by a group
-    _desks: ClassVar[weakref.WeakSet[MPIWaitRegister]] = weakref.WeakSet()
+    _registers: ClassVar[weakref.WeakSet[MPIWaitRegister]] = weakref.WeakSet()
     _listened: ClassVar[float] = 0.0  # when, on the monotonic clock
 
     def __init__(self, mpi: Any, comm: Any, names: tuple[int, ...]) -> None:
@@ -45,7 +45,7 @@ class MPIWaitRegister(WaitRegister):
         self._answers: dict[int, dict[int, list[Wait]]] = defaultdict(dict)
         self.missed = False  # True if MPI has reported here that a rank is gone
         with CALLS:
-            self._desks.add(self)
+            self._registers.add(self)
 
     def listen(self) -> None:
         now = time.monotonic()
@@ -55,9 +55,9 @@ class MPIWaitRegister(WaitRegister):
 
     def _take_all(self) -> None:
         with CALLS:
-            desks = tuple(self._desks)
-        for desk in desks:
-            desk._take()
+            registers = tuple(self._registers)
+        for register in registers:
+            register._take()
 
     def ask(self) -> dict[int, list[Wait]]:
         """See `WaitRegister`. Ends after `_GRACE` seconds at the latest."""
@@ -81,7 +81,7 @@ class MPIWaitRegister(WaitRegister):
     def revoke(self) -> None:
         """Stop answering: no rank asks here any more."""
         with CALLS:
-            self._desks.discard(self)
+            self._registers.discard(self)
             self._comm.Revoke()
 
     # ---- messages ------------------------------------------------------------------------------

@@ -25,14 +25,14 @@ _FLUSH = 5.0  # seconds that a closing rank waits until its letters have left
 class MPIMailbox(Mailbox):
     """The mailbox of a rank that is an MPI process, over a communicator of its own.
 
-    desk: the thread that takes letters answers what others ask there, whatever the process does.
+    register: the thread that takes letters answers its questions, whatever the process does.
     """
 
     _pauses = _SHORTEST, _LONGEST
 
-    def __init__(self, mpi: Any, comm: Any, names: Sequence[int], desk: WaitRegister) -> None:
+    def __init__(self, mpi: Any, comm: Any, names: Sequence[int], register: WaitRegister) -> None:
         super().__init__(comm.Get_rank(), names)
-        self._mpi, self._comm, self._desk = mpi, comm, desk
+        self._mpi, self._comm, self._register = mpi, comm, register
         self._leaving: deque[tuple[Any, Array]] = deque()  # requests and the memory they read
         self._coming: dict[int, deque[tuple[Any, Array, bool]]] = defaultdict(deque)
         self._pieces: dict[int, list[Array]] = defaultdict(list)
@@ -51,7 +51,7 @@ class MPIMailbox(Mailbox):
             ) from error
 
     def _arrived(self) -> Letter | None:
-        self._desk.listen()
+        self._register.listen()
         try:
             with CALLS:
                 self._forget_sent()
