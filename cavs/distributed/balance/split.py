@@ -59,7 +59,6 @@ class _Sets:
         return self.time(width, edge, slice(None))
 
     def deal_to(self, graph: int, rank: int, seconds: float) -> None:
-        """Assign a graph to `rank`, which then takes `seconds`."""
         self.width[rank] += self.widths[graph]
         self.edge[rank] += self.edges[graph]
         self.count[rank] += 1
@@ -134,7 +133,7 @@ class _Sets:
         return False
 
     def _ends(self, slow: int, rank: int, width: Floats, edge: Floats) -> Floats:
-        """When the later of two ranks ends, if `width` and `edge` go from one to the other."""
+        """Return when the later of two ranks ends, if `width` and `edge` move between them."""
         return np.maximum(
             self.time(self.width[slow] - width, self.edge[slow] - edge, slow),
             self.time(self.width[rank] + width, self.edge[rank] + edge, rank),

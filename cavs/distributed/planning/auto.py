@@ -110,7 +110,7 @@ def make_strategy(
     """
     if is_file(text):
         strategy = load(text)
-        # As in the run: where the program at hand has no factors, the matrix is all-reduced.
+        # As in the run: a matrix whose gradient has no factors in this program is all-reduced.
         matrices = [v for v in variables if len(v.shape) == 2 and v.factors is None]
         known = [replace(v, factors=0.0) if v in matrices else v for v in variables]
         try:

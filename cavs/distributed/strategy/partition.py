@@ -1,4 +1,4 @@
-"""How a partition vector cuts a parameter into shards."""
+"""Shards of a parameter, cut by a partition vector."""
 
 from __future__ import annotations
 

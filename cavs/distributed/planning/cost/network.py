@@ -122,7 +122,12 @@ class Cluster:
         if operation.collective in ROOTED:
             return self._rooted(operation, ranks, occupied)
         n, nbytes = len(ranks), float(operation.bytes_of_ranks().mean())
-        slowest = self._slowest(ranks)
+        crosses, leaving = self._ring(ranks)
+        links = [] if crosses.all() else [self.network.local_bandwidth]
+        if crosses.any():
+            used = leaving > 0
+            links += [(self.card[used] / leaving[used]).min(), self.network.flow_bandwidth]
+        slowest = float(min(links))  # bytes a second around the ring
         reduce = nbytes / self.network.reduce_bandwidth
         if tree:
             depth = math.ceil(math.log2(n))
@@ -131,9 +136,8 @@ class Cluster:
             local = nbytes / self.network.local_bandwidth
             transfer = 2 * (across * nbytes / slowest + inner * local)
             return Cost(transfer, 2 * across, 2 * inner, 1, depth * reduce)
-        crosses = len(np.unique(self.node_of_rank[ranks])) > 1
         steps = 2 * (n - 1) if operation.collective == "all_reduce" else n - 1
-        messages = (steps, 0) if crosses else (0, steps)
+        messages = (steps, 0) if crosses.any() else (0, steps)
         summed = 0.0 if operation.collective == "all_gather" else (n - 1) / n
         if operation.collective == "all_to_all":
             transfer = occupied.longest
@@ -141,17 +145,8 @@ class Cluster:
             transfer = _ring_share(operation.collective, n) * nbytes / slowest
         return Cost(transfer, *messages, 1, summed * reduce)
 
-    def _slowest(self, ranks: NDArray[np.int64]) -> float:
-        """Bytes a second of the slowest link around the ring of `ranks`."""
-        crosses, leaving = self._ring(ranks)
-        links = [] if crosses.all() else [self.network.local_bandwidth]
-        if crosses.any():
-            used = leaving > 0
-            links += [(self.card[used] / leaving[used]).min(), self.network.flow_bandwidth]
-        return float(min(links))
-
     def _ring(self, ranks: NDArray[np.intp]) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Which ranks have their next one on another node; how often the ring leaves each node."""
+        """Return the ranks whose next one is on another node, and how often each node is left."""
         node = self.node_of_rank[ranks]
         crosses = node != np.roll(node, -1)
         return crosses, np.bincount(node[crosses], minlength=len(self.nodes))
@@ -173,6 +168,7 @@ class Cluster:
         own, node = operation.bytes_of_ranks(), self.node_of_rank[ranks]
         base, local = len(self.nodes), self.network.local_bandwidth
         n, mean = len(ranks), float(own.mean())
+        overhead = np.zeros(n)  # collectives are timed whole
         if operation.collective in ROOTED:
             root, home = operation.root, self.node_of_rank[operation.root]
             near = (ranks != root) & (node == home)
@@ -183,6 +179,9 @@ class Cluster:
             into[base + root] = own[near].sum() / local
             if operation.collective == "broadcast":
                 out, into = into, out
+            single = np.where(far, self.network.latency, self.network.local_latency)
+            overhead = np.where(ranks == root, single[ranks != root].sum(), single)
+            overhead += self.network.memcpy_latency
         elif operation.collective == "all_to_all":
             count = np.bincount(node, minlength=base)
             out[:base] = into[:base] = count * (n - count) * mean / n / self.card
@@ -195,15 +194,4 @@ class Cluster:
             out[base + ranks[~crosses]] = share * mean / local
             into[base + np.roll(ranks, -1)[~crosses]] = share * mean / local
         senders, receivers = np.flatnonzero(out), np.flatnonzero(into)
-        overhead = self._overhead(operation, ranks)
         return PortUsage(ranks, overhead, senders, out[senders], receivers, into[receivers])
-
-    def _overhead(self, operation: Operation, ranks: NDArray[np.intp]) -> Floats:
-        """Seconds each rank handles messages to and from a root; collectives are timed whole."""
-        if operation.collective not in ROOTED:
-            return np.zeros(len(ranks))
-        near = self.node_of_rank[ranks] == self.node_of_rank[operation.root]
-        network = self.network
-        single = np.where(near, network.local_latency, network.latency)
-        root = ranks == operation.root
-        return np.where(root, single[~root].sum(), single) + network.memcpy_latency
