@@ -105,7 +105,8 @@ class StepContext:
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent so far."""
         groups = self.communicator if self._roles is None else self._roles
-        return groups.sent_bytes + sum(x.sent_bytes for x in (self.servers, self.group) if x)
+        nccl = None if self.group is None else self.group.nccl
+        return groups.sent_bytes + sum(x.sent_bytes for x in (self.servers, nccl) if x is not None)
 
     # ---- this rank's part of a batch -----------------------------------------------------------
 
@@ -171,15 +172,6 @@ class StepContext:
     def owns(self) -> bool:
         """True if some ranks hold optimiser states that others do not."""
         return bool(self.served)
-
-    @property
-    def distributes(self) -> bool:
-        """True if values come from other ranks after an update."""
-        return any(type(e).distribute is not Exchange.distribute for e in self.exchanges)
-
-    def wrote_served(self) -> None:
-        """Note that new values of parameters that servers own have arrived."""
-        self.session.write(self.served)
 
     def own_pieces(self) -> list[Any]:
         """Return this rank's gradients of stale parameters in the step that ran."""

@@ -117,5 +117,5 @@ def join_devices(
             nccl.abort()
         raise
     assert nccl is not None
-    nccl.sent_bytes = 0 if before is None else before.sent_bytes
+    nccl.sent_bytes = 0 if before is None else before.nccl.sent_bytes
     return DeviceGroup(nccl, replicas)

@@ -60,29 +60,38 @@ class StepReport:
 
 
 class Run:
-    """Forward and backward on the calling thread, exchanges in the background."""
+    """Forward and backward on the calling thread, exchanges in the background.
 
-    def __init__(self, executor: Any, context: StepContext) -> None:
+    part: what this rank computes; None on a server. loss, error: of `part`, once computed. sent:
+    bytes that this rank had sent before the step.
+    """
+
+    def __init__(
+        self, executor: Any, context: StepContext, part: ShardedBatch | None = None, sent: int = 0
+    ) -> None:
         self.executor, self.context = executor, context
         self.exchanges, self.roles = context.exchanges, context.roles
         self.wait_free, self.group = context.wait_free, context.group
+        self.part, self.sent = part, sent
+        self.loss = 0.0
+        self.error: Exception | None = None
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
 
-    def compute(
-        self, part: ShardedBatch, inputs: Sequence[Any], totals: NDArray[Any], seed: int, step: int
-    ) -> tuple[float, Exception | None]:
-        """Return the loss of `part`, and its error.
+    def compute(self, inputs: Sequence[Any], totals: NDArray[Any], seed: int, step: int) -> None:
+        """Compute loss and gradients of the part, and reduce the gradients.
 
         inputs: of the schedule. totals: graphs, vertices, edges and present values of index
         features of the batch. seed: of dropout masks; rank 0 draws those of `Session`.
         """
-        context = self.context
+        context, part = self.context, self.part
+        assert part is not None
         own_seed = (seed + (context.communicator.rank << 32)) % 2**64
         # With this factor of sums over rows, the mean over ranks is that of the batch.
         scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
         words = context.session.readable_errors(part.local)
-        return self.go(words, (*inputs, own_seed, step, scale, totals.tolist()))
+        arguments = (*inputs, own_seed, step, scale, totals.tolist())
+        self.loss, self.error = self.go(words, arguments)
 
     def go(
         self, words: AbstractContextManager[None], inputs: tuple[Any, ...]

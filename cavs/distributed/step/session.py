@@ -12,11 +12,10 @@ from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.exit_hooks import closed
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.step.asynchronous import AsynchronousStep
 from cavs.distributed.step.context import Array, StepContext
 from cavs.distributed.step.run import StepReport, Update
 from cavs.distributed.step.stale_parameters import StaleParameters
-from cavs.distributed.step.synchronous import SynchronousStep
+from cavs.distributed.step.steps import AsynchronousStep, SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
 from cavs.errors import ProcessLocal

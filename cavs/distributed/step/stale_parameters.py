@@ -34,7 +34,7 @@ class StaleParameters:
         self._renew(servers)
         try:
             if servers.fetch():
-                self.context.wrote_served()
+                self.context.session.write(self.context.served)
         except CommunicationError as error:
             servers.fail(error)
             raise
@@ -84,7 +84,7 @@ class StaleParameters:
             self.context.agreement.consensus("settle")
         self._renew(servers)
         if servers.settle():
-            self.context.wrote_served()
+            self.context.session.write(self.context.served)
 
     def _renew(self, servers: StaleServers) -> None:
         """Point `servers` to the parameters: a session of another dtype replaces their arrays."""

@@ -14,7 +14,6 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.compression import flatten, parse, run, unflatten, weighed
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, check_whole
-from cavs.distributed.sync.exchange import Exchange, SparseAllGather
 from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime, buckets, tables
 from cavs.distributed.sync.operation import Operation
 from cavs.distributed.sync.part import (
@@ -27,7 +26,7 @@ from cavs.distributed.sync.part import (
     unpacked,
     wait_parts,
 )
-from cavs.distributed.sync.synchroniser import Synchroniser, Transfer
+from cavs.distributed.sync.synchroniser import Exchange, SparseAllGather, Synchroniser, Transfer
 from cavs.errors import ConfigError
 
 SPECS = ("auto", "ring", "nccl")
@@ -79,23 +78,20 @@ class AllReduce(Synchroniser):
     ) -> Iterator[Problem]:
         """See `Synchroniser`. Dense nodes of one group share a buffer."""
         first: dict[int | None, tuple[str, tuple[str, str, str]]] = {}
-        for node in strategy.nodes:
-            variable = variables.get(node.name)
-            if variable is None or variable.sparse:
+        nodes = [node for node in strategy.nodes if node.name in variables]
+        for variable, leaf in [(variables[n.name], leaf) for n in nodes for leaf in n.leaves]:
+            sync = leaf.sync
+            if variable.sparse or not isinstance(sync, AllReduce):
                 continue
-            for leaf in node.leaves:
-                sync = leaf.sync
-                if not isinstance(sync, AllReduce):
-                    continue
-                form = (variable.dtype, sync.spec, leaf.compressor)
-                name, there = first.setdefault(sync.group, (leaf.name, form))
-                if there != form:
-                    group = "what is in no group" if sync.group is None else f"group {sync.group}"
-                    yield Problem(
-                        f"{group} of {sync.type} mixes {name} ({', '.join(there)}) and {leaf.name} "
-                        f"({', '.join(form)})",
-                        "give what differs in dtype, spec or compressor groups of its own",
-                    )
+            form = (variable.dtype, sync.spec, leaf.compressor)
+            name, other = first.setdefault(sync.group, (leaf.name, form))
+            if other != form:
+                group = "what is in no group" if sync.group is None else f"group {sync.group}"
+                yield Problem(
+                    f"{group} of {sync.type} mixes {name} ({', '.join(other)}) and {leaf.name} "
+                    f"({', '.join(form)})",
+                    "give what differs in dtype, spec or compressor groups of its own",
+                )
 
     @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, shards_of
 from cavs.distributed.sync.all_reduce import AllReduce, DenseAllReduce
-from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Member, Runtime
 from cavs.distributed.sync.on_device import DeviceAllReduce
-from cavs.distributed.sync.synchroniser import Transfer, lower
+from cavs.distributed.sync.synchroniser import Exchange, Transfer, lower
 from cavs.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
-from cavs.distributed.sync.exchange import Exchange
 from cavs.distributed.sync.member import Member, Runtime
 from cavs.distributed.sync.part import Array, Gradients, Piece, joined_ranges
+from cavs.distributed.sync.synchroniser import Exchange
 from cavs.errors import CommunicationError, DeviceError
 
 _GLANCE = 1.0  # seconds between two looks at what NCCL has met
@@ -43,11 +43,6 @@ class DeviceGroup:
     def __init__(self, nccl: NCCLCommunicator, control: Communicator) -> None:
         self.nccl, self.control = nccl, control
         self.lost = False  # given up: a new one is to be made
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank has sent to other devices, by the formula of a ring."""
-        return self.nccl.sent_bytes
 
     def finish(self, executor: Any, failed: Exception | None) -> None:
         """Wait for the sums of a step; all ranks call it. failed: the error that stops this one.

@@ -16,7 +16,6 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
-from cavs.distributed.sync.exchange import Exchange, OwnerExchange
 from cavs.distributed.sync.member import Facts, Member, Runtime, buckets, not_rows, tables
 from cavs.distributed.sync.part import (
     Array,
@@ -33,7 +32,7 @@ from cavs.distributed.sync.part import (
     wait_parts,
 )
 from cavs.distributed.sync.stale_server.push import StalePush
-from cavs.distributed.sync.synchroniser import Synchroniser, Transfer
+from cavs.distributed.sync.synchroniser import Exchange, OwnerExchange, Synchroniser, Transfer
 from cavs.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""The interface of synchronisers, and the lowering of a strategy to exchanges.
+"""The interfaces of synchronisers and of their exchanges, and the lowering of a strategy to these.
 
 A new synchroniser is one file: a subclass of `Synchroniser` with its options, made known by
 `register`, and an `Exchange` that runs and prices it. `lower` groups the members of a strategy into
@@ -7,14 +7,148 @@ transfers; a run builds their exchanges, and the cost model reads the operations
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
+from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import Synchroniser as Config
-from cavs.distributed.sync.exchange import Exchange, SparseAllGather
-from cavs.distributed.sync.member import Facts, Member, Pricing, tables
-from cavs.distributed.sync.operation import Chain
+from cavs.distributed.strategy.partition import Shard
+from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime, row_bytes, tables
+from cavs.distributed.sync.operation import Chain, Operation, rooted
+from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, touched
+
+
+class Exchange(ABC):
+    """Reduces the gradients of some members in a run; `chains` prices it.
+
+    parameters: numbers of those whose gradients are final when `reduce` is called. parts: of the
+    members. values: memory of all parameters, flat, by number. everyone: True if servers take part,
+    too.
+    """
+
+    everyone: ClassVar[bool] = False
+
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        self.parts = [member.part for member in members]
+        self.parameters = tuple(dict.fromkeys(member.parameter for member in members))
+        self.values, self.roles = runtime.values, runtime.roles
+
+    @classmethod
+    def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
+        """Return the operations of a step on `members`, one after the other."""
+        raise NotImplementedError(f"{cls.__name__} has no price")
+
+    @classmethod
+    def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
+        """Return chains of operations on `members`, with the turns in which they begin."""
+        names = tuple(member.leaf.name for member in members)
+        turn = max(member.turn for member in members)
+        return [(turn, Chain(names, cls.operations(members, pricing)))]
+
+    def wait(self, gradients: Gradients) -> bool:
+        """Wait until the gradients of all parts are final; return False if the run failed."""
+        return all([gradients.wait_gradient(p) for p in self.parameters])
+
+    @abstractmethod
+    def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
+        """Return the sums over ranks that this rank is to apply.
+
+        usable: True if the run that computed the gradients succeeded. If it failed, this rank still
+        takes part, with any values, so that the others are not left waiting.
+        """
+
+    def distribute(self, c: Communicator) -> None:  # noqa: B027  (a no-op for most)
+        """Bring new values to ranks that did not apply the update."""
+
+    def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:  # noqa: B027
+        """Bring the optimiser states of owners to all ranks."""
+
+    def commit(self) -> None:  # noqa: B027
+        """Keep the state of the step that was applied."""
+
+    def memory_of(self) -> dict[str, Array]:
+        """Return the state of this rank from step to step, for a checkpoint."""
+        return {}
+
+    def remember(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
+        """Restore a result of `memory_of`; a state of another form is ignored."""
+
+    def weigh(self, by: float) -> None:  # noqa: B027
+        """Scale the residual, as gradients are means over another number of ranks."""
+
+    def inherit(self, old: Sequence[Exchange]) -> None:  # noqa: B027
+        """Take over the state of the exchanges of an earlier program."""
+
+
+class SparseAllGather(Exchange):
+    """The touched rows of a table, from all ranks to all, however the table is cut."""
+
+    @classmethod
+    def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
+        variable = members[0].variable
+        rows, _ = pricing.rows(variable, Shard.whole(variable.shape), pricing.replicas)
+        return pricing.everywhere("all_gather", tuple((rows * row_bytes(variable)).tolist()))
+
+    def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
+        (parameter,) = self.parameters
+        rows, values = touched(gradients, parameter, usable)
+        found, total = sum_rows(c.all_gather(rows), c.all_gather(values))
+        return [Piece(parameter, total, found)]
+
+
+class OwnerExchange(Exchange):
+    """An exchange with the owners of its members: gradients go to them, values come from them.
+
+    Each member is priced on its own.
+    """
+
+    @classmethod
+    def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
+        found = []
+        for member in members:
+            lag = member.leaf.sync.lag
+            operations = cls.operations([member], pricing)
+            chain = Chain((member.leaf.name,), operations, lag == 0, lag is not None)
+            found.append((member.turn, chain))
+        return found
+
+    @classmethod
+    def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
+        (member,) = members
+        variable, shard, sync = member.variable, member.shard, member.leaf.sync
+        assert sync.owner is not None
+        root, replicas = pricing.strategy.graph.rank_of(sync.owner), pricing.replicas
+        hosts = pricing.hosts
+        push, pull = "reduce", "broadcast"
+        sent, received = np.full(len(replicas), float(member.nbytes)), float(member.nbytes)
+        if variable.sparse:
+            push = "gather"
+            rows, union = pricing.rows(variable, shard, replicas)
+            sent, received = rows * row_bytes(variable), union * row_bytes(variable)
+        leaders = [root if root in ranks else ranks[0] for ranks in hosts]
+        many = len(hosts) > 1  # else no rank speaks for a host, as in the run
+        found: list[Operation] = []
+        senders: Mapping[int, float] = dict(zip(replicas, sent.tolist(), strict=True))
+        if sync.sums_on_hosts and many:
+            summed = {}
+            for ranks, leader in zip(hosts, leaders, strict=True):
+                found += rooted(push, {r: float(sent[r]) for r in ranks}, leader)
+                summed[leader] = received
+                if variable.sparse:
+                    summed[leader] = pricing.rows(variable, shard, ranks)[1] * row_bytes(variable)
+            senders = summed
+        found += rooted(push, senders, root)
+        if sync.replicates_on_hosts and many:
+            found += rooted(pull, dict.fromkeys(leaders, received), root)
+            for ranks, leader in zip(hosts, leaders, strict=True):
+                found += rooted(pull, dict.fromkeys(ranks, received), leader)
+        else:
+            found += rooted(pull, dict.fromkeys(replicas, received), root)
+        return tuple(found)
 
 
 @dataclass(frozen=True)

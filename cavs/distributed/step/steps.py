@@ -1,8 +1,9 @@
-"""A synchronous step: at its end all ranks update, or none."""
+"""The steps of a rank: synchronous, at whose end all ranks update or none, and asynchronous."""
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,24 @@ from cavs.data import GraphBatch
 from cavs.distributed.balance import Balancer
 from cavs.distributed.balance.shards import ShardedBatch
 from cavs.distributed.comm.agreement import Consensus
+from cavs.distributed.comm.interfaces import LostPeerError
 from cavs.distributed.step.context import Array, StepContext
 from cavs.distributed.step.program import prepare_together, receive_program
 from cavs.distributed.step.run import Run, StepReport, Update
 from cavs.distributed.step.stale_parameters import StaleParameters
-from cavs.distributed.sync.parameter_server import SparseServers
+from cavs.distributed.sync import Exchange, SparseServers
+from cavs.errors import CommunicationError
 
 
-class SynchronousStep:
-    """Steps of one rank, as a replica or as a server: fetch, prepare, compute, agree, update."""
+class Step:
+    """State of the steps of a training on one rank."""
 
     def __init__(self, context: StepContext, stale: StaleParameters) -> None:
         self.context, self.stale = context, stale
+
+
+class SynchronousStep(Step):
+    """Steps of one rank, as a replica or as a server: fetch, prepare, compute, agree, update."""
 
     def __call__(
         self, batch: GraphBatch | ShardedBatch, update: Update, seed: int, step: int
@@ -32,19 +39,19 @@ class SynchronousStep:
         sent, computes = context.sent_bytes, context.roles.computes
         waited = self.stale.fetch(update, step)
         if not computes:
-            return self.finish(self._serve(), None, 0.0, None, update, sent)
+            return self.finish(self._serve(sent), update)
         part, executor, inputs = prepare_together(context, batch)
         # Totals are those of this rank's part where gradients are added, not averaged.
         totals = part.counts(context.int_features)
         if context.average:
             totals *= not part.empty
             context.communicator.all_reduce(totals)
-        run = Run(executor, context)
-        loss, error = run.compute(part, inputs, totals, seed, step)
+        run = Run(executor, context, part, sent)
+        run.compute(inputs, totals, seed, step)
         run.expose(waited)
-        return self.finish(run, part, loss, error, update, sent)
+        return self.finish(run, update)
 
-    def _serve(self) -> Run:
+    def _serve(self, sent: int) -> Run:
         """Receive the gradients of a step on a rank that only owns parameters."""
         context = self.context
         found = context.agreement.consensus("step", found=Consensus(stop=context.wants_stop))
@@ -53,28 +60,17 @@ class SynchronousStep:
             receive_program(context)
         if context.average:
             context.communicator.all_reduce(np.zeros(3 + len(context.int_features)))
-        run = Run(context.exchanging, context)
+        run = Run(context.exchanging, context, sent=sent)
         run.serve()
         return run
 
-    def finish(
-        self,
-        run: Run,
-        part: ShardedBatch | None,
-        loss: float,
-        error: Exception | None,
-        update: Update,
-        sent: int,
-    ) -> StepReport:
-        """Agree on loss and norm, then update on all ranks or on none.
-
-        sent: bytes that this rank had sent before the step.
-        """
+    def finish(self, run: Run, update: Update) -> StepReport:
+        """Agree on loss and norm, then update on all ranks or on none."""
         context = self.context
         replicas = context.roles.count
         over = float(replicas if context.average else 1)  # gradients are sums over so many
-        squares = 0.0 if error is not None else self._squares(run, over)
-        sums, hyper, rows = self._agree(run, part, update.hyper, (loss, squares), error)
+        squares = self._squares(run, over) if run.error is None else 0.0
+        sums, hyper, rows = self._agree(run, update.hyper, squares)
         loss, norm = sums[0] / replicas, math.sqrt(sums[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
             self._update(run, update, hyper, update.clip(norm), over)
@@ -84,7 +80,7 @@ class SynchronousStep:
             run.compute_seconds,
             run.communication_seconds,
             run.exposed_seconds,
-            context.sent_bytes - sent,
+            context.sent_bytes - run.sent,
             tuple(rows[:, 0].tolist()),
             tuple(map(tuple, rows[:, 3:].tolist())) if rows.shape[1] > 3 else (),
         )
@@ -102,21 +98,17 @@ class SynchronousStep:
         return squares + float(run.executor.squared_norm(context.own_pieces())) * weight
 
     def _agree(
-        self,
-        run: Run,
-        part: ShardedBatch | None,
-        hyper: dict[str, Any],
-        sums: tuple[float, float],
-        error: Exception | None,
+        self, run: Run, hyper: dict[str, Any], squares: float
     ) -> tuple[list[float], dict[str, Any], Array]:
         """Return the results of a step, the same bits on all ranks, from one all-reduce.
 
-        They are: `sums`, loss and squares, over the ranks; `hyper` of rank 0, since a schedule may
+        They are: loss and `squares`, summed over the ranks; `hyper` of rank 0, since a schedule may
         differ in its last bit on another processor; a row per replica, its seconds, the mark and
         the size of its part, and reports of its split. Raises on all ranks if one failed, or if
         they split the batch differently.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
+        part, error = run.part, run.error
         report = [0.0] * getattr(split, "reports", 0)
         if report and part is not None and error is None:
             try:
@@ -126,7 +118,7 @@ class SynchronousStep:
             except Exception as failed:  # raised at the consensus below
                 error = failed
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
-        head = np.array([*sums, error is not None, *numbers.values()], np.float64)
+        head = np.array([run.loss, squares, error is not None, *numbers.values()], np.float64)
         if c.rank != 0:
             head[3:] = 0
         share = (0, 0) if part is None else (part.mark, part.computed)
@@ -149,19 +141,87 @@ class SynchronousStep:
         self, run: Run, update: Update, hyper: dict[str, Any], clip: float, over: float
     ) -> None:
         context = self.context
-        parameters = context.session.parameters.values()
-        run.executor.apply(
-            [p.as_tuple() for p in run.pieces],
-            hyper,
-            [list(s) for s in update.states],
-            [p.trainable for p in parameters],
-            clip / over,
-        )
+        pieces, states = [p.as_tuple() for p in run.pieces], [list(s) for s in update.states]
+        trainable = [p.trainable for p in context.session.parameters.values()]
+        run.executor.apply(pieces, hyper, states, trainable, clip / over)
         run.distribute()
         if context.servers is not None and context.roles.computes:
             context.servers.commit(clip, hyper["lr"])
-        if context.distributes:
+        if any(type(e).distribute is not Exchange.distribute for e in context.exchanges):
+            # Values have come from other ranks.
             tables = [e for e in context.exchanges if isinstance(e, SparseServers)]
             rows = {e.parameter: e.written for e in tables}
             context.session.write([p for p in context.served if p not in rows], rows)
         context.session.moved(run.executor)
+
+
+class AsynchronousStep(Step):
+    """Steps of one rank, or of the replicas of a host: fetch, prepare, compute, push.
+
+    They wait for no other rank, because all parameters are on stale servers.
+
+    A gradient is clipped by its own norm; servers apply nothing if it or the loss is not finite.
+    The replicas of a host that sum first go through the step together, with the mean of their
+    losses and the norm of the mean of their gradients. Ranks have clocks of their own: an error on
+    one of them reaches the others by letter, and ends the training on all.
+    """
+
+    def __call__(
+        self, batch: GraphBatch | ShardedBatch, update: Update, seed: int, step: int
+    ) -> StepReport:
+        """Make one step on this rank's part of the global `batch`."""
+        context, failed, waited = self.context, None, 0.0
+        roles = context.roles
+        try:
+            waited = self.stale.fetch(update, step)
+        except CommunicationError as unheard:
+            # The ranks that step with this one find out that a rank is gone, but nothing else.
+            if isinstance(unheard, LostPeerError) or not (roles.computes and roles.teamed):
+                raise
+            failed = unheard
+        servers = context.servers
+        assert servers is not None
+        if not roles.computes:
+            return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, servers.newly_sent())
+        try:
+            if roles.teamed:
+                part, executor, inputs = prepare_together(context, batch, failed)
+            else:
+                part = context.shard(batch)
+                executor, inputs, compiled = context.ready(part)
+                program = compiled.program
+                context.exchanges_for(executor, program.gradients, program.int_features)
+            features = context.int_features
+            totals = part.global_counts(features) if context.average else part.counts(features)
+            run = Run(executor, context, part)
+            run.compute(inputs, totals, seed, step)
+            begun = time.perf_counter()
+            squares = executor.squared_norm(context.own_pieces()) if run.error is None else 0.0
+            loss, squares = self._agree(run, squares)
+            norm = math.sqrt(squares)
+            if math.isfinite(loss) and math.isfinite(norm):
+                servers.commit(update.clip(norm), update.hyper["lr"])
+            return StepReport(
+                float(loss),
+                norm,
+                run.compute_seconds,
+                run.communication_seconds + waited,
+                run.exposed_seconds + waited + time.perf_counter() - begun,
+                servers.newly_sent(),  # as a server, too, since the step before
+            )
+        except BaseException as raised:
+            servers.fail(raised)
+            raise
+
+    def _agree(self, run: Run, squares: float) -> tuple[float, float]:
+        """Return the mean loss of the team and the squared norm of its mean gradient."""
+        roles = self.context.roles
+        if not roles.teamed:
+            if run.error is not None:
+                raise run.error
+            return run.loss, squares
+        sums = np.array([run.loss / len(roles.team), squares, run.error is not None])
+        roles.local.all_reduce(sums)
+        if sums[2]:
+            self.context.team_agreement.consensus("end of step", run.error)
+        return float(sums[0]), float(sums[1]) / len(roles.team) ** 2
