@@ -180,8 +180,8 @@ class Cluster:
             if operation.collective == "broadcast":
                 out, into = into, out
             single = np.where(far, self.network.latency, self.network.local_latency)
-            overhead = np.where(ranks == root, single[ranks != root].sum(), single)
-            overhead += self.network.memcpy_latency
+            handled = np.where(ranks == root, single[ranks != root].sum(), single)
+            overhead = handled + self.network.memcpy_latency
         elif operation.collective == "all_to_all":
             count = np.bincount(node, minlength=base)
             out[:base] = into[:base] = count * (n - count) * mean / n / self.card
