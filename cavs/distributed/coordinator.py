@@ -122,12 +122,16 @@ class RankCoordinator(Coordinator):
 
         def agree() -> None:
             session.stale.settle()
-            found = Consensus(stop=session.wants_stop)
-            session.stopping |= session.agreement.consensus("fit", found=found).stop
+            self._agree_to_stop("fit")
 
         if self.training.begun:
             self.survivors.run_resilient(agree)
         return session.stopping
+
+    def _agree_to_stop(self, phase: str) -> None:
+        """Reach `phase`; the training stops on all ranks if any of them wants to."""
+        found = Consensus(stop=self.session.wants_stop)
+        self.session.stopping |= self.session.agreement.consensus(phase, found=found).stop
 
     # ---- fit -----------------------------------------------------------------------------------
 
@@ -246,16 +250,14 @@ class RankCoordinator(Coordinator):
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
         """See `Coordinator`. In a `fit`, all ranks learn of the request after the evaluation."""
-        if not in_fit:
-            return requested or self.survivors.ends_fit
-        self.session.wants_stop |= requested
-        return self.session.wants_stop or self.survivors.ends_fit
+        if in_fit:
+            self.session.wants_stop |= requested
+            requested = self.session.wants_stop
+        return requested or self.survivors.ends_fit
 
     def reduce_metrics(self, sums: Array) -> Array:
-        session = self.session
-        found = Consensus(stop=session.wants_stop)
-        session.stopping |= session.agreement.consensus("evaluation", found=found).stop
-        session.communicator.all_reduce(sums)
+        self._agree_to_stop("evaluation")
+        self.session.communicator.all_reduce(sums)
         return sums
 
     # ---- checkpoints ---------------------------------------------------------------------------

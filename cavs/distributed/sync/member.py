@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -52,20 +52,8 @@ class Member:
         return [replace(self, part=part) for part in self.part.slabs(size)]
 
 
-class Facts(Protocol):
-    """Facts about parameters on which a lowering depends."""
-
-    def slab(self, member: Member) -> int:
-        """Return the number of elements of a parameter that become final together."""
-        ...
-
-    def has_factors(self, member: Member) -> bool:
-        """True if the gradient of a whole matrix is left as sufficient factors."""
-        ...
-
-
 @dataclass(frozen=True)
-class Pricing(Facts):
+class Pricing:
     """Facts of the cost model: expectations about training step `step`, or its `load`."""
 
     strategy: Strategy
@@ -86,10 +74,11 @@ class Pricing(Facts):
         return list(found.values())
 
     def slab(self, member: Member) -> int:
-        """See `Facts`. A parameter larger than a bucket is priced in one piece."""
+        """Return the number of elements that are sent together: all of the parameter."""
         return max(member.variable.size, 1)
 
     def has_factors(self, member: Member) -> bool:
+        """True if the gradient of a whole matrix is sent as sufficient factors."""
         known = member.variable.factors is not None or member.leaf.name in self.load.factors
         return known and not member.variable.sparse
 
@@ -124,7 +113,7 @@ def row_bytes(variable: Variable) -> float:
 
 
 @dataclass(frozen=True)
-class Runtime(Facts):
+class Runtime:
     """Facts of a run: the executor of a program, the parameters by name, and the ranks.
 
     servers: of the stale parameters, if the strategy has some. group: the devices that sum among
@@ -144,10 +133,11 @@ class Runtime(Facts):
         return values_of(self.parameters)
 
     def slab(self, member: Member) -> int:
+        """Return the number of elements of a parameter that become final together."""
         return int(self.executor.gradient_slab(member.parameter))
 
     def has_factors(self, member: Member) -> bool:
-        """See `Facts`. The executor leaves factors from now on, where it can."""
+        """Let the executor leave sufficient factors from now on; return True if it can."""
         if member.variable.sparse:
             raise not_rows(member)
         return bool(self.executor.set_factored(member.parameter))
@@ -156,6 +146,9 @@ class Runtime(Facts):
         """Return the rank that owns a member."""
         assert self.strategy is not None and member.leaf.sync.owner is not None
         return self.strategy.graph.rank_of(member.leaf.sync.owner)
+
+
+Facts = Pricing | Runtime  # facts about parameters on which a lowering depends
 
 
 def not_rows(member: Member) -> ConfigError:

@@ -49,6 +49,7 @@ class Clocks:
         self.staleness = staleness
         self.of = dict.fromkeys(workers, 0)
         self.away: set[int] = set()  # have settled; no rank waits for them
+        self.wanted: dict[int, int] = {}  # the step that a worker is to begin
 
     def finish(self, worker: int) -> None:
         """Count one more step of `worker` as applied."""
@@ -110,7 +111,6 @@ class Owner:
         self.reduction = reduction
         self.hyper = {**hyper, "weight_decay": float(hyper["weight_decay"]) * reduction}
         self.clocks = {g.number: Clocks(workers, g.staleness) for g in self.groups}
-        self.wanted: dict[int, dict[int, int]] = {g.number: {} for g in self.groups}  # steps
         self.staged: dict[int, list[tuple[int, Unit, Piece]]] = {w: [] for w in workers}
         self.updates = self.settled_at = updates  # made, and known by all since the last meeting
         # Per table: the update in which each row changed last, and up to which each rank has it.
@@ -159,14 +159,14 @@ class Owner:
                 self.changed[unit.number][piece.rows - unit.rows[0]] = self.updates
         for group in self.groups:
             self.clocks[group.number].finish(worker)
-            self.wanted[group.number][worker] = clock + 1
+            self.clocks[group.number].wanted[worker] = clock + 1
         self._answer()
 
     def settle(self, worker: int) -> None:
         """Note that `worker` has settled; when all have, every rank gets the final values."""
         for group in self.groups:
             self.clocks[group.number].away.add(worker)
-            self.wanted[group.number].pop(worker, None)
+            self.clocks[group.number].wanted.pop(worker, None)
         self._answer()
         if not all(clocks.all_away for clocks in self.clocks.values()):
             return
@@ -181,10 +181,10 @@ class Owner:
 
     def _answer(self) -> None:
         for group in self.groups:
-            wanted = self.wanted[group.number]
-            for worker, step in list(wanted.items()):
-                if self.clocks[group.number].may_begin(step):
-                    del wanted[worker]
+            clocks = self.clocks[group.number]
+            for worker, step in list(clocks.wanted.items()):
+                if clocks.may_begin(step):
+                    del clocks.wanted[worker]
                     words = [Word.VALUES, self.phase, step, group.number]
                     for r in self.workers[worker]:
                         self.box.post(r, words, self._content(group, r))

@@ -1,4 +1,4 @@
-"""Parts of parameters, and their slabs."""
+"""Parts of parameters, their slabs and pieces, and the time of their communication."""
 
 import time
 
