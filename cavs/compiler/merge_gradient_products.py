@@ -19,7 +19,7 @@ def merge_gradient_products(program: Program, concurrent: bool = False) -> None:
     stages = program.stages
     groups: dict[int, list[int]] = defaultdict(list)  # stages by gradient
     for at, stage in enumerate(stages):
-        i = program.instructions[stage.body[0]] if stage.kind == "global" else None
+        i = program.instructions[stage.body[0]] if stage.type == "global" else None
         if i is None or not i.traits.product or i.out is None:
             continue
         if program.buffers[i.out.buffer].role == "grad":
@@ -36,8 +36,8 @@ def merge_gradient_products(program: Program, concurrent: bool = False) -> None:
         reads, writes = touched[at]
         for between in range(at + 1, last):
             r, w = touched[between]
-            adds = stages[between].kind != "rows"
-            if concurrent and stages[between].kind == "loop":
+            adds = stages[between].type != "rows"
+            if concurrent and stages[between].type == "loop":
                 return False
             if w & reads or r & writes or (w & writes and not adds):
                 return False

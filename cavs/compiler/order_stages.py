@@ -26,15 +26,15 @@ def sums_first(program: Program, early: bool) -> None:
     other share the threads better.
     """
     stages = program.stages
-    last = max((n for n, s in enumerate(stages) if s.kind == "loop"), default=0)
+    last = max((n for n, s in enumerate(stages) if s.type == "loop"), default=0)
     touched = [touches(program, instructions_of(s)) for s in stages]
     ends = {key: n for n, (_, writes) in enumerate(touched) for key in writes}
 
     def rank(at: int, stage: Stage) -> int:
         product = any(program.instructions[n].traits.product for n in stage.body)
         if early:
-            return int(product) if stage.kind == "global" else 2
-        if stage.kind != "global":
+            return int(product) if stage.type == "global" else 2
+        if stage.type != "global":
             return 1 if at > last else 3
         return 2 if product and any(ends[key] == at for key in touched[at][1]) else 0
 
@@ -45,7 +45,7 @@ def sums_first(program: Program, early: bool) -> None:
 def group_independent_sums(program: Program) -> None:
     """Move sums that do not depend on each other together: the engine runs those concurrently."""
     order: list[Stage] = []
-    for sums, group in groupby(program.stages, lambda stage: stage.kind == "global"):
+    for sums, group in groupby(program.stages, lambda stage: stage.type == "global"):
         run = list(group)
         turns: list[int] = []
         uses = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]

@@ -109,7 +109,7 @@ class Weight:
 class Instruction:
     """One instruction; fields as in program.h."""
 
-    kind: str
+    type: str
     space: int
     inputs: list[Operand] = field(default_factory=list)
     out: Operand | None = None
@@ -136,14 +136,14 @@ class Instruction:
     @property
     def traits(self) -> InstructionTraits:
         """Traits of all instructions of its name."""
-        return INSTRUCTIONS[self.kind]
+        return INSTRUCTIONS[self.type]
 
 
 @dataclass(eq=False)
 class Stage:
     """Instructions that run together."""
 
-    kind: str  # rows, loop, global
+    type: str  # rows, loop, global
     space: int = 0
     body: list[int] = field(default_factory=list)
     reversed: bool = False  # a loop whose tasks run from the roots down
@@ -213,7 +213,7 @@ def written(i: Instruction) -> list[int]:
 
 def window(program: Program, i: Instruction) -> Window:
     """Return the rows and columns of a gradient that a sum writes."""
-    assert i.out is not None, i.kind
+    assert i.out is not None, i.type
     buffer, start, width = i.out[:3]
     columns = program.buffers[buffer].width
     row, column = divmod(start, columns)

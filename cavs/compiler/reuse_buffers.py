@@ -178,7 +178,7 @@ def _is_narrow(b: Buffer, home: Buffer) -> bool:
 
 def _backward(program: Program) -> int:
     """Return the stage from which on memory no longer grows: all values for backward exist."""
-    loops = [(n, s.gradient) for n, s in enumerate(program.stages) if s.kind == "loop"]
+    loops = [(n, s.gradient) for n, s in enumerate(program.stages) if s.type == "loop"]
     if not any(gradient for _, gradient in loops):
         return len(program.stages)
     return max((n + 1 for n, gradient in loops if not gradient), default=loops[0][0])
@@ -345,7 +345,7 @@ def _uses(program: Program) -> dict[int, list[_Use]]:
                     rows = kind if local else None
                     read = o.columns
                     ahead = o.array in (TO_CHILDREN if stage.reversed else TO_PARENTS)
-                    ahead &= stage.kind == "loop"
+                    ahead &= stage.type == "loop"
                     parents = o.array in ("nth_parents", "parents")
                     how = {"local": local, "ahead": ahead, "parents": parents}
                     use = _Use(o.buffer, i, at, body, position, rows, read, **how)

@@ -182,20 +182,20 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
     if i.weight >= 0:
         pieces = program.weights[i.weight].pieces
         inputs += dict.fromkeys(program.parameters[p.param] for p in pieces)
-    return [f"{out} {sign} {i.kind}({', '.join(inputs)})"]
+    return [f"{out} {sign} {i.type}({', '.join(inputs)})"]
 
 
 def program_text(program: Program) -> str:
     """Return every stage with its instructions, in the order they run."""
     lines = []
     for number, stage in enumerate(program.stages):
-        over = "" if stage.kind != "rows" else f" over {space_name(program, stage.space)}"
+        over = "" if stage.type != "rows" else f" over {space_name(program, stage.space)}"
         backward = ", tasks in reverse" if stage.reversed else ""
-        lines.append(f"stage {number}: {stage.kind}{over}  {stage.label}{backward}")
+        lines.append(f"stage {number}: {stage.type}{over}  {stage.label}{backward}")
         bodies = [("", stage.body), *((f"kind {k}: ", b) for k, b in enumerate(stage.bodies))]
         for head, ids in bodies:
             for n in ids:
                 i = program.instructions[n]
-                lines.append(f"  {head}#{n} {i.kind} over {space_name(program, i.space)}")
+                lines.append(f"  {head}#{n} {i.type} over {space_name(program, i.space)}")
                 lines += [f"      {x}" for x in instruction_text(program, i)]
     return "\n".join(lines)

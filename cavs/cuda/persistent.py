@@ -107,7 +107,7 @@ def persistent_loops(
     """
     found = []
     for number, stage in enumerate(program.stages):
-        if stage.kind == "loop":
+        if stage.type == "loop":
             loop = _Loop(program, number, stage, spec, real, precision, half).make()
             found += [] if loop is None else [loop]
     return found

@@ -30,7 +30,7 @@ from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
 from cavs.train.optim import Optimizer
-from cavs.train.state import TrainingState
+from cavs.train.stepping import TrainingState
 
 
 @renamed(

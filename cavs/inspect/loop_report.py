@@ -35,7 +35,7 @@ class LoopReport:
 
 def loops_of(program: Program, schedule: Any) -> tuple[LoopReport, ...]:
     """Return the loops of ``program`` over ``schedule``, in the order they run."""
-    loops = ((n, s) for n, s in enumerate(program.stages) if s.kind == "loop")
+    loops = ((n, s) for n, s in enumerate(program.stages) if s.type == "loop")
     return tuple(_loop(program, schedule, n, s) for n, s in loops)
 
 

@@ -16,8 +16,7 @@ from cavs.train.fit_options import Metrics
 from cavs.train.loader import DataLoader, iterating
 from cavs.train.metrics import Metric, as_metrics
 from cavs.train.progress import Progress
-from cavs.train.state import TrainingState
-from cavs.train.stepping import roll_back
+from cavs.train.stepping import TrainingState, roll_back
 
 
 class Evaluator:

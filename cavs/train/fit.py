@@ -30,8 +30,7 @@ from cavs.train.run_state import (
     check_replaceable,
     read_best,
 )
-from cavs.train.state import TrainingState
-from cavs.train.stepping import Step
+from cavs.train.stepping import Step, TrainingState
 
 _LAST = "last good checkpoint: "
 

@@ -23,7 +23,7 @@ from cavs.train.coordination import Coordinator
 from cavs.train.engine import Engine
 from cavs.train.run_state import read_resumable
 from cavs.train.settings import check_settings
-from cavs.train.state import TrainingState
+from cavs.train.stepping import TrainingState
 
 Array = NDArray[Any]
 

@@ -27,8 +27,7 @@ from cavs.train.loader import DataLoader, Prepare
 from cavs.train.metrics import as_metrics
 from cavs.train.optim import Optimizer, TrainableParameter
 from cavs.train.run_state import ResumePoint, fit_progress
-from cavs.train.state import TrainingState
-from cavs.train.stepping import Step, Stepper, lose_steps
+from cavs.train.stepping import Step, Stepper, TrainingState, lose_steps
 
 T = TypeVar("T")
 
@@ -154,7 +153,8 @@ class Trainer(ProcessLocal):
 
     def advance(self, batch: Any) -> StepOutcome:
         """Make a `step` and return the norm of the gradient too."""
-        return self._stepper.advance(batch)
+        # On one process, run_step calls the stepper and nothing else.
+        return self.coordinator.run_step(self._stepper.advance, batch)
 
     def launch(self, batch: Any) -> list[Step]:
         """Start an update on `batch` and return the steps that have ended meanwhile.

@@ -42,11 +42,11 @@ Operand to_operand(const py::handle& h) {
 }
 
 Instruction to_instruction(const py::dict& dict) {
-  const Fields f(dict, {"kind", "space", "inputs", "out", "accumulate", "weight", "split",
+  const Fields f(dict, {"type", "space", "inputs", "out", "accumulate", "weight", "split",
                         "argument", "argument2", "loads", "ops", "stores", "registers", "outer",
                         "inner", "outward", "label"});
   Instruction in{};
-  in.kind = parse<InstructionKind>(f.need<std::string>("kind"), "instruction kind");
+  in.type = parse<InstructionType>(f.need<std::string>("type"), "instruction type");
   in.space = f.need<int32_t>("space");
   in.label = f.get<std::string>("label", "");
   for (const py::handle& h : f.get<py::sequence>("inputs", py::list()))
@@ -127,9 +127,9 @@ void bind_builder(py::module_& m) {
       .def(
           "add_stage",
           [](Builder& b, const py::dict& dict) {
-            const Fields f(dict, {"kind", "space", "body", "reversed", "bodies", "label"});
+            const Fields f(dict, {"type", "space", "body", "reversed", "bodies", "label"});
             Stage s{};
-            s.kind = parse<StageKind>(f.need<std::string>("kind"), "stage kind");
+            s.type = parse<StageType>(f.need<std::string>("type"), "stage type");
             s.space = f.get("space", kVertexSpace);
             s.body = f.get<std::vector<int32_t>>("body", {});
             s.reversed = f.get("reversed", false);
@@ -156,7 +156,7 @@ void bind_builder(py::module_& m) {
 void bind_program(py::module_& m) {
   py::tuple instructions(kNumInstructions);
   for (size_t i = 0; i < kNumInstructions; ++i) {
-    instructions[i] = name_of(static_cast<InstructionKind>(i));
+    instructions[i] = name_of(static_cast<InstructionType>(i));
   }
   m.attr("INSTRUCTIONS") = instructions;
   py::dict operations;

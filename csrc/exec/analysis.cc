@@ -29,7 +29,7 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
   Body body;
   body.stage = stage;
   body.space = space;
-  const bool loop = p.stages[stage].kind == StageKind::kLoop;
+  const bool loop = p.stages[stage].type == StageType::kLoop;
   for (int32_t id : all) {
     (loop && is_global(p.instructions[id]) ? body.sums : body.instructions).push_back(id);
   }
@@ -156,7 +156,7 @@ void cut_gradients(const Program& p, Analysis& a, size_t element,
 // True if an instruction writes all of a gradient, so that it need not start from zeros. A sum that
 // adds to zeros does.
 bool overwrites(const Program& p, const Body& body, const Instruction& in, int64_t size) {
-  const bool sum = p.stages[body.stage].kind == StageKind::kGlobal;
+  const bool sum = p.stages[body.stage].type == StageType::kGlobal;
   const InstructionTraits& traits = traits_of(in);
   if ((in.accumulate && !sum) || traits.fused || traits.cut == Cut::kWhole) return false;
   if (traits.cut == Cut::kCells) return is_whole_product(p, in, size);
@@ -174,7 +174,7 @@ void order_gradients(const Program& p, Analysis& a, size_t parameters) {
     std::vector<int32_t> ids = body.instructions;
     ids.insert(ids.end(), body.sums.begin(), body.sums.end());
     double together = 0;  // cost of products computed as one
-    if (p.stages[body.stage].kind == StageKind::kGlobal) {
+    if (p.stages[body.stage].type == StageType::kGlobal) {
       for (int32_t id : ids) together += a.costs[id].row;
     }
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -234,7 +234,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
     }
   };
   for (const Stage& stage : p.stages) {
-    if (stage.kind == StageKind::kGlobal) add_product(stage.body);
+    if (stage.type == StageType::kGlobal) add_product(stage.body);
     for (const std::vector<int32_t>& body : stage.bodies) {
       for (int32_t id : body) add_product({id});
     }
@@ -243,8 +243,8 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
   int32_t group = 0;  // first stage of the current step
   for (int32_t s = 0; s < static_cast<int32_t>(p.stages.size()); ++s) {
     const Stage& stage = p.stages[s];
-    const bool joins = s > 0 && stage.kind == StageKind::kGlobal &&
-                       p.stages[s - 1].kind == StageKind::kGlobal && independent(p, group, s);
+    const bool joins = s > 0 && stage.type == StageType::kGlobal &&
+                       p.stages[s - 1].type == StageType::kGlobal && independent(p, group, s);
     if (!joins) {
       group = s;
       ++a.steps;
@@ -254,12 +254,12 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
       a.bodies_of_stage[s].push_back(ids.empty() ? -1 : static_cast<int32_t>(a.bodies.size()));
       if (!ids.empty()) a.bodies.push_back(make_body(p, s, space, ids, element, rows));
     };
-    if (stage.kind == StageKind::kLoop) {
+    if (stage.type == StageType::kLoop) {
       for (size_t k = 0; k < stage.bodies.size(); ++k) {
         add(static_cast<Space>(kVertexKind0 + 2 * k), stage.bodies[k]);
       }
     } else {
-      add(stage.kind == StageKind::kRows ? stage.space : -1, stage.body);
+      add(stage.type == StageType::kRows ? stage.space : -1, stage.body);
     }
   }
 

@@ -202,7 +202,7 @@ void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bo
     const Instruction& in = p.instructions[i];
     const InstructionTraits& traits = traits_of(in);
     Bound<T> b;
-    b.kind = in.kind;
+    b.type = in.type;
     b.execution = &traits.execution<T>();
     b.space = in.space;
     b.edges = is_edge(in.space);

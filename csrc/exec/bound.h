@@ -11,7 +11,7 @@ namespace cavs {
 
 template <class T>
 struct Bound {
-  InstructionKind kind;
+  InstructionType type;
   const Execution<T>* execution;
   bool edges = false;  // runs over the edges of the chunk's rows
   bool accumulate = false;

@@ -8,7 +8,7 @@
 namespace cavs {
 
 std::string label_of(const Instruction& in) {
-  return in.label.empty() ? name_of(in.kind) : in.label;
+  return in.label.empty() ? name_of(in.type) : in.label;
 }
 
 void AccessChecks::need(bool ok, const std::string& what) const {

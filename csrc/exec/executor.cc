@@ -5,6 +5,7 @@
 #include <thread>
 #include <tuple>
 
+#include "base/lap.h"
 #include "base/thread_pool.h"
 #include "exec/host_io.h"
 #include "exec/spaces.h"
@@ -399,6 +400,15 @@ template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   const std::lock_guard lock(mutex_);
   return run_locked(inputs);
+}
+
+template <class T>
+StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
+  const std::lock_guard lock(mutex_);
+  check_update(update, context_.sizes.size());
+  const double loss = run_locked(inputs);
+  const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
+  return {loss, apply_gradients(update, loss)};
 }
 
 template <class T>

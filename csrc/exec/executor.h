@@ -189,6 +189,9 @@ class Executor {
   void check_param(int32_t param) const;
   int32_t threads_of_update() const;
   double sum_of_squares(const std::vector<GradientPiece<T>>& work);
+  // Update the parameters by the gradients of the last run, if `loss` and their norm are finite;
+  // return the norm.
+  double apply_gradients(const Update<T>& update, double loss);
   void apply_optimizer(const Update<T>& update, const std::vector<GradientPiece<T>>& work,
                        double scale);
   void check_ran() const;

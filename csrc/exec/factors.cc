@@ -16,7 +16,7 @@ bool make_factors(const Program& program, const Analysis& analysis, int32_t para
       const std::vector<int32_t>& written = analysis.gradients_of_instruction[id];
       if (std::find(written.begin(), written.end(), param) == written.end()) continue;
       const Instruction& in = program.instructions[id];
-      if (stage.kind == StageKind::kLoop || !is_whole_product(program, in, size)) return false;
+      if (stage.type == StageType::kLoop || !is_whole_product(program, in, size)) return false;
       out.n = in.out.width;
       out.k = size / out.n;
       out.instructions.push_back(id);

@@ -12,7 +12,7 @@ static_assert(std::size(kTraits) == kNumInstructions);
 
 }  // namespace
 
-const InstructionTraits& traits_of(InstructionKind kind) {
+const InstructionTraits& traits_of(InstructionType type) {
   return *kTraits[static_cast<size_t>(kind)];
 }
 

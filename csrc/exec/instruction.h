@@ -1,4 +1,4 @@
-// Traits of instructions: everything the engine knows about one, in one record per kind. The files
+// Traits of instructions: everything the engine knows about one, in one record per type. The files
 // of exec/instructions/ define them.
 #pragma once
 
@@ -100,8 +100,8 @@ CAVS_INSTRUCTIONS(CAVS_DECLARE)
 #undef CAVS_DECLARE
 }  // namespace instructions
 
-const InstructionTraits& traits_of(InstructionKind kind);
-inline const InstructionTraits& traits_of(const Instruction& in) { return traits_of(in.kind); }
+const InstructionTraits& traits_of(InstructionType type);
+inline const InstructionTraits& traits_of(const Instruction& in) { return traits_of(in.type); }
 // True if it runs over all rows of a space, or of a task, rather than in chunks of a body.
 inline bool is_global(const Instruction& in) { return traits_of(in).cut != Cut::kRows; }
 inline bool has_out(const InstructionTraits& traits) {

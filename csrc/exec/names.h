@@ -38,9 +38,9 @@ struct Names<StoreMode> {
   static constexpr StoreMode last = StoreMode::kMax;
 };
 template <>
-struct Names<StageKind> {
+struct Names<StageType> {
   static constexpr const char* all[] = {"rows", "loop", "global"};
-  static constexpr StageKind last = StageKind::kGlobal;
+  static constexpr StageType last = StageType::kGlobal;
 };
 template <>
 struct Names<Array> {
@@ -53,11 +53,11 @@ struct Names<Array> {
   static constexpr Array last = Array::kParents;
 };
 template <>
-struct Names<InstructionKind> {
+struct Names<InstructionType> {
 #define CAVS_NAME(enumerator, name) #name,
   static constexpr const char* all[] = {CAVS_INSTRUCTIONS(CAVS_NAME)};
 #undef CAVS_NAME
-  static constexpr auto last = static_cast<InstructionKind>(kNumInstructions - 1);
+  static constexpr auto last = static_cast<InstructionType>(kNumInstructions - 1);
 };
 
 template <class E>

@@ -32,11 +32,11 @@ class Planner {
     for (int32_t s = 0; s < static_cast<int32_t>(p_.stages.size()); ++s) {
       const Stage& stage = p_.stages[s];
       const std::vector<int32_t>& bodies = a_.bodies_of_stage[s];
-      if (stage.kind == StageKind::kGlobal) total += global_cost(s);
-      if (stage.kind == StageKind::kRows && bodies[0] >= 0) {
+      if (stage.type == StageType::kGlobal) total += global_cost(s);
+      if (stage.type == StageType::kRows && bodies[0] >= 0) {
         total += body_cost(a_.bodies[bodies[0]], spaces_.rows(stage.space));
       }
-      if (stage.kind != StageKind::kLoop) continue;
+      if (stage.type != StageType::kLoop) continue;
       for (const BatchTask& task : s_.tasks) {
         const int32_t body = bodies[spaces_.kinds[task.kind]];
         if (body >= 0) total += body_cost(a_.bodies[body], task.rows);
@@ -51,15 +51,15 @@ class Planner {
     for (stage_ = 0; stage_ < static_cast<int32_t>(p_.stages.size()); ++stage_) {
       const Stage& stage = p_.stages[stage_];
       const std::vector<int32_t>& bodies = a_.bodies_of_stage[stage_];
-      switch (stage.kind) {
-        case StageKind::kRows:
+      switch (stage.type) {
+        case StageType::kRows:
           if (bodies[0] >= 0) add_rows(bodies[0], spaces_.rows(stage.space));
           flush();
           break;
-        case StageKind::kLoop:
+        case StageType::kLoop:
           add_loop(stage, bodies);
           break;
-        case StageKind::kGlobal:
+        case StageType::kGlobal:
           add_globals();
           break;
       }

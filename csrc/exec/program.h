@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/instruction_kinds.h"
+#include "exec/instruction_types.h"
 #include "kernels/kernels.h"
 
 namespace cavs {
@@ -97,9 +97,9 @@ struct MapStoreSpec {
   int16_t reg;
 };
 
-// One call of a kernel. Each kind uses some of the fields, see exec/instructions/.
+// One call of a kernel. Each type uses some of the fields, see exec/instructions/.
 struct Instruction {
-  InstructionKind kind;
+  InstructionType type;
   Space space;  // space of the rows that it runs over
   std::vector<Operand> inputs;
   Operand out{-1, 0, 0, RowMap::kSelf, Array::kNone, 0};  // buffer -1: none
@@ -130,7 +130,7 @@ struct Weight {
   std::vector<WeightPiece> pieces;
 };
 
-enum class StageKind : uint8_t {
+enum class StageType : uint8_t {
   kRows,  // row-local instructions over all rows of one space (vertices and their edges), chunk by
           // chunk: all instructions of the stage run on a chunk before the next chunk
   kLoop,  // tasks of the batch in order (or reversed), bodies[kind] for each. Sums into gradients
@@ -140,7 +140,7 @@ enum class StageKind : uint8_t {
 };
 
 struct Stage {
-  StageKind kind;
+  StageType type;
   Space space;                               // kRows: a vertex, present, graph or one space
   std::vector<int32_t> body;                 // kRows, kGlobal: instruction ids
   bool reversed = false;                     // kLoop: backward

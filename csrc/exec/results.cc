@@ -95,7 +95,7 @@ Report Executor<T>::report() const {
   for (size_t i = 0; i < p.stages.size(); ++i) {
     Report::Line line;
     line.label = p.stages[i].label;
-    line.kind = name_of(p.stages[i].kind);
+    line.kind = name_of(p.stages[i].type);
     line.seconds = stage_seconds_[i];
     report.stages.push_back(line);
   }

@@ -8,7 +8,7 @@
 #include "exec/bound.h"
 #include "exec/factors.h"
 #include "exec/plan.h"
-#include "exec/tables.h"
+#include "exec/sparse_gradients.h"
 
 namespace cavs {
 

@@ -47,7 +47,7 @@ Report::Line report_line(const Program& program, int32_t instruction, size_t ele
   const Instruction& in = program.instructions[instruction];
   Report::Line line;
   line.label = in.label;
-  line.kind = name_of(in.kind);
+  line.kind = name_of(in.type);
   if (schedule == nullptr) return line;
   const int64_t rows = spaces.rows(in.space).size();
   int64_t read = 0, gathered = 0;

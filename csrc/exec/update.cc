@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "base/lap.h"
 #include "base/thread_pool.h"
 #include "exec/host_io.h"
 
@@ -118,21 +117,17 @@ void Executor<T>::apply_optimizer(const Update<T>& update,
 }
 
 template <class T>
-StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
-  const std::lock_guard lock(mutex_);
-  check_update(update, context_.sizes.size());
-  const double loss = run_locked(inputs);
-  const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
+double Executor<T>::apply_gradients(const Update<T>& update, double loss) {
   for (const Factors& f : context_.factors) {
     if (update.trainable[f.param]) multiply(f, context_.grads[f.param]);
   }
   pieces_.clear();
   cut_into_chunks(context_, update.trainable, pieces_);
   const double norm = std::sqrt(sum_of_squares(pieces_));
-  if (!std::isfinite(loss) || !std::isfinite(norm)) return {loss, norm};
+  if (!std::isfinite(loss) || !std::isfinite(norm)) return norm;
   const bool clip = update.max_norm && norm > *update.max_norm;
   apply_optimizer(update, pieces_, clip ? *update.max_norm / norm : 1);
-  return {loss, norm};
+  return norm;
 }
 
 template <class T>
@@ -236,7 +231,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
 }
 
 #define CAVS_INSTANTIATE(T)                                                                        \
-  template StepResult Executor<T>::step(const Inputs<T>&, const Update<T>&);                       \
+  template double Executor<T>::apply_gradients(const Update<T>&, double);                          \
   template void Executor<T>::arm_gradients();                                                      \
   template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                       \
   template bool Executor<T>::set_factored(int32_t);                                                \

@@ -124,7 +124,7 @@ class Validator : AccessChecks {
            "uses buffer " + std::to_string(id) + " in stage " + std::to_string(stage_) +
                ", it is live in [" + std::to_string(b.first) + ", " + std::to_string(b.last) + "]");
     } else if (b.role == Role::kScratch) {
-      need(p_.stages[stage_].kind != StageKind::kGlobal,
+      need(p_.stages[stage_].type != StageType::kGlobal,
            "scratch buffer " + std::to_string(id) + " in a global stage");
       const int64_t use = (static_cast<int64_t>(stage_) << 32) + body;
       need(scratch_[id] < 0 || scratch_[id] == use,
@@ -150,7 +150,7 @@ class Validator : AccessChecks {
 
   void check_body(const std::vector<int32_t>& body, Space space, int32_t number) {
     const Stage& stage = p_.stages[stage_];
-    const bool global = stage.kind == StageKind::kGlobal;
+    const bool global = stage.type == StageType::kGlobal;
     std::vector<Columns> written;
     bool sums = false;
     for (int32_t id : body) {
@@ -162,13 +162,13 @@ class Validator : AccessChecks {
       need(!used_[id], "is in two bodies");
       used_[id] = true;
       const bool sum = is_global(in);
-      if (stage.kind == StageKind::kLoop) {
+      if (stage.type == StageType::kLoop) {
         need(sum || !sums, "comes after a sum over the rows of the task");
         sums |= sum;
         if (sum) check_sum_of_task(in);
       } else {
         need(sum == global,
-             std::string(name_of(in.kind)) +
+             std::string(name_of(in.type)) +
                  (global ? " in a global stage" : " needs a global stage of its own, or a loop"));
       }
       const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
@@ -176,7 +176,7 @@ class Validator : AccessChecks {
            "runs over " + space_name(in.space) + " in a stage over " + space_name(space));
       if (!sum) add_written(in, written);
       each_operand(in, [&](const Operand& o) {
-        need(stage.kind != StageKind::kLoop || p_.buffers[o.buffer].role != Role::kGrad,
+        need(stage.type != StageType::kLoop || p_.buffers[o.buffer].role != Role::kGrad,
              "reads gradient " + std::to_string(p_.buffers[o.buffer].index) + " in a loop");
         check_live(o.buffer, number);
       });
@@ -191,7 +191,7 @@ class Validator : AccessChecks {
       if (is_global(in)) continue;
       each_operand(in, [&](const Operand& o) {
         const bool scratch = p_.buffers[o.buffer].role == Role::kScratch;
-        bool same_stage = stage.kind == StageKind::kRows && space != kOneSpace;
+        bool same_stage = stage.type == StageType::kRows && space != kOneSpace;
         if (same_stage) {
           same_stage = false;
           const bool parents = o.array == Array::kNthParents || o.array == Array::kParents;
@@ -211,13 +211,13 @@ class Validator : AccessChecks {
 
   void check_stage(const Stage& stage) {
     label_ = stage.label.empty() ? "stage " + std::to_string(stage_) : stage.label;
-    switch (stage.kind) {
-      case StageKind::kRows: {
+    switch (stage.type) {
+      case StageType::kRows: {
         check_space(stage.space);
         check_body(stage.body, stage.space, 0);
         return;
       }
-      case StageKind::kLoop:
+      case StageType::kLoop:
         need(stage.bodies.size() == p_.kinds.size(),
              differ("bodies and kinds differ", static_cast<int64_t>(stage.bodies.size()),
                     static_cast<int64_t>(p_.kinds.size())));
@@ -226,7 +226,7 @@ class Validator : AccessChecks {
           check_body(stage.bodies[k], kind_space, static_cast<int32_t>(k));
         }
         return;
-      case StageKind::kGlobal:
+      case StageType::kGlobal:
         need(!stage.body.empty(), "0 instructions, a global stage has one or more");
         check_body(stage.body, -1, 0);
         check_terms(stage.body);
@@ -241,7 +241,7 @@ class Validator : AccessChecks {
     for (size_t i = 0; i < body.size() && body.size() > 1; ++i) {
       const Instruction& in = p_.instructions[body[i]];
       label_ = label_of(in);
-      need(traits_of(lead).cut == Cut::kCells && in.kind == lead.kind,
+      need(traits_of(lead).cut == Cut::kCells && in.type == lead.type,
            "follows another sum in a global stage, which only products may");
       const Buffer& out = p_.buffers[in.out.buffer];
       need(out.role == Role::kGrad && in.out.buffer == lead.out.buffer,

@@ -64,8 +64,8 @@ size_t Executor<T>::lay_out_scratch() {
   for (size_t s = 0; s < program_->stages.size(); ++s) {
     const Stage& stage = program_->stages[s];
     const std::vector<int32_t>& of = analysis_.bodies_of_stage[s];
-    if (stage.kind == StageKind::kRows) grow(of[0], spaces_.rows(stage.space));
-    if (stage.kind != StageKind::kLoop) continue;
+    if (stage.type == StageType::kRows) grow(of[0], spaces_.rows(stage.space));
+    if (stage.type != StageType::kLoop) continue;
     for (const BatchTask& task : schedule_->tasks) grow(of[spaces_.kinds[task.kind]], task.rows);
   }
   size_t most = 0;

@@ -6,7 +6,7 @@
 #include "cuda/kernels/arguments.h"
 #include "cuda/memory/staging.h"
 #include "exec/bind.h"
-#include "exec/tables.h"
+#include "exec/sparse_gradients.h"
 
 namespace cavs::cuda {
 

@@ -116,7 +116,7 @@ void Executor<T>::run_persistent(int32_t stage, int32_t from, int32_t count) {
   for (int32_t id : loop.instructions) {
     if (profiling_) ++calls_[id];
     const Bound<T>& b = bound_.instructions[id];
-    const InstructionTraits& traits = traits_of(b.kind);
+    const InstructionTraits& traits = traits_of(b.type);
     if (traits.fused) {
       words_.clear();
       add_map_arguments(id, 0, words_);

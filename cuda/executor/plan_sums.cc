@@ -52,7 +52,7 @@ void Executor<T>::plan_sums() {
     const std::vector<int32_t> ids = instructions_of(p.stages[s]);
     // Last stages that write an operand, a gradient, and the same elements of a gradient.
     int32_t ready = -1, last = -1, overlapped = -1;
-    bool sums = p.stages[s].kind == StageKind::kGlobal;
+    bool sums = p.stages[s].type == StageType::kGlobal;
     for (int32_t id : ids) {
       const Instruction& in = p.instructions[id];
       for (const Operand& o : in.inputs) ready = std::max(ready, written[o.buffer]);
@@ -81,7 +81,7 @@ void Executor<T>::plan_sums() {
     }
     if (!sums) continue;
     for (int32_t t = std::max(ready, last) + 1; t < s && launched_at_[s] == s; ++t) {
-      if (p.stages[t].kind == StageKind::kLoop) launched_at_[s] = t;
+      if (p.stages[t].type == StageType::kLoop) launched_at_[s] = t;
     }
     const Instruction& first = p.instructions[ids[0]];
     if (launched_at_[s] != s || traits_of(first).cut != Cut::kColumns) continue;

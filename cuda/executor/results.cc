@@ -227,7 +227,7 @@ Report Executor<T>::report() const {
   report.phases = static_cast<int32_t>(launches_);
   for (size_t i = 0; i < program_->stages.size(); ++i) {
     const Stage& stage = program_->stages[i];
-    report.stages.push_back({stage.label, name_of(stage.kind), stage_seconds_[i], 0, 0, 0, 0, 0});
+    report.stages.push_back({stage.label, name_of(stage.type), stage_seconds_[i], 0, 0, 0, 0, 0});
   }
   if (schedule_ != nullptr) {
     for (const BatchTask& task : schedule_->tasks) report.widths.push_back(task.rows.size());

@@ -53,14 +53,14 @@ template <class T>
 void Executor<T>::run_bodies(int32_t s) {
   const Stage& stage = program_->stages[s];
   const std::vector<int32_t>& bodies = analysis_.bodies_of_stage[s];
-  switch (stage.kind) {
-    case StageKind::kRows:
+  switch (stage.type) {
+    case StageType::kRows:
       if (bodies[0] >= 0) run_body(analysis_.bodies[bodies[0]], spaces_.rows(stage.space));
       break;
-    case StageKind::kLoop:
+    case StageType::kLoop:
       run_loop(s);
       break;
-    case StageKind::kGlobal: {
+    case StageType::kGlobal: {
       if (leader_[s] != s) break;  // launched there
       const auto rows = [&](int32_t id) { return spaces_.rows(program_->instructions[id].space); };
       if (!joint_[s].empty()) {

@@ -11,7 +11,7 @@
 #include "cuda/memory/device_factors.h"
 #include "exec/analysis.h"
 #include "exec/progress.h"
-#include "exec/tables.h"
+#include "exec/sparse_gradients.h"
 
 namespace cavs::cuda {
 

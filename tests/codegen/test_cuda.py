@@ -169,7 +169,7 @@ def test_the_fused_kernels_of_cells(runner, real):  # noqa: F811
         generated = map_kernels(program, real)
         module = runner.module(generated.text)
         for i, (name, threads) in zip(program.instructions, generated.kernels, strict=True):
-            if i.kind != "map":
+            if i.type != "map":
                 assert name == ""
                 continue
             arguments, loads, last = [], [], ()

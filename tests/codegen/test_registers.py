@@ -160,7 +160,7 @@ def test_no_kernel_that_walks_a_loop_spills(compiler, folder, number):
     for arch, precision in WALKS if ALL else [WALKS[number // 3 % len(WALKS)]]:
         half = half_buffers(program) if precision == "bfloat16" else ()
         loops = persistent_loops(program, SPECS[arch], "float", precision, half)
-        assert len(loops) == sum(stage.kind == "loop" for stage in program.stages)
+        assert len(loops) == sum(stage.type == "loop" for stage in program.stages)
         text = persistent_text(loops, "float", precision == "bfloat16")
         options = compile_options(arch, "float", precision == "bfloat16")
         log = log_of(compiler, "walk.cu", text, headers(), [*options, "--ptxas-options=-v"])

@@ -31,9 +31,9 @@ def compiled(cell, target):
 
 def sides(program):
     for i in program.instructions:
-        if i.kind == "matmul":
+        if i.type == "matmul":
             yield i.inputs
-        elif i.kind == "matmul_tn":
+        elif i.type == "matmul_tn":
             yield i.inputs[: i.split]
             yield i.inputs[i.split :]
 

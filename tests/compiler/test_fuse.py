@@ -23,7 +23,7 @@ def test_wide_kernels_are_cut_and_give_the_same():
     for limit in (1000, fuse.MAX_OPERANDS, 3):
         with mock.patch.object(fuse, "MAX_OPERANDS", limit):
             session = cavs.Session(model, dtype=np.float64)
-            maps = [i for i in session.compiled(batch).program.instructions if i.kind == "map"]
+            maps = [i for i in session.compiled(batch).program.instructions if i.type == "map"]
             check(session, batch, expected, forward, FLOAT64)
         most.append(max(len(i.loads) for i in maps))
         kernels.append(len(maps))

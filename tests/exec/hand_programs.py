@@ -42,7 +42,7 @@ class Hand:
         return self.p.add_weight(k, n, pieces)
 
     def op(self, kind, space, **rest):
-        return self.p.add_instruction({"kind": kind, "space": space, **rest})
+        return self.p.add_instruction({"type": kind, "space": space, **rest})
 
     def matmul(self, space, inputs, weight, out, **rest):
         return self.op("matmul", space, inputs=inputs, weight=weight, out=out, **rest)
@@ -65,15 +65,15 @@ class Hand:
         )
 
     def rows(self, space, body, label="rows"):
-        return self.p.add_stage({"kind": "rows", "space": space, "body": body, "label": label})
+        return self.p.add_stage({"type": "rows", "space": space, "body": body, "label": label})
 
     def loop(self, bodies, reversed=False, label="loop"):
         return self.p.add_stage(
-            {"kind": "loop", "bodies": bodies, "reversed": reversed, "label": label}
+            {"type": "loop", "bodies": bodies, "reversed": reversed, "label": label}
         )
 
     def global_(self, *instructions, label="global"):
-        return self.p.add_stage({"kind": "global", "body": list(instructions), "label": label})
+        return self.p.add_stage({"type": "global", "body": list(instructions), "label": label})
 
     def finish(self, loss=-1, outputs=()):
         self.p.finish(loss, list(outputs))

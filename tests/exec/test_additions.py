@@ -97,7 +97,7 @@ def test_an_instruction_is_added_by_the_files_of_the_page(tmp_path):
     apply(added, tmp_path)
     assert sorted(added) == [
         "cavs/compiler/instructions.py",
-        "csrc/exec/instruction_kinds.h",
+        "csrc/exec/instruction_types.h",
         "csrc/exec/instructions/concat.cc",
         "cuda/executor/instructions/concat.cc",
     ]
@@ -135,8 +135,8 @@ def test_lists_of_the_engine_and_of_python_agree():
 
 @pytest.mark.parametrize("name", _engine.INSTRUCTIONS)
 def test_few_files_name_an_instruction(name):
-    kinds = (ROOT / "csrc/exec/instruction_kinds.h").read_text(encoding="utf-8")
-    (enumerator,) = re.findall(rf"X\((\w+), {name}\)", kinds)
+    types = (ROOT / "csrc/exec/instruction_types.h").read_text(encoding="utf-8")
+    (enumerator,) = re.findall(rf"X\((\w+), {name}\)", types)
     engine = rf"\b{enumerator}\b|(?:Traits |Launchers<T>::|instructions::){name}\b|\"{name}\""
     found = []
     for folder in ("csrc", "cuda"):

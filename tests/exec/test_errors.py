@@ -159,7 +159,7 @@ def simple(**changes):
     x = m.buffer("feature", VERTEX, 4)
     y = m.buffer("arena", VERTEX, 4)
     instruction = {
-        "kind": "map",
+        "type": "map",
         "space": VERTEX,
         "label": "double",
         "registers": 2,
@@ -190,7 +190,7 @@ def simple(**changes):
         (dict(stores=[(0, 0, 0, "write", 1)]), r"writes feature buffer 0"),
         (dict(space=EDGE, loads=[]), r"writes buffer 1 of vertex from edge"),
         (dict(space=44), r"space 44 outside \[0, 8\)"),
-        (dict(kind="matmul"), r"out"),
+        (dict(type="matmul"), r"out"),
         (dict(colour=1), r"unknown key 'colour'"),
     ],
 )

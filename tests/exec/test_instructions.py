@@ -255,7 +255,7 @@ def test_index_arrays(rng):
         outs[name] = m.buffer("arena", space, width, first=4 + i, last=4 + i)
         m.p.add_stage(
             {
-                "kind": "rows",
+                "type": "rows",
                 "space": space - space % 2 if space in (3, 7) else space,
                 "body": [
                     m.op("copy", space, inputs=[read], out=self_(outs[name], width), label=name)

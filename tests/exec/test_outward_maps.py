@@ -36,7 +36,7 @@ def test_outward_map(threads, columns):
     first.append(m.op("copy", EDGE, inputs=[index(weight, 1, "edge_order")], out=self_(ew, 1)))
     m.rows(VERTEX, first)
     kept = m.op("copy", INNER, inputs=[index(x, width, "order")], out=self_(parents, width))
-    m.p.add_stage({"kind": "rows", "space": INNER, "body": [kept]})
+    m.p.add_stage({"type": "rows", "space": INNER, "body": [kept]})
     loads = [
         (self_(h, width), columns, False),
         (index(parents, width, "parents"), columns, False),

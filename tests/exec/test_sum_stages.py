@@ -235,7 +235,7 @@ def test_flat_sum_and_product_into_one_gradient_run_in_order(threads):
     ("changes", "message"),
     [
         ({}, None),
-        ({"kind": "sum_rows"}, "follows another sum in a global stage"),
+        ({"type": "sum_rows"}, "follows another sum in a global stage"),
         ({"accumulate": False}, "overwrites the product before it"),
         ({"column": 1}, None),
         ({"column": 7}, "columns 7 to 13 of a gradient that has 10"),
@@ -255,8 +255,8 @@ def test_invalid_stages_of_products(changes, message):
     a, b = index(x, 4, "order"), index(y, 6, "order")
     out = {"split": 1, "out": self_(gradient, 6), "accumulate": lead}
     first = m.op("matmul_tn", VERTEX, inputs=[a, b], **out)
-    behind = {"kind": "matmul_tn", "inputs": [a, b], "split": 1, "accumulate": True, **changes}
-    if behind["kind"] == "sum_rows":
+    behind = {"type": "matmul_tn", "inputs": [a, b], "split": 1, "accumulate": True, **changes}
+    if behind["type"] == "sum_rows":
         behind |= {"inputs": [b], "split": 0}
     second = m.op(space=LEAF, out=self_(to, 6, column), label="behind", **behind)
     m.global_(first, second)

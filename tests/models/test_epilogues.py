@@ -16,11 +16,11 @@ from tests.models.test_models import OPTIONS, build
 def followed_by_a_bias(program: Program) -> list[Instruction]:
     """Return the products that one kernel alone reads, to add one row of a parameter."""
     found = []
-    for product in (i for i in program.instructions if i.kind == "matmul"):
+    for product in (i for i in program.instructions if i.type == "matmul"):
         assert product.out is not None
         buffer = product.out[0]
         readers = [i for i in program.instructions if any(o.buffer == buffer for o in i.operands)]
-        if len(readers) != 1 or readers[0].kind != "map":
+        if len(readers) != 1 or readers[0].type != "map":
             continue
         roles = [program.buffers[load.operand.buffer].role for load in readers[0].loads]
         codes = [op[0] for op in readers[0].ops if op[0] not in ("load", "store")]
@@ -40,4 +40,4 @@ def test_only_the_output_layer_has_an_epilogue(name: str, training: bool, tmp_pa
     (product,) = followed_by_a_bias(program)
     assert product.out is not None
     assert program.buffers[product.out[0]].width == task.model.output.weight.shape[1]
-    assert sum(i.kind == "matmul" for i in program.instructions) > 1
+    assert sum(i.type == "matmul" for i in program.instructions) > 1

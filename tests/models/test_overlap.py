@@ -28,7 +28,7 @@ def overlaps(program: Program) -> list[tuple[int, int]]:
         reads.append({o.buffer for i in used for o in i.operands})
         writes.append({store[0] for i in used for store in i.stores})
         writes[-1] |= {i.out[0] for i in used if i.out is not None}
-    loops = [s for s, stage in enumerate(stages) if stage.kind == "loop"]
+    loops = [s for s, stage in enumerate(stages) if stage.type == "loop"]
     forward = min((s for s in loops if "backward" in stages[s].label), default=len(stages))
     found = []
     for s in range(forward):
@@ -44,7 +44,7 @@ def overlaps(program: Program) -> list[tuple[int, int]]:
 def products(program: Program, stage: int) -> set[str]:
     """Return the names of the instructions of a `rows` stage; none for other stages."""
     of = program.stages[stage]
-    return {program.instructions[i].kind for i in of.body} if of.kind == "rows" else set()
+    return {program.instructions[i].type for i in of.body} if of.type == "rows" else set()
 
 
 class Layers(cavs.Model):
@@ -75,7 +75,7 @@ def test_models_have_no_eager_work_to_overlap(name: str, training: bool, tmp_pat
     of = program(task.model, cavs.batch(task.required("train")[:20]), training)
     assert overlaps(of) == []
     cells = 2 if name == "dependency-tagger" else 1
-    assert sum(stage.kind == "loop" for stage in of.stages) == cells * (1 + training)
+    assert sum(stage.type == "loop" for stage in of.stages) == cells * (1 + training)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -83,12 +83,12 @@ def test_models_have_no_eager_work_to_overlap(name: str, training: bool, tmp_pat
 def test_two_cells_have_no_eager_work_to_overlap(stacked: bool, training: bool) -> None:
     of = program(Layers(stacked), treebank(20), training)
     assert overlaps(of) == []
-    assert sum(stage.kind == "loop" for stage in of.stages) == 2 + 2 * training
+    assert sum(stage.type == "loop" for stage in of.stages) == 2 + 2 * training
 
 
 def test_a_stage_that_could_overlap_a_loop_is_found() -> None:
     of = program(Layers(True), treebank(20), False)
-    first, second = (s for s, stage in enumerate(of.stages) if stage.kind == "loop")
+    first, second = (s for s, stage in enumerate(of.stages) if stage.type == "loop")
     between = next(s for s in range(first, second) if "matmul" in products(of, s))
     for i in of.stages[between].body:  # as if it read features alone
         of.instructions[i].inputs, of.instructions[i].loads = [], []

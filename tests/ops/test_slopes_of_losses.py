@@ -170,7 +170,7 @@ def check(model, batch, **options):
 def slopes(session, batch):
     """The gradients of cross entropies that are computed."""
     return [
-        i for i in session.compiled(batch).program.instructions if i.kind == "cross_entropy_grad"
+        i for i in session.compiled(batch).program.instructions if i.type == "cross_entropy_grad"
     ]
 
 

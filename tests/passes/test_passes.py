@@ -186,7 +186,7 @@ def test_without_partition_every_gradient_of_the_cell_is_summed_in_the_loop(cell
         labels = [
             i.label
             for n, i in enumerate(program.instructions)
-            if i.kind in sums and n not in inside
+            if i.type in sums and n not in inside
         ]
         return {x for x in labels if x.split()[-1].startswith(("tree.", "embedding."))}
 
@@ -198,7 +198,7 @@ def test_without_partition_inputs_are_multiplied_in_the_loop():
     kinds = (LEAF, INNER + LEAF)  # a word everywhere: one product for all, were it hoisted
     for on, expected in ((True, 0), (False, 1)):
         program = compiled(nn.LSTM(8, 6), Passes(partition=on), kinds=kinds).program
-        (forward,) = [s for s in program.stages if s.kind == "loop" and not s.reversed]
+        (forward,) = [s for s in program.stages if s.type == "loop" and not s.reversed]
         ids = [i for body in forward.bodies for i in body]
         weights = [
             program.instructions[i].weight for i in ids if program.instructions[i].weight >= 0
@@ -211,12 +211,12 @@ def test_one_parameter_gradient_a_kind_over_the_whole_batch():
     c = compiled()
     loops = [b for b in c.partition.bodies if b.loop is not None]
     assert not any(n.op.name == "matmul_tn" for b in loops for n in b.nodes)
-    sums = [i for i in c.program.instructions if i.kind == "matmul_tn"]
+    sums = [i for i in c.program.instructions if i.type == "matmul_tn"]
     labels = sorted(i.label for i in sums)
     # U by inner vertices, W by leaves: no weight meets both kinds, so each has one product.
     assert labels == ["gradient output.weight", "gradient tree.U", "gradient tree.W"]
     both = compiled(nn.LSTM(8, 6))
-    assert [i.label for i in both.program.instructions if i.kind == "matmul_tn"].count(
+    assert [i.label for i in both.program.instructions if i.type == "matmul_tn"].count(
         "gradient tree.U"
     ) == 1
 
@@ -235,7 +235,7 @@ def test_every_parameter_gradient_is_one_product_whatever_kinds_reach_it(cell, p
     most = 1  # products of a stage
     for stage in program.stages:
         sums = [program.instructions[n] for n in stage.body]
-        if stage.kind == "global" and sums[0].kind == "matmul_tn":
+        if stage.type == "global" and sums[0].type == "matmul_tn":
             (label,) = {i.label for i in sums}
             made[label] += 1
             most = max(most, len(sums))
@@ -348,7 +348,7 @@ def test_sums_into_parts_of_one_gradient_are_neighbours():
     """Each kind of vertices adds to parts of the same matrix and bias: no more turns than kinds."""
     model, batch = SentimentClassifier(WORDS, 8, 8, 0.0), treebank(40)
     program = cavs.Session(model).compiled(batch).program
-    for sums, run in groupby(program.stages, lambda stage: stage.kind == "global"):
+    for sums, run in groupby(program.stages, lambda stage: stage.type == "global"):
         written = [program.instructions[s.body[0]] for s in run if sums]
         places = [(i.label, i.out[1]) for i in written if i.out is not None]
         turns, seen = 1, set()

@@ -195,7 +195,7 @@ def sums_in_loops(session):
     programs = [v.build.compiled.program for v in session._variants.values() if v.build]
     loops = [(p, s) for p in programs for s in p.stages if s.gradient]
     return [
-        any(p.instructions[i].kind == "matmul_tn" for body in s.bodies for i in body)
+        any(p.instructions[i].type == "matmul_tn" for body in s.bodies for i in body)
         for p, s in loops
     ]
 

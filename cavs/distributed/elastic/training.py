@@ -15,7 +15,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
 from cavs.errors import CommunicationError
-from cavs.train.state import TrainingState
+from cavs.train.stepping import TrainingState
 
 _PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
 _SHORT_PATIENCE = 3.0  # the same if it has also sent them a message

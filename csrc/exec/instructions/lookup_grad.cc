@@ -15,7 +15,7 @@ void validate(const AccessChecks& c, const Instruction& in) {
       "int feature " + std::to_string(in.argument) + ", parameter " + std::to_string(in.argument2));
   const int32_t width = in.inputs[0].width;
   for (const Instruction& other : c.program().instructions) {
-    if (other.kind != in.kind || other.argument2 != in.argument2 || other.inputs.empty()) continue;
+    if (other.type != in.type || other.argument2 != in.argument2 || other.inputs.empty()) continue;
     const int32_t second = other.inputs[0].width;
     c.need(second == width, c.differ("two row widths of one table", width, second));
   }

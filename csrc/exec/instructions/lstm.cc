@@ -39,7 +39,7 @@ void check_weight(const AccessChecks& c, const Instruction& in) {
 const Instruction& forward_of(const AccessChecks& c, const Instruction& in) {
   const Instruction* found = nullptr;
   for (const Instruction& other : c.program().instructions) {
-    if (other.kind != InstructionKind::kLstm || other.argument != in.argument) continue;
+    if (other.type != InstructionType::kLstm || other.argument != in.argument) continue;
     c.need(found == nullptr, "two LSTMs of number " + std::to_string(in.argument));
     c.need(!other.inputs.empty(), "an LSTM without input");
     found = &other;

@@ -12,7 +12,7 @@ void Executor<T>::plan_lstms(const CompiledProgram<T>& compiled) {
   lstm_of_instruction_.assign(p.instructions.size(), -1);
   for (size_t id = 0; id < p.instructions.size(); ++id) {
     const Instruction& in = p.instructions[id];
-    if (in.kind != InstructionKind::kLstm) continue;
+    if (in.type != InstructionType::kLstm) continue;
     if (compiled.cudnn == nullptr) {
       throw std::invalid_argument("[" + in.label + "] needs cuDNN, and was given none");
     }
@@ -21,7 +21,7 @@ void Executor<T>::plan_lstms(const CompiledProgram<T>& compiled) {
       const Instruction& other = p.instructions[i];
       if (traits_of(other).cut != Cut::kWhole || other.argument != in.argument) continue;
       lstm_of_instruction_[i] = static_cast<int32_t>(lstms_.size());
-      backward |= other.kind == InstructionKind::kLstmGrad;
+      backward |= other.type == InstructionType::kLstmGrad;
     }
     lstms_.push_back(std::make_unique<Lstm<T>>(
         device_, library_, compiled.cudnn, p.weights[in.weight], in.inputs[0].width, in.out.width,

@@ -191,9 +191,9 @@ def test_logits_sums_and_results_stay_float32():
     assert stored
     assert program.loss not in stored
     for i in program.instructions:
-        if i.kind.startswith("cross_entropy"):
+        if i.type.startswith("cross_entropy"):
             assert i.inputs[0][0] not in stored
-        if i.kind in ("sum_rows", "matmul_tn"):
+        if i.type in ("sum_rows", "matmul_tn"):
             assert i.out is not None
             assert i.out[0] not in stored
         assert all(mode == "write" for b, _, _, mode, _ in i.stores if b in stored)

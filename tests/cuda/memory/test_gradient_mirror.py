@@ -178,7 +178,7 @@ def test_a_bias_summed_over_different_vertices(twin, twin_device):
     session = cavs.Session(model, dtype=np.float64, device=twin_device)
     e, inputs, compiled = session.ready(treebank(3))
     bias, program = list(session.parameters).index("tree.b"), compiled.program
-    sums = [i for i in program.instructions if i.kind == "sum_rows"]
+    sums = [i for i in program.instructions if i.type == "sum_rows"]
     outs = [program.buffers[i.out[0]] for i in sums]
     assert [(b.role, b.index) for b in outs].count(("grad", bias)) > 1
     for _ in runs_in_any_order(twin, e, inputs):

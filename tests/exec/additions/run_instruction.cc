@@ -13,13 +13,13 @@ int main() {
                       {Role::kParam, 1, kOneSpace, 3, 0, 0},
                       {Role::kArena, 0, kOneSpace, 5, 0, 0}};
   Instruction in{};
-  in.kind = InstructionKind::kConcat;
+  in.type = InstructionType::kConcat;
   in.space = kOneSpace;
   in.label = "concat";
   in.inputs = {{0, 0, 2, RowMap::kOne, Array::kNone, 0}, {1, 0, 3, RowMap::kOne, Array::kNone, 0}};
   in.out = {2, 0, 5, RowMap::kSelf, Array::kNone, 0};
   program->instructions.push_back(in);
-  program->stages.push_back({StageKind::kRows, kOneSpace, {0}, false, {}, "one"});
+  program->stages.push_back({StageType::kRows, kOneSpace, {0}, false, {}, "one"});
   program->outputs = {2};
 
   float left[] = {1, 2}, right[] = {3, 4, 5};

@@ -1,4 +1,4 @@
-#include "exec/tables.h"
+#include "exec/sparse_gradients.h"
 
 #include <algorithm>
 #include <numeric>
@@ -26,7 +26,7 @@ std::vector<Table> make_tables(const Program& p, const std::vector<bool>& dense,
   };
   // Instructions in execution order.
   for (const Stage& stage : p.stages) {
-    if (stage.kind == StageKind::kGlobal) add(stage.body[0], false);
+    if (stage.type == StageType::kGlobal) add(stage.body[0], false);
     for (const std::vector<int32_t>& body : stage.bodies) {
       for (int32_t id : body) add(id, true);
     }

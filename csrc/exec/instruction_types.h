@@ -1,4 +1,4 @@
-// The kinds of instructions. A new one is a line of this list, a file of exec/instructions/ that
+// The types of instructions. A new one is a line of this list, a file of exec/instructions/ that
 // defines its traits, and an entry of cuda/executor/instructions.cc; docs/operators.md shows one.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace cavs {
 
-enum class InstructionKind : uint8_t {
+enum class InstructionType : uint8_t {
 #define CAVS_ENUMERATOR(enumerator, name) enumerator,
   CAVS_INSTRUCTIONS(CAVS_ENUMERATOR)
 #undef CAVS_ENUMERATOR
