@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import ref
 
@@ -35,6 +34,8 @@ def headers() -> dict[str, str]:
 
 def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]:
     """Compile the kernels that every program uses; return images by file."""
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and needed on devices alone
+
     texts, included, half = _cuda.sources(), headers(), precision == "bfloat16"
     unused = TENSOR_CORES if precision == "float32" else PLAIN_PRODUCTS
     names = [name for name in texts if name.endswith(".cu") and name != unused]

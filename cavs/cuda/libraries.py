@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ctypes.util
 import functools
 import glob
 import importlib
@@ -155,7 +154,9 @@ def _candidates(name: str) -> Iterator[Library]:
         yield from _in_folder(folder, name, "NVIDIA's wheels")
     for folder in _loader_folders():
         yield from _in_folder(folder, name, "the loader's path")
-    soname = ctypes.util.find_library(name)
+    from ctypes.util import find_library  # slow to import
+
+    soname = find_library(name)
     if soname is not None:
         yield Library(soname, "the loader's path", _major(soname))
     for folder in _package_folders("torch"):

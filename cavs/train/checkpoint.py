@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata as packages
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,9 +39,11 @@ class ParameterizedModel(Protocol):
 
 def version() -> str:
     """Return the installed version of cavs."""
+    from importlib import metadata  # slow to import, and needed by checkpoints alone
+
     try:
-        return packages.version("cavs")
-    except packages.PackageNotFoundError:
+        return metadata.version("cavs")
+    except metadata.PackageNotFoundError:
         return "unknown"
 
 

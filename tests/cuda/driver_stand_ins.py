@@ -166,7 +166,7 @@ def fake_cupy(total: int = 10_000, devices: int = 2) -> Any:
 def strip(monkeypatch: pytest.MonkeyPatch, prefix: Path) -> None:
     """Hide CUDA: no pathfinder, no wheels, nothing on the loader's path, no torch."""
     monkeypatch.setattr(libraries, "_package_folders", lambda package: [])
-    monkeypatch.setattr(libraries.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     for variable in ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(sys, "prefix", str(prefix))

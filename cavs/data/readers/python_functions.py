@@ -11,7 +11,6 @@ import ast
 import contextlib
 import functools
 import gc
-import logging
 import os
 import re
 import sysconfig
@@ -31,7 +30,6 @@ from cavs.data.source import as_items, as_path
 from cavs.data.vocabulary import Vocabulary, check_names, check_vocabulary
 from cavs.errors import DataError
 
-_LOG = logging.getLogger("cavs.data")
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -179,7 +177,9 @@ def read_functions(
         try:
             found = list(functions_of(path.read_bytes(), module, sizes))
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
-            _LOG.warning("%s left out: %s", path, error)
+            import logging  # slow to import, and rarely needed
+
+            logging.getLogger("cavs.data").warning("%s left out: %s", path, error)
             continue
         for function in found:
             content = (

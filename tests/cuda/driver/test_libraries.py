@@ -81,7 +81,7 @@ def test_search_order(bare, monkeypatch):
     put(bare / "torch/lib", "libnvrtc-1234abcd.so.12", "libnvrtc-builtins-1234abcd.so.12.1")
     packages(monkeypatch, torch=bare / "torch")
     assert libraries.find("nvrtc").path == str(bare / "torch/lib/libnvrtc-1234abcd.so.12")
-    monkeypatch.setattr(libraries.ctypes.util, "find_library", lambda name: f"lib{name}.so.12")
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.12")
     assert libraries.find("nvrtc") == libraries.Library("libnvrtc.so.12", "the loader's path", 12)
     for variable, folder in (("CUDA_HOME", "home"), ("CUDA_PATH", "path")):
         put(bare / folder / "lib64", "libnvrtc.so", "libnvrtc.so.12")
