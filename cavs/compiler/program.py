@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from cavs.codegen.map import MapOp
 from cavs.compiler.instructions import INSTRUCTIONS, InstructionTraits
+from cavs.errors import renamed
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class Weight:
     pieces: list[WeightPiece]
 
 
+@renamed({"kind": "type"})
 @dataclass
 class Instruction:
     """One instruction; fields as in program.h."""
@@ -139,6 +141,7 @@ class Instruction:
         return INSTRUCTIONS[self.type]
 
 
+@renamed({"kind": "type"})
 @dataclass(eq=False)
 class Stage:
     """Instructions that run together."""

@@ -13,7 +13,7 @@ static_assert(std::size(kTraits) == kNumInstructions);
 }  // namespace
 
 const InstructionTraits& traits_of(InstructionType type) {
-  return *kTraits[static_cast<size_t>(kind)];
+  return *kTraits[static_cast<size_t>(type)];
 }
 
 }  // namespace cavs

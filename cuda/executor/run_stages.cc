@@ -152,7 +152,7 @@ void Executor<T>::launch(int32_t id, const LaunchRows& rows) {
 #undef CAVS_LAUNCHER
   };
   count_launch(id);
-  kLaunchers[static_cast<size_t>(program_->instructions[id].kind)](*this, id, rows);
+  kLaunchers[static_cast<size_t>(program_->instructions[id].type)](*this, id, rows);
 }
 
 template <class T>

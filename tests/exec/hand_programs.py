@@ -41,8 +41,8 @@ class Hand:
     def weight(self, k, n, pieces):
         return self.p.add_weight(k, n, pieces)
 
-    def op(self, kind, space, **rest):
-        return self.p.add_instruction({"type": kind, "space": space, **rest})
+    def op(self, type, space, **rest):
+        return self.p.add_instruction({"type": type, "space": space, **rest})
 
     def matmul(self, space, inputs, weight, out, **rest):
         return self.op("matmul", space, inputs=inputs, weight=weight, out=out, **rest)
