@@ -26,7 +26,7 @@ from cavs.runtime.inputs import features, schedule_of
 from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
-from cavs.runtime.recurrence import RecurrenceChoice
+from cavs.runtime.recurrence import Lstms
 from cavs.runtime.tracing import (
     decide_child_numbers,
     decide_shape,
@@ -81,7 +81,7 @@ class ProgramCache:
         cuda: CudaEngine | None,
         products: str,
         variants: Variants,
-        lstms: RecurrenceChoice,
+        lstms: Lstms,
         sync: ParameterSync,
         profiler: Profiler,
     ) -> None:

@@ -20,7 +20,7 @@ TRIALS = 3  # timed runs of a class of batches on each kind of kernels, after on
 _Class = tuple[bool, bool, int, int]
 
 
-class RecurrenceChoice:
+class Lstms:
     """Chooses for each batch between cuDNN and the engine's own kernels.
 
     choice: one of CUDNN. With "auto" batches of a class run on both in turns, until each was timed

@@ -31,7 +31,7 @@ from cavs.runtime.parameter_sync import ParameterSync, keep_dtype
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.profiler import Profiler, Span
 from cavs.runtime.program_cache import ProgramCache
-from cavs.runtime.recurrence import CUDNN, RecurrenceChoice
+from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.variant import Variant, Variants
 
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
@@ -85,7 +85,7 @@ class Session(ProcessLocal):
         require_precision(precision, device == "cpu", self.dtype)
         self._cuda = cuda = self._open(device, precision)
         self._variants = Variants()
-        self._lstms = RecurrenceChoice(cuda, "never" if replicated else cudnn)
+        self._lstms = Lstms(cuda, "never" if replicated else cudnn)
         self._sync = ParameterSync(self.parameters, self.dtype, cuda, self._variants)
         self._profiler = Profiler(cuda is not None, self._variants)
         self._programs = ProgramCache(

@@ -169,7 +169,7 @@ def test_rows_of_edges_are_no_longer_kept():
     for on in (True, False):
         session = cavs.Session(model, passes=Passes(merge_vertices=False, hoist_cotangents=on))
         program = session.compiled(batch_of()).program
-        loops = [n for n, s in enumerate(program.stages) if s.kind == "loop"]
+        loops = [n for n, s in enumerate(program.stages) if s.type == "loop"]
         alive = [b for b in program.buffers if b.role == "arena" and b.first <= loops[-1] <= b.last]
         widths.append(sorted(b.width for b in alive if b.space > 1))
     assert widths == [[8, 8], [8, 8, 16]]  # it is written over the cotangent of the labels

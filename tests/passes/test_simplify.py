@@ -52,7 +52,7 @@ def batch() -> cavs.GraphBatch:
 def test_dropout_of_an_absent_input_costs_no_product(batch: cavs.GraphBatch) -> None:
     def products(rate: float) -> int:
         program = cavs.Session(Classifier(rate)).compiled(batch).program
-        return sum(i.kind.startswith("matmul") for i in program.instructions)
+        return sum(i.type.startswith("matmul") for i in program.instructions)
 
     assert products(0.5) == products(0.0)
 
@@ -111,5 +111,5 @@ def test_a_cotangent_that_all_edges_share_is_multiplied_once() -> None:
     model.initialize(0, np.float64)
     session, _ = agrees(model, treebank(5))
     program = session.compiled(treebank(5)).program
-    backward = [i for i in program.instructions if i.kind == "matmul" and i.weight > 0]
+    backward = [i for i in program.instructions if i.type == "matmul" and i.weight > 0]
     assert not any(i.space % 2 for i in backward)  # none over edges

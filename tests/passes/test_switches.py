@@ -41,7 +41,7 @@ def products(program, parameter=""):
     """Where the products with a parameter run, and the sizes of their weights."""
     found = []
     for i in program.instructions:
-        if i.kind == "matmul":
+        if i.type == "matmul":
             weight = program.weights[i.weight]
             names = {program.parameters[p[0]] for p in weight.pieces}
             if not parameter or names == {parameter}:
@@ -57,12 +57,12 @@ def of_leaves_alone(compiled):
 def in_loops(compiled):
     """Labels of instructions that run task by task."""
     p = compiled.program
-    inside = [i for s in p.stages if s.kind == "loop" for body in s.bodies for i in body]
+    inside = [i for s in p.stages if s.type == "loop" for body in s.bodies for i in body]
     return [p.instructions[i].label for i in inside]
 
 
 def maps(compiled):
-    return sum(i.kind == "map" for i in compiled.program.instructions)
+    return sum(i.type == "map" for i in compiled.program.instructions)
 
 
 def lifetimes(compiled):
