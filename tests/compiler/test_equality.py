@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import ClassVar
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import cavs
@@ -18,18 +17,13 @@ from cavs.compiler import save_memory
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import program_cache, tracing
 from tests.compiled_once import compile_once
+from tests.draws import EXAMPLES, examples
 from tests.oracle import amplified, assert_close, numeric_slope, reference, slope_of, too_steep
 from tests.random_cells import RandomModel, batches, graph_of, models, traced_parameters
 
 FLOAT64, FLOAT32 = 1e-9, 1e-4
 ALL_ON = Passes(**dict.fromkeys(vars(Passes()), True))
-CASES = 500  # values and gradients in each
-EXAMPLES = int(os.environ.get("CAVS_TEST_EXAMPLES", "0"))
-
-
-def examples(count):
-    """So many random cells and graphs, or as many as CAVS_TEST_EXAMPLES asks for."""
-    return settings(max_examples=max(count, EXAMPLES))
+CASES = 160  # values and gradients in each
 
 
 def compare(model, batch, tolerance, **options):
@@ -131,27 +125,27 @@ def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
             case.compare(FLOAT64, serial=True)
 
 
-@examples(60)
+@examples(45)
 @given(models(), batches(), st.sampled_from(sorted(vars(Passes()))))
 def test_each_pass_can_be_switched_off(model, batch, name):
     compare(model, batch, FLOAT64, passes=replace(ALL_ON, **{name: False}))
 
 
-@examples(30)
+@examples(20)
 @given(models(), batches())
 def test_all_passes_off(model, batch):
     off = Passes(**dict.fromkeys(vars(Passes()), False))
     compare(model, batch, FLOAT64, passes=off)
 
 
-@examples(60)
+@examples(30)
 @given(models(), batches())
 def test_vertices_without_features_among_others(model, batch):
     with mock.patch.object(tracing, "MAX_KINDS", 0):
         compare(model, batch, FLOAT64)
 
 
-@examples(60)
+@examples(30)
 @given(models(), st.integers(0, 2**31), st.booleans())
 def test_children_of_many_parents(model, seed, specialise):
     rng = np.random.default_rng(seed)
@@ -164,14 +158,14 @@ def test_children_of_many_parents(model, seed, specialise):
     compare(model, batch, FLOAT64, passes=Passes(specialise=specialise))
 
 
-@examples(60)
+@examples(30)
 @given(models(), batches(), st.booleans(), st.booleans())
 def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
     passes = Passes(partition=False, specialise=specialise)
     compare(model, batch, FLOAT64, passes=passes, serial=serial)
 
 
-@examples(40)
+@examples(30)
 @given(models(), batches(), st.sampled_from(save_memory.PLANS), st.booleans())
 def test_programs_that_hold_less(model, batch, plan, serial):
     """As if every plain one held too much, and that plan less."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import cavs
@@ -15,6 +15,7 @@ from cavs.errors import TraceError
 from cavs.runtime import program_cache, tracing
 from tests import random_programs
 from tests.compiler.test_equality import check
+from tests.draws import examples
 from tests.oracle import numeric_slope, reference, slope_of, traced
 from tests.random_programs import batches, programs
 
@@ -47,19 +48,19 @@ def compare(model, batch, tolerance, *, merged=True, **options):
         check(session, batch, expected, forward, tolerance)
 
 
-@settings(max_examples=200)
+@examples(80)
 @given(programs(), batches(), st.booleans())
 def test_float64_equals_the_oracle(model, batch, merged):
     compare(model, batch, 1e-9, merged=merged, dtype=np.float64)
 
 
-@settings(max_examples=75)
+@examples(40)
 @given(programs(smooth=True), batches())
 def test_float32_equals_the_oracle(model, batch):
     compare(model, batch, 1e-3, dtype=np.float32)
 
 
-@settings(max_examples=75)
+@examples(40)
 @given(programs(), batches(), st.sets(st.sampled_from(SWITCHES)), st.booleans())
 def test_passes_may_be_off_in_any_combination(model, batch, off, mixed):
     """mixed: vertices with and without features are of one kind."""
@@ -68,7 +69,7 @@ def test_passes_may_be_off_in_any_combination(model, batch, off, mixed):
         compare(model, batch, 1e-9, dtype=np.float64, passes=passes)
 
 
-@settings(max_examples=75)
+@examples(40)
 @given(programs(smooth=True), batches())
 def test_gradients_are_slopes(model, batch):
     with mock.patch.dict(random_programs.UNARY, {"stop": ops.tanh}):

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import cavs
 from cavs import _cuda, nn, ops
@@ -19,6 +19,7 @@ from cavs.runtime import program_cache
 from cavs.runtime.encode import encode
 from tests.compiler.test_equality import ALL_ON
 from tests.cuda.executor.test_engine import RANDOM, device, gpu, twin_device  # noqa: F401
+from tests.draws import examples
 from tests.oracle import reference
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.trees import Classifier, graph, treebank
@@ -103,7 +104,7 @@ def intrinsic(model, batch, wanted, of):
     return max(errors)
 
 
-@settings(RANDOM, max_examples=15)
+@examples(8, RANDOM, most=100)
 @given(models(smooth=True, directions=1), batches())
 def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
     batch = traced_parameters(model, batch)

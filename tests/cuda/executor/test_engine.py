@@ -20,6 +20,7 @@ from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
 from tests.compiler.test_random_programs import with_parameters
 from tests.cuda.hardware import gpu
+from tests.draws import examples
 from tests.oracle import assert_close, reference, too_steep
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
@@ -88,7 +89,7 @@ def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
 RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(RANDOM, max_examples=40)
+@examples(16, RANDOM, most=100)
 @given(models(), batches())
 def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
     """In any order of streams, blocks and threads."""
@@ -96,14 +97,14 @@ def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
 
-@settings(RANDOM, max_examples=15)
+@examples(8, RANDOM, most=100)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(device, model, batch):
     batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT32, np.float32)
 
 
-@settings(RANDOM, max_examples=20)
+@examples(10, RANDOM, most=100)
 @given(programs(), random_programs.batches())
 def test_operators_in_any_order_equal_the_oracle(device, shuffle, model, batch):
     assume(with_parameters(model, batch))
@@ -126,7 +127,7 @@ def test_products_on_tensor_cores(device, precision, tolerance, rows):
         assert np.linalg.norm(g - wanted) <= tolerance * np.linalg.norm(wanted), name
 
 
-@settings(RANDOM, max_examples=5)
+@examples(5, RANDOM, most=100)
 @given(models(), batches(max_vertices=150))
 def test_products_by_cublas(twin, twin_device, model, batch):
     batch = traced_parameters(model, batch)

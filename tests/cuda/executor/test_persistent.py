@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 import cavs
 from cavs import nn
@@ -30,6 +30,7 @@ from tests.cuda.executor.test_models import (
 )
 from tests.cuda.executor.test_models import compare as compare_training
 from tests.cuda.twin import TwinCompiler
+from tests.draws import examples
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
 from tests.runtime.test_edge_cases import STRUCTURES
@@ -53,21 +54,21 @@ def walks(twin):
     return Counter(o.name for o in twin.operations() if o.cooperative)
 
 
-@settings(RANDOM, max_examples=5)
+@examples(5, RANDOM, most=50)
 @given(models(), batches())
 def test_float64_equals_the_oracle_in_any_order(walking, shuffle, model, batch):
     batch = traced_parameters(model, batch)
     compare(model, batch, walking, FLOAT64, shuffle=shuffle)
 
 
-@settings(RANDOM, max_examples=3)
+@examples(3, RANDOM, most=50)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(walking, model, batch):
     batch = traced_parameters(model, batch)
     compare(model, batch, walking, FLOAT32, np.float32)
 
 
-@settings(RANDOM, max_examples=3)
+@examples(3, RANDOM, most=50)
 @given(programs(), random_programs.batches())
 def test_operators_in_any_order_equal_the_oracle(walking, shuffle, model, batch):
     assume(with_parameters(model, batch))
@@ -210,7 +211,7 @@ class ChecksWalks(TwinCompiler):
         return TwinCompiler(name == "persistent.cu").compile(name, *arguments)
 
 
-@settings(RANDOM, max_examples=3)
+@examples(3, RANDOM, most=50)
 @given(models(), batches())
 def test_random_models_have_no_race(twin, model, batch):
     twin.set("multiprocessors", 32)
