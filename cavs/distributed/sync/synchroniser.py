@@ -20,8 +20,10 @@ from cavs.distributed.strategy.partition import Shard
 from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime, row_bytes, tables
 from cavs.distributed.sync.operation import Chain, Operation, rooted
 from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, touched
+from cavs.errors import renamed
 
 
+@renamed({"build": "__init__"})
 class Exchange(ABC):
     """Reduces the gradients of some members in a run; `chains` prices it.
 
