@@ -11,7 +11,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.frontend.model import trace_model
-from cavs.ir import Graph
+from cavs.ir import EDGE, FLOAT, VERTEX, Graph, Slot, Structure, apply
 from cavs.ir.interpret import interpret
 from cavs.passes.backward.hoist_cotangent_products import hoist_cotangent_products
 from cavs.passes.backward.hoist_cotangent_scales import hoist_cotangent_scales
@@ -207,3 +207,16 @@ def test_multiples_stay_where_a_vertex_has_its_own():
     assert "trim_products" in stages and "hoist_cotangent_scales" not in stages
     plain = differentiated(Classifier(nn.TreeFC(8), 8))
     assert hoist_cotangent_scales(plain) is plain
+
+
+def test_a_cotangent_of_vertices_of_one_kind_is_scaled_at_the_child():
+    weight = apply("parameter", parameter=cavs.Parameter((8,)))
+    d = apply("feature", name="d", dtype=FLOAT, shape=(1,), domain=VERTEX, optional=False)
+    slot = Slot("h", Structure("cell"), (8,), backward=True)
+    graph = Graph({"grad": apply("gather_grad", slot=slot, domain=EDGE)}, {slot: d * weight})
+    scaled = hoist_cotangent_scales(graph)
+    ((narrow, source),) = scaled.slots.items()
+    assert narrow.shape == (1,) and source is d
+    gathered = scaled.outputs["grad"]
+    assert gathered.op.name == "mul" and gathered.shape == (8,)
+    assert {x.op.name for x in gathered.inputs} == {"gather_grad", "parameter"}
