@@ -231,8 +231,8 @@ def renamed(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(owner: type[T]) -> type[T]:
-        def refuse_former_names(cls: type[T]) -> None:
-            super(owner, cls).__init_subclass__()  # type: ignore[misc]
+        def refuse_former_names(cls: type[T], /, **options: Any) -> None:
+            super(owner, cls).__init_subclass__(**options)  # type: ignore[misc]
             for old, new in names.items():
                 if old in vars(cls):
                     raise MovedAttributeError(

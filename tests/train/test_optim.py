@@ -133,3 +133,15 @@ def test_a_subclass_may_not_define_a_former_name(old, new):
     with pytest.raises(AttributeError, match=found):
         type("Mine", (optim.SGD,), {old: "sgd"})
     assert type("Mine", (optim.SGD,), {new: "sgd"}).__mro__[1] is optim.SGD
+
+
+def test_a_subclass_may_have_a_base_that_takes_options():
+    class Named:
+        def __init_subclass__(cls, name, **options):
+            super().__init_subclass__(**options)
+            cls.name = name
+
+    class Mine(optim.SGD, Named, name="mine"):
+        pass
+
+    assert Mine.name == "mine"
