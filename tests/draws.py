@@ -13,8 +13,8 @@ EXAMPLES = int(os.environ.get("CAVS_TEST_EXAMPLES", "0"))
 def examples(count: int, base: settings | None = None, most: int | None = None) -> settings:
     """Return settings with `count` examples, or as many as CAVS_TEST_EXAMPLES asks for.
 
-    count: enough to reach every line and branch of the compiler that more examples reach. most: an
-    upper limit, where an example takes seconds.
+    count: enough for the suite as a whole to reach every line and branch of the compiler, in
+    Python, that 500 examples reach. most: an upper limit, where an example takes seconds.
     """
     asked = EXAMPLES if most is None else min(EXAMPLES, most)
     return settings(base, max_examples=max(count, asked))
