@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import metadata
 from types import SimpleNamespace
 
 import numpy as np
@@ -102,16 +103,16 @@ def test_a_hanging_peer_is_named():
 
 
 def test_a_missing_or_old_mpi4py_is_a_clear_error(monkeypatch):
-    monkeypatch.setattr(mpi.metadata, "version", lambda name: "3.1.6")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.6")
     with pytest.raises(
         DeviceError, match=r"mpi4py 3.1.6 is too old, cavs needs 4.1\n(.|\n)*cavs\[mpi"
     ):
         mpi.load_mpi()
 
     def missing(name):
-        raise mpi.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(mpi.metadata, "version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     with pytest.raises(DeviceError, match="mpi4py is not installed"):
         mpi.load_mpi()
 

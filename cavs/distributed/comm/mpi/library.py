@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -62,6 +61,8 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
 
     timeout: seconds that `cavs launch` lets MPI wait for all ranks meanwhile.
     """
+    from importlib import metadata  # slow to import
+
     try:
         version = metadata.version("mpi4py")
     except metadata.PackageNotFoundError:
