@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cavs.distributed.comm.checks import (
+from cavs.distributed.comm.common_memory import CommonMemory
+from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait, WaitRegister, nothing
+from cavs.distributed.comm.interfaces import Array, Communicator, Handle
+from cavs.distributed.comm.messages import (
+    Code,
+    Message,
+    as_row,
+    check_array,
     check_counts,
     check_parts,
     check_peer,
@@ -24,10 +31,6 @@ from cavs.distributed.comm.checks import (
     even_counts,
     offsets,
 )
-from cavs.distributed.comm.common_memory import CommonMemory
-from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait, WaitRegister, nothing
-from cavs.distributed.comm.interfaces import Array, Communicator, Handle
-from cavs.distributed.comm.messages import Code, Message, as_row, check_array
 from cavs.distributed.comm.progress import DeferredJob, Job, Progress
 from cavs.errors import CommunicationError, ProcessLocal
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cavs.distributed.comm.checks import even_counts, offsets
 from cavs.distributed.comm.interfaces import Array
+from cavs.distributed.comm.messages import even_counts, offsets
 from cavs.distributed.compression.exchange import (
     Compressor,
     Exchange,

@@ -8,8 +8,7 @@ from typing import Any
 from cavs.compiler.pipeline import default_passes
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, contiguous, make_of, shard
-from cavs.distributed.comm.agreement import agreed
-from cavs.distributed.comm.exit_hooks import attend
+from cavs.distributed.comm.agreement import agreed, attend
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.digest import cluster, facts, guesses, same_trace

@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.balance.shards import left
-from cavs.distributed.comm.agreement import agreed
-from cavs.distributed.comm.exit_hooks import attend, closed, mark_aborted
+from cavs.distributed.comm.agreement import agreed, attend, closed, mark_aborted
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.snapshot import Snapshots

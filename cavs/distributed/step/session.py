@@ -9,8 +9,7 @@ import numpy as np
 
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
-from cavs.distributed.comm.agreement import Agreement
-from cavs.distributed.comm.exit_hooks import closed
+from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import Array, StepContext
 from cavs.distributed.step.run import StepReport, Update

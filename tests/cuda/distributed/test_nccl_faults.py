@@ -143,7 +143,7 @@ def test_a_send_without_a_receive_is_an_error(nccl):
 
 
 def test_asynchronous_errors_of_nccl_are_raised(nccl, monkeypatch):
-    monkeypatch.setattr("cavs.distributed.comm.nccl.stream._GLANCE", 0.05)
+    monkeypatch.setattr("cavs.distributed.comm.nccl.group._GLANCE", 0.05)
 
     def work(wrapped):
         c = wrapped.c

@@ -15,7 +15,7 @@ from cavs.distributed.comm import (
     SingleCommunicator,
     run_threads,
 )
-from cavs.distributed.comm.checks import offsets
+from cavs.distributed.comm.messages import offsets
 from cavs.distributed.comm.nccl.device_array import SIZES
 from cavs.errors import ConfigError
 from tests.cuda import hardware

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavs.distributed.comm import SingleCommunicator, ThreadCommunicator, run_threads
-from cavs.distributed.comm.checks import even_counts, offsets
 from cavs.distributed.comm.collectives import SMALL
+from cavs.distributed.comm.messages import even_counts, offsets
 from cavs.errors import CommunicationError, ConfigError
 from tests.cuda.nccl_threads import device_ranks
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cavs.distributed.comm import SingleCommunicator, run_threads
 from cavs.distributed.comm.mailbox import as_text, decode, encode, letter_bytes
-from cavs.distributed.comm.mpi import mailbox as mpi_mailbox
+from cavs.distributed.comm.mpi import polling
 from cavs.errors import CommunicationError
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.patience import patience
@@ -96,7 +96,7 @@ def test_a_reader_learns_of_a_lost_rank():
 
 
 def over_mpi(c):
-    mpi_mailbox.LARGEST = 1000  # letters sent in pieces
+    polling.LARGEST = 1000  # letters sent in pieces
     for sender in correspond(c):
         assert sender == list(range(40))
     box = c.mailbox()

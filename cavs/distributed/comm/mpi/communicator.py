@@ -23,9 +23,8 @@ from cavs.distributed.comm.common_memory import map_common
 from cavs.distributed.comm.interfaces import Array, Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
 from cavs.distributed.comm.messages import Code, Message, Mismatch
-from cavs.distributed.comm.mpi.hang_detection import MPIWaitRegister
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
-from cavs.distributed.comm.mpi.mailbox import MPIMailbox
+from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
 from cavs.distributed.comm.mpi.requests import CALLS, Channel, Requests
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 

@@ -141,11 +141,3 @@ class Requests:
             return bool(request.Get_status())
         except self._mpi.Exception:  # its peer is gone
             return False
-
-
-def begin_receives(mpi: Any, comm: Any) -> Iterator[tuple[Any, Array, int, int]]:
-    """Begin to receive all messages that are here; yield request, memory, source and tag."""
-    status = mpi.Status()
-    while message := comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status):
-        data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
-        yield message.Irecv([data, mpi.BYTE]), data, status.Get_source(), status.Get_tag()

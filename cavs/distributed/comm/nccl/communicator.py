@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cavs.cuda.memory import CupyMemory
-from cavs.distributed.comm.checks import (
+from cavs.distributed.comm.interfaces import Communicator, Operations
+from cavs.distributed.comm.messages import (
     check_counts,
     check_parts,
     check_peer,
     check_rank,
     offsets,
 )
-from cavs.distributed.comm.interfaces import Communicator, Operations
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
-from cavs.distributed.comm.nccl.group import NCCLGroup
-from cavs.distributed.comm.nccl.stream import NCCLStream, Peers, Started
+from cavs.distributed.comm.nccl.group import NCCLGroup, NCCLStream, Peers, Started
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")

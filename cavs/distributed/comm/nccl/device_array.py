@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from cavs.distributed.comm.checks import not_contiguous
+from cavs.distributed.comm.messages import not_contiguous
 from cavs.errors import ConfigError
 
 # Types that NCCL and the host can both add, as `__cuda_array_interface__` names them.
