@@ -17,7 +17,6 @@ from cavs.config import require
 from cavs.distributed.balance.shards import Collate, LoaderSplit, collate_of
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
-from cavs.distributed.elastic.handshake import compare_fits, compared, handshake, same_training
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.run import StepReport
@@ -54,7 +53,7 @@ class RankCoordinator(Coordinator):
         training = self.training
         if training.begun:
             return
-        handshake(training, batch)
+        training.handshake(batch)
         if isinstance(training.requested, str):
             self.survivors.rebase()
         training.reshard_loader()
@@ -151,7 +150,7 @@ class RankCoordinator(Coordinator):
         survivors.saves, survivors.gone = options.checkpoint is not None, []
         try:
             with self.training.guard("fit"):
-                self.training.fit_facts = compared(options)
+                self.training.note_options(options)
                 yield
         except BaseException as error:
             self._reset_split()  # each rank's loader was ahead by another number of batches
@@ -180,9 +179,9 @@ class RankCoordinator(Coordinator):
     def shard_loader(self, train: DataLoader) -> None:
         require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
         training, session = self.training, self.session
-        training.loader_facts = train.state_dict() | {"structure and integers": train.digest()}
+        training.note_loader(train)
         if training.begun:
-            self.survivors.run_resilient(lambda: compare_fits(training))
+            self.survivors.run_resilient(training.compare_fits)
         elif isinstance(training.requested, str):
             # The replicas must be known before the loader shards its first batch.
             self.survivors.run_resilient(lambda: self.begin(train.peek()))
@@ -235,7 +234,7 @@ class RankCoordinator(Coordinator):
         def work() -> T:
             self.session.stale.settle()
             if not self.training.begun:
-                same_training(self.training)
+                self.training.share_parameters()
             return evaluate(batches)
 
         with self.training.guard("evaluation"):

@@ -8,8 +8,7 @@ restore the copy and repeat these steps. Asynchronous ranks settle before the co
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,30 +19,21 @@ from cavs.errors import ConfigError
 EVERY = 16  # steps between snapshots, hence the most that are repeated
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Copy of a training between two steps.
+class Snapshot(NamedTuple):
+    """Copy of a training between two steps."""
 
-    Attributes:
-        steps: Number of steps done.
-        writes: Number of times that parameters had been written from outside.
-        arrays: Parameters and their optimiser states.
-        memory: Residuals of the compressors of all ranks.
-        updates: Number of updates of stale parameters.
-    """
-
-    steps: int
-    writes: int
-    arrays: Sequence[NDArray[Any]]
-    memory: dict[str, NDArray[Any]]
-    updates: int | None
+    steps: int  # done
+    writes: int  # of parameters, from outside
+    arrays: Sequence[NDArray[Any]]  # parameters and their optimiser states
+    memory: dict[str, NDArray[Any]]  # residuals of the compressors of all ranks
+    updates: int | None  # of stale parameters
 
 
 class Snapshots:
     """The last two snapshots: if a rank dies during the newest one, some ranks do not have it."""
 
     def __init__(self, training: RankTraining) -> None:
-        self.training, self.state, self.session = training, training.state, training.session
+        self.state, self.session = training.state, training.session
         self.kept: list[Snapshot] = []
         self.steps: dict[int, Callable[[], None]] = {}  # since the first of them, by number
 
@@ -86,8 +76,7 @@ class Snapshots:
         return bool(self.kept) and self.kept[-1].writes != self.session.writes
 
     def _take(self) -> Snapshot:
-        session = self.session
-        stale = session.stale.serves
+        session, stale = self.session, self.session.stale.serves
         if stale:
             session.stale.settle()
         session.collect(self.state.states, "snapshot")

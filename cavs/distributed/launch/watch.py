@@ -1,24 +1,79 @@
-"""State of the ranks as the launcher sees it: which hang, which die, what was saved."""
+"""State of the ranks as the launcher sees it: which hang, which die, what was saved.
+
+Ranks write to a pipe in the folder of the run, which is removed with it: by a later launcher if
+this one was killed.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT
-from cavs.distributed.launch.run_folder import unusable
+from cavs.errors import ConfigError
 
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
 # Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
 # which may share a core.
 STANDING, EACH = 10.0, 2.0
 _FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of its communicator
+_PREFIX = "cavs-ranks-"  # of names of folders
+_NEW = 60.0  # seconds: a younger folder may not be locked yet
+
+
+@contextmanager
+def run_folder() -> Iterator[tuple[Path, int]]:
+    """Yield a new folder and a file descriptor that keeps it, in processes that inherit it too.
+
+    Folders of killed launchers are removed first. ConfigError if there can be no folder.
+    """
+    _sweep()
+    with _writing():
+        made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    with made as name:
+        lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress(OSError):  # a file system without locks: then none is taken for left
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name), lock
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Explain an error of a launcher that cannot write to its temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"no temporary file for what the ranks have to say: {error}",
+            hint="free some space, or set TMPDIR to a folder of a disk of this machine",
+        ) from error
+
+
+def _sweep() -> None:
+    """Remove the folders of this user that no launcher keeps."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another launcher may be at it
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(lock)
+                if found.st_uid == os.geteuid() and time.time() - found.st_mtime >= _NEW:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @dataclass
@@ -52,15 +107,13 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.path = self.folder / "ranks"
-        try:
+        with _writing():
             os.mkfifo(self.path, 0o600)
-        except OSError as error:
-            raise unusable(error) from error
         # To write, too: else it would be at its end whenever no rank has it open.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""
         self._said_running = False
-        self._unheard: set[int] = set()
+        self._unheard = set[int]()
         self._begun = self.clock()
 
     def close(self) -> None:
@@ -147,11 +200,10 @@ class Watch:
         return list(dict.fromkeys(w.call for w in self.waits.values() if now - w.since > w.timeout))
 
     def _missing(self, call: str) -> str:
-        here = {r: w for r, w in self.waits.items() if w.call == call}
-        seconds = max(w.timeout for w in here.values())
+        here = {r: w.timeout for r, w in self.waits.items() if w.call == call}
         others = [r for r in range(self.ranks) if r not in here]
         whom = "; ".join(f"rank {r} {self._state(r)}" for r in others) or "and no rank is missing"
-        return f"{_named(sorted(here))} waited {seconds:g} s in {call}: {whom}"
+        return f"{_named(sorted(here))} waited {max(here.values()):g} s in {call}: {whom}"
 
     def _state(self, rank: int) -> str:
         if rank in self.ends:

@@ -8,12 +8,12 @@ import tempfile
 
 import pytest
 
-from cavs.distributed.launch import run_folder as module
-from cavs.distributed.launch.run_folder import run_folder
+from cavs.distributed.launch import watch
+from cavs.distributed.launch.watch import run_folder
 
 KILLED = """
 import os, signal, subprocess, sys
-from cavs.distributed.launch.run_folder import run_folder
+from cavs.distributed.launch.watch import run_folder
 with run_folder() as (folder, kept):
     (folder / "ranks").write_text("")
     print(folder, flush=True)
@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
     """Create temporary files here; no folder counts as too new to be a leftover."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(module, "_NEW", 0.0)
+    monkeypatch.setattr(watch, "_NEW", 0.0)
     return tmp_path
 
 
@@ -76,7 +76,7 @@ def test_a_child_that_outlives_the_launcher_keeps_the_folder(here):
 
 
 def test_a_new_folder_without_a_lock_stays(here, monkeypatch):
-    monkeypatch.setattr(module, "_NEW", 60.0)
+    monkeypatch.setattr(watch, "_NEW", 60.0)
     (left,) = killed()
     with run_folder():
         assert os.path.isdir(left)
