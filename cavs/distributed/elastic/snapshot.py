@@ -22,11 +22,11 @@ EVERY = 16  # steps between snapshots, hence the most that are repeated
 class Snapshot(NamedTuple):
     """Copy of a training between two steps."""
 
-    steps: int  # done
-    writes: int  # of parameters, from outside
+    steps: int  # steps done
+    writes: int  # number of writes to parameters from outside
     arrays: Sequence[NDArray[Any]]  # parameters and their optimiser states
     memory: dict[str, NDArray[Any]]  # residuals of the compressors of all ranks
-    updates: int | None  # of stale parameters
+    updates: int | None  # updates of stale parameters
 
 
 class Snapshots:

@@ -27,7 +27,7 @@ STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
 # which may share a core.
 STANDING, EACH = 10.0, 2.0
 _FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of its communicator
-_PREFIX = "cavs-ranks-"  # of names of folders
+_PREFIX = "cavs-ranks-"  # names of folders begin with it
 _NEW = 60.0  # seconds: a younger folder may not be locked yet
 
 
