@@ -45,7 +45,7 @@ from cavs.distributed.balance import (
 )
 from cavs.distributed.balance.shards import contiguous, shard
 from cavs.distributed.launch.launcher import command_of, find_mpirun
-from cavs.distributed.step.run import Run
+from cavs.distributed.step.steps import Run
 
 CASES = ("skewed", "slowed")
 PAIRS = "pairs"  # Algorithm 2 of LB-BSP, which predicts no speed

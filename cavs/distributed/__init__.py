@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from cavs.distributed.balance.shards import by_counts, contiguous
 from cavs.distributed.comm import world
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.steps import StepReport
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.trainer import Trainer
 

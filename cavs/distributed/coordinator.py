@@ -19,7 +19,7 @@ from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.steps import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Coordinator, Write

@@ -22,7 +22,7 @@ from cavs.distributed.balance.shards import (
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import agreed, attend, is_agreed
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
-from cavs.distributed.step.digest import cluster, facts, guesses, same_trace
+from cavs.distributed.step.program import cluster, facts, guesses, same_trace
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.hosts import check_hosts, devices_of, hosts_of

@@ -1,8 +1,9 @@
-"""State that the steps of a training share on one rank: roles, parts of batches, exchanges."""
+"""State that the steps of a training share on one rank: roles, exchanges, stale parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -20,12 +21,13 @@ from cavs.distributed.balance.shards import (
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.compression import is_alike, share_of
-from cavs.distributed.step.executors import DeviceReplica
+from cavs.distributed.step.devices import DeviceReplica
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.roles import Roles
-from cavs.distributed.sync import DeviceGroup, Exchange, Runtime, exchanges_of
-from cavs.distributed.sync.lowering import served_by
-from cavs.distributed.sync.stale_server import StalePush, StaleServers
+from cavs.distributed.sync import DeviceGroup, Exchange
+from cavs.distributed.sync.part import values_of
+from cavs.distributed.sync.stale_server import StalePush, StaleServers, layout_of
+from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.edge_types import EdgeTypes
 
@@ -61,6 +63,7 @@ class StepContext:
         self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
         self._roles: Roles | None = None
+        self.stale = StaleParameters(self)
 
     # ---- ranks ---------------------------------------------------------------------------------
 
@@ -130,24 +133,6 @@ class StepContext:
 
     # ---- exchanges -----------------------------------------------------------------------------
 
-    def exchanges_for(
-        self, executor: Any, layouts: Mapping[str, str], int_features: list[str]
-    ) -> None:
-        """Make the exchanges of a program; the earlier ones hand over their state.
-
-        layouts: see `exchanges_of`. int_features: features of the program that are indices.
-        """
-        if executor is self.exchanging:
-            return
-        self.int_features = int_features
-        parameters, group = self.session.parameters, self.group
-        runtime = Runtime(self.strategy, executor, parameters, self.roles, self.servers, group)
-        fresh = exchanges_of(runtime, layouts)
-        for exchange in fresh:
-            self.restore_memory(exchange)
-            exchange.inherit(self.exchanges)
-        self.exchanges, self.exchanging = fresh, executor
-
     def restore_memory(self, exchange: Exchange) -> None:
         """Give an exchange this rank's share of the kept state of its parameters."""
         names = list(self.session.parameters)
@@ -166,7 +151,9 @@ class StepContext:
     @property
     def served(self) -> list[int]:
         """Numbers of the parameters that servers own, wholly or in part."""
-        return served_by(self.strategy, self.session.parameters)
+        nodes = () if self.strategy is None else self.strategy.nodes
+        served = {n.name for n in nodes if any(leaf.sync.owner is not None for leaf in n.leaves)}
+        return [i for i, name in enumerate(self.session.parameters) if name in served]
 
     @property
     def owns(self) -> bool:
@@ -177,3 +164,97 @@ class StepContext:
         """Return this rank's gradients of stale parameters in the step that ran."""
         pushed = (e for e in self.exchanges if isinstance(e, StalePush))
         return [piece.as_tuple() for exchange in pushed for piece in exchange.own]
+
+
+class StaleParameters:
+    """The servers of a training, from its first step on, if it has stale parameters."""
+
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+        self._written = True  # from outside: servers must take the parameters as they are
+        self._updates: int | None = None  # count for each parameter, by a checkpoint
+
+    def fetch(
+        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
+    ) -> float:
+        """Fetch values as fresh as a step needs them; return the seconds it took."""
+        begun, strategy = time.perf_counter(), self.context.strategy
+        if strategy is None or not strategy.has_stale:
+            return 0.0
+        servers = self.serve(hyper, states, step)
+        self._renew(servers)
+        try:
+            if servers.fetch():
+                self.context.session.write(self.context.served)
+        except CommunicationError as error:
+            servers.fail(error)
+            raise
+        return time.perf_counter() - begun
+
+    def serve(
+        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
+    ) -> StaleServers:
+        """Let owners take values that were written from outside; all ranks call it."""
+        context = self.context
+        if context.servers is None:
+            assert context.strategy is not None
+            context.agreement.consensus("start")  # a rank may have no batch to step on
+            parameters = context.session.parameters
+            context.servers = StaleServers(
+                context.communicator,
+                layout_of(context.strategy, parameters),
+                values_of(parameters),
+                context.roles.teams,
+                average=context.average,
+            )
+        if self._written:
+            self._renew(context.servers)
+            # One update a step, in a new training or one without stale parameters so far.
+            updates = step if self._updates is None else self._updates
+            context.servers.open(states, hyper, updates)
+            self._written, self._updates = False, None
+        return context.servers
+
+    @property
+    def serves(self) -> bool:
+        """True if owners have values that other ranks do not have."""
+        return self.context.servers is not None and not self._written
+
+    @property
+    def updates(self) -> int | None:
+        """Number of updates of each stale parameter, unless it is known to be one a step."""
+        servers = self.context.servers
+        return self._updates if servers is None else servers.updates
+
+    def settle(self) -> None:
+        """Wait for all ranks; after it all gradients are applied and parameters are equal."""
+        servers = self.context.servers
+        if servers is None or self._written:
+            return
+        if not self.context.asynchronous:  # else servers tell of errors
+            self.context.agreement.consensus("settle")
+        self._renew(servers)
+        if servers.settle():
+            self.context.session.write(self.context.served)
+
+    def _renew(self, servers: StaleServers) -> None:
+        """Point `servers` to the parameters: a session of another dtype replaces their arrays."""
+        session = self.context.session
+        session.keep_dtype()
+        servers.values[:] = values_of(session.parameters)
+
+    def wrote(self) -> None:
+        """Note that parameters were written from outside. ConfigError during an update."""
+        servers = self.context.servers
+        if servers is not None and not servers.settled:
+            raise ConfigError(
+                "parameters were written from outside between two steps",
+                hint="call settle() of the trainer first, on all ranks",
+            )
+        if servers is not None and not self._written:
+            self._updates = servers.updates
+        self._written = True
+
+    def resume(self, updates: int | None, *, written: bool = False) -> None:
+        """Continue from the number of updates of a checkpoint; written: and its parameters."""
+        self._updates, self._written = updates, self._written or written

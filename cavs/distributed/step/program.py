@@ -1,19 +1,44 @@
-"""One program on all ranks of a step: each compiles for what any rank needs, then they compare."""
+"""One program on all ranks: the facts that they compare, and the exchanges that it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from cavs._engine import Executor
+import cavs._cuda
+import cavs._engine
+from cavs._engine import Executor, isa
+from cavs.compiler.pipeline import Compiled
+from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch
+from cavs.distributed.cluster.resources import ResourceSpec
+from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import StepContext
 from cavs.distributed.step.devices import join_devices
-from cavs.distributed.step.digest import guesses, same_program
-from cavs.distributed.step.executors import ServerExecutor
-from cavs.errors import CommunicationError
+from cavs.distributed.strategy import NodeConfig, Variable, shards_of
+from cavs.distributed.sync import (
+    AllReduce,
+    DenseAllReduce,
+    DeviceAllReduce,
+    Member,
+    Runtime,
+    Transfer,
+    lower,
+)
+from cavs.distributed.sync.part import values_of
+from cavs.distributed.sync.stale_server.owner import optimiser
+from cavs.errors import CommunicationError, ConfigError
+from cavs.ir import Graph
+from cavs.ir.printer import number, print_node
+from cavs.train.checkpoint import model_name, version
+
+_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are compared
 
 
 class FailedPeerError(Exception):
@@ -87,12 +112,94 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
     program = compiled.program
     _share_gradients(context, executor)
     with agreement.guard("exchanges", known=CommunicationError):
-        context.exchanges_for(executor, program.gradients, program.int_features)
+        make_exchanges(context, executor, program.gradients, program.int_features)
     order = executor.gradient_order()
     same_program(agreement, None if guesses(part.local) else compiled, order)
     if not context.asynchronous and roles.replicas is not context.communicator:  # to the servers
         context.communicator.share([order, program.gradients, program.int_features])
     return executor, inputs
+
+
+def make_exchanges(
+    context: StepContext, executor: Any, layouts: Mapping[str, str], int_features: list[str]
+) -> None:
+    """Make the exchanges of a program, in the order of all ranks; earlier ones hand over state.
+
+    layouts: "dense", "sparse" or "none" for the gradient of every parameter in the program.
+    int_features: features of the program that are indices.
+    """
+    if executor is context.exchanging:
+        return
+    context.int_features = int_features
+    runtime = Runtime(
+        context.strategy,
+        executor,
+        context.session.parameters,
+        context.roles,
+        context.servers,
+        context.group,
+    )
+    transfers = lower(_members(runtime, layouts), runtime)
+    there = _sums_on_device(transfers, runtime, context.served)
+    fresh = [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]
+    for exchange in fresh:
+        context.restore_memory(exchange)
+        exchange.inherit(context.exchanges)
+    context.exchanges, context.exchanging = fresh, executor
+
+
+def _members(runtime: Runtime, layouts: Mapping[str, str]) -> list[Member]:
+    """Return the members that this rank exchanges; without a strategy all-reduced in buckets."""
+    strategy, parameters, names = runtime.strategy, runtime.parameters, list(runtime.parameters)
+    members: list[Member] = []
+    order = [i for i in runtime.executor.gradient_order() if parameters[names[i]].trainable]
+    for turn, i in enumerate(order):
+        name, shape, dtype = names[i], parameters[names[i]].shape, str(runtime.values[i].dtype)
+        variable = Variable(name=name, shape=shape, dtype=dtype, sparse=layouts[name] == "sparse")
+        node = NodeConfig(name=name, synchroniser=AllReduce(group=None))
+        node = node if strategy is None else strategy.node(name)
+        for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
+            # Servers take part where they own something; in a push replicas alone do.
+            if runtime.roles.computes or (leaf.sync.owner is not None and not leaf.sync.is_stale):
+                members.append(Member.of(i, turn, leaf, shard, variable))
+    return members
+
+
+def _sums_on_device(
+    transfers: Sequence[Transfer], runtime: Runtime, served: Collection[int]
+) -> list[Transfer]:
+    """Return the sums over gradients that nothing else needs on the host.
+
+    ConfigError if one that asks for NCCL is not among them.
+    """
+    sums = [t for t in transfers if t.exchange is DenseAllReduce]
+    there = [t for t in sums if runtime.group and all(m.part.rows == 1 for m in t.members)]
+    on_host = {m.parameter for t in transfers if t not in there for m in t.members}.union(served)
+    while mixed := [t for t in there if any(m.parameter in on_host for m in t.members)]:
+        there = [t for t in there if t not in mixed]
+        on_host.update(m.parameter for t in mixed for m in t.members)
+    for transfer in sums:
+        if transfer.nccl and transfer not in there:
+            reason = "parts of its group are not consecutive in memory, or are needed on the host"
+            if runtime.group is None:
+                reason = "NCCL sums nothing here: see collectives of the trainer"
+            raise ConfigError(
+                f"{transfer.nccl}: its all-reduce has spec 'nccl', but {reason}",
+                hint="give it spec 'auto'",
+            )
+    return there
+
+
+class ServerExecutor:
+    """An executor of `parameters`, by name, without a program: it computes norms and updates.
+
+    order: of the gradients on the replicas, by parameter.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], order: Sequence[int]) -> None:
+        host = optimiser(values_of(parameters))
+        self.squared_norm, self.apply = host.squared_norm, host.apply
+        self.gradient_order = lambda: list(order)
 
 
 def receive_program(context: StepContext) -> None:
@@ -101,7 +208,7 @@ def receive_program(context: StepContext) -> None:
         context.agreement.consensus(phase)
     same_program(context.agreement, None, ())
     order, *program = context.communicator.share(None)[0]
-    context.exchanges_for(ServerExecutor(context.session.parameters, order), *program)
+    make_exchanges(context, ServerExecutor(context.session.parameters, order), *program)
 
 
 def _share_gradients(context: StepContext, executor: Any) -> None:
@@ -117,3 +224,123 @@ def _share_gradients(context: StepContext, executor: Any) -> None:
     if memory is not None:
         executor.set_gradient_block(memory.view(block.dtype))
     context.exchanging = None
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Return a digest of every Python file of the package and of the engines."""
+    root = Path(__file__).resolve().parents[2]
+    engines = [Path(str(module.__file__)) for module in (cavs._engine, cavs._cuda)]
+    files = [*sorted(root.rglob("*.py")), *engines]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def facts(
+    model: Any, parameters: Mapping[str, Any], optimizer: Any, seed: int, strategy: str, **more: Any
+) -> dict[str, str]:
+    """Return the facts that ranks compare, by the names by which errors quote them."""
+    shapes = {
+        name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
+        for name, p in parameters.items()
+    }
+    return {
+        "version of cavs": f"{version()} ({code_digest()})",
+        "model": model_name(model),
+        "parameters": _short(shapes),
+        "optimizer": _rule(optimizer),
+        "seed": str(seed),
+        "strategy": strategy,
+        # All ranks apply the same updates, which are to come out in the same bits.
+        "instructions": "base, which round it twice (as all ranks do with CAVS_ISA=base)"
+        if isa() == "base"
+        else "those that round a sum of products once",
+        **{name: str(value) for name, value in more.items()},
+    }
+
+
+def cluster(resources: ResourceSpec | None) -> str:
+    """Return the facts about a resource specification that ranks compare."""
+    if resources is None:
+        return "none"
+    addresses = [node.address for node in resources.nodes]
+    shown = ", ".join(addresses[:4]) + ", ..." * (len(addresses) > 4)
+    nodes = f"{len(addresses)} node{'s' * (len(addresses) > 1)}"
+    return f"{nodes} ({shown}), digest {_digest(resources)}"
+
+
+def guesses(batch: GraphBatch) -> bool:
+    """True if a trace for `batch` guesses types: those of edge features, if there are no edges."""
+    return bool(batch.edge_features) and batch.num_edges == 0
+
+
+def same_trace(agreement: Agreement, trace: Graph | None, error: Exception | None) -> None:
+    """Raise ConfigError on all ranks unless they traced the same model, or `error` of this rank.
+
+    trace: None on a rank that has none.
+    """
+    agreement.same(None if trace is None else _facts_of(_lines(trace)), error)
+
+
+def same_program(agreement: Agreement, compiled: Compiled | None, order: Sequence[int]) -> None:
+    """Raise ConfigError on all ranks unless they run the same program; it says how they differ.
+
+    compiled: None on ranks that compute nothing, or that had to guess. order: of the gradients, by
+    parameter.
+    """
+    facts, lines = None, list[str]()
+    if compiled is not None:
+        program, lines = compiled.program, _lines(compiled.traced)
+        facts = {
+            "kinds of gradients": f"{program.gradients}",
+            "order of gradients": ", ".join(program.parameters[i] for i in order),
+            "compiled program": f"digest {_digest(program)}",
+        }
+    digests = agreement.communicator.share(facts and _digest([facts, lines]))
+    if len({digest for digest in digests if digest is not None}) > 1:
+        agreement.same(facts and {**facts, **_facts_of(lines)})  # the lines only now
+
+
+def _facts_of(lines: Sequence[str]) -> dict[str, str]:
+    each = {f"line {i} of the trace": line for i, line in enumerate(lines)}
+    return {"trace of the model": f"{len(lines)} lines, digest {_digest(lines)}", **each}
+
+
+def _lines(trace: Graph) -> list[str]:
+    """Return a traced model as text, without positions in files, which hosts may have elsewhere."""
+    names = number(trace)
+    lines = [print_node(node, names) for node in trace.nodes() if node.op.name != "parameter"]
+    lines += [f"slot {name} <- {names[node]}" for name, node in trace.slots.items()]
+    return lines + [f"return {key} = {names[node]}" for key, node in trace.outputs.items()]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _rule(optimizer: Any) -> str:
+    """Return an optimiser as text: its numbers, and the rates of its schedule."""
+    hyper = {name: value for name, value in optimizer.hyper(0).items() if name != "lr"}
+    if dataclasses.is_dataclass(optimizer):  # there are more, such as what states begin with
+        fields = [f.name for f in dataclasses.fields(optimizer) if f.name != "lr"]
+        hyper = {name: getattr(optimizer, name) for name in fields}
+    rates = ", ".join(f"{_rate(optimizer, step)} after {step}" for step in _STEPS)
+    adapts = optimizer.plateau()
+    return f"{type(optimizer).__name__} {hyper}, lr {rates} steps" + (f", {adapts}" * bool(adapts))
+
+
+def _rate(optimizer: Any, step: int) -> str:
+    """Return the rate in 12 digits: on another rank a cosine may have another last bit."""
+    try:
+        return repr(float(f"{optimizer.rate(step):.12g}"))
+    except Exception as error:  # a schedule of the user that ends before
+        return type(error).__name__
+
+
+def _short(shapes: Mapping[str, Any]) -> str:
+    text = "; ".join(f"{name} {kind}{shape}" for name, (kind, shape, _) in shapes.items())
+    text = text if len(text) < 400 else f"{text[:400]} ..."
+    return f"{len(shapes)} ({text}), digest {_digest(shapes)}"

@@ -12,11 +12,8 @@ from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import Array, StepContext
-from cavs.distributed.step.run import StepReport, Update
-from cavs.distributed.step.stale_parameters import StaleParameters
-from cavs.distributed.step.steps import AsynchronousStep, SynchronousStep
+from cavs.distributed.step.steps import AsynchronousStep, StepReport, SynchronousStep, Update
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.strategy.roles import Roles
 from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult, Session
 from cavs.train.engine import Engine
@@ -35,9 +32,8 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         super().__init__(session, communicator, strategy, **options)
         self.predicted = ""  # on rank 0: the prediction of `auto`
         self.writes = 0  # count of writes from outside
-        self.stale = StaleParameters(self)
-        self.synchronous_step = SynchronousStep(self, self.stale)
-        self.asynchronous_step = AsynchronousStep(self, self.stale)
+        self.synchronous_step = SynchronousStep(self)
+        self.asynchronous_step = AsynchronousStep(self)
 
     def step(
         self,
@@ -87,7 +83,8 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     def leave(self) -> None:
         """Abort what other ranks wait for, because one of them has died."""
-        self.stale.leave()
+        if self.servers is not None:
+            self.servers.leave()
         if self._roles is not None:
             self._roles.leave()
         if self.group is not None:
@@ -102,14 +99,14 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         before = self._roles
         self.communicator, self.agreement = communicator, Agreement(communicator)
         self.strategy = strategy
-        self._roles = Roles(communicator, strategy)
-        self.exchanging = self.group = None  # owners may be others now
-        self.stale.move()
+        self.take_roles()
+        self.exchanging = self.group = self.servers = None  # owners may be others now
+        self.stale.wrote()
         if self.owns:
             self.exchanges = []
         elif before is not None and self.average:
             for exchange in self.exchanges:
-                exchange.weigh(self._roles.count / before.count)
+                exchange.weigh(self.roles.count / before.count)
 
     def finish(self) -> None:
         """Commit the step that this rank could not finish, because other ranks have."""
@@ -155,4 +152,4 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.session.load_state_dict(state)
         updates = state.get("updates")
-        self.stale.restart(updates if isinstance(updates, int) else None)
+        self.stale.resume(updates if isinstance(updates, int) else None, written=True)

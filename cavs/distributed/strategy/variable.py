@@ -27,7 +27,7 @@ class Variable:
     shape: sizes of its axes. dtype: "float32" or "float64". sparse: only rows that a batch looks up
     have a gradient. rows: number of different rows of a sparse one that a replica touches in a
     step, as far as known. once, twice: numbers of those that it looks up once, and twice; from them
-    follows how many several replicas touch (`distinct_rows`); None: as if each drew its own evenly.
+    follows how many several replicas touch (`distinct`); None: as if each drew its own evenly.
     factors: number of pairs (u, v) whose products a replica's gradient is the sum of (vertices, not
     graphs); None if it is no matrix product. done: its position in the order in which gradients are
     done; None: see `by_gradient`.

@@ -1,14 +1,19 @@
 """How the gradients of a parameter are reduced: synchronisers, and the exchanges that run them."""
 
-from cavs.distributed.sync.all_reduce import AllReduce, CompressedAllReduce, DenseAllReduce
-from cavs.distributed.sync.lowering import exchanges_of, served_by
-from cavs.distributed.sync.member import BUCKET, Member, Pricing, Runtime
-from cavs.distributed.sync.on_device import DeviceAllReduce, DeviceGroup
+from cavs.distributed.sync.all_reduce import (
+    AllReduce,
+    CompressedAllReduce,
+    DenseAllReduce,
+    DeviceAllReduce,
+    DeviceGroup,
+)
+from cavs.distributed.sync.operation import Pricing
 from cavs.distributed.sync.parameter_server import DenseServers, ParameterServer, SparseServers
-from cavs.distributed.sync.part import Part, Piece, part_of
+from cavs.distributed.sync.part import BUCKET, Member, Part, Piece, part_of
 from cavs.distributed.sync.sufficient_factors import FactorBroadcast, SufficientFactors
 from cavs.distributed.sync.synchroniser import (
     Exchange,
+    Runtime,
     SparseAllGather,
     Synchroniser,
     Transfer,
@@ -36,8 +41,6 @@ __all__ = [
     "SufficientFactors",
     "Synchroniser",
     "Transfer",
-    "exchanges_of",
     "lower",
     "part_of",
-    "served_by",
 ]

@@ -16,23 +16,33 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
-from cavs.distributed.sync.member import Facts, Member, Runtime, buckets, not_rows, tables
 from cavs.distributed.sync.part import (
     Array,
     Gradients,
+    Member,
     Memory,
     Part,
     Piece,
+    buckets,
     pack,
     size_of,
     sum_rows,
+    tables,
     touched,
     unpack,
     unpacked,
     wait_parts,
 )
 from cavs.distributed.sync.stale_server.push import StalePush
-from cavs.distributed.sync.synchroniser import Exchange, OwnerExchange, Synchroniser, Transfer
+from cavs.distributed.sync.synchroniser import (
+    Exchange,
+    Facts,
+    OwnerExchange,
+    Runtime,
+    Synchroniser,
+    Transfer,
+    not_rows,
+)
 from cavs.errors import ConfigError
 
 

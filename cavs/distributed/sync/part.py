@@ -1,9 +1,9 @@
-"""Parts of parameters and of their gradients, as exchanges send, sum and apply them."""
+"""Parts of parameters and gradients, as a lowering groups and exchanges send and apply them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs._engine import Executor
-from cavs.distributed.strategy.partition import Shard
+from cavs.distributed.strategy import NodeConfig, Shard, Variable
 
 Array = NDArray[Any]
 # Gradients of a step. ``wait_gradient`` returns False if the run failed; ``gradient_view`` returns
 # touched rows, or None, and values; ``gradient_block`` returns the memory of all dense gradients.
 Gradients = Executor
 Memory = Sequence[Array] | Mapping[int, Array]  # flat, by the number of the parameter
+BUCKET = 4 << 20  # bytes of dense gradients that travel together where no group says otherwise
 GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
 
 
@@ -104,6 +105,37 @@ def part_of(parameter: int, shape: Sequence[int], shard: Shard) -> Part:
     return Part(parameter, rows, width, stride, shard.start * inner, tuple(shard.shape))
 
 
+@dataclass(frozen=True)
+class Member:
+    """A parameter, or a shard or slab of it, in a lowering.
+
+    parameter: its number. turn: its place in the order in which gradients are done. variable: of
+    the whole parameter; sparse if its gradient is rows in the program at hand.
+    """
+
+    parameter: int
+    turn: int
+    leaf: NodeConfig
+    shard: Shard
+    variable: Variable
+    part: Part
+
+    @staticmethod
+    def of(parameter: int, turn: int, leaf: NodeConfig, shard: Shard, variable: Variable) -> Member:
+        """Return the member of a shard, or of a whole parameter."""
+        part = part_of(parameter, variable.shape, shard)
+        return Member(parameter, turn, leaf, shard, variable, part)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.part.size * self.variable.itemsize
+
+    def slabs(self, size: int) -> list[Member]:
+        """Return the slabs of `size` elements that become final one after the other."""
+        return [replace(self, part=part) for part in self.part.slabs(size)]
+
+
 def wait_parts(parts: Sequence[Part], gradients: Gradients) -> bool:
     """Wait until these parts of gradients are final; return False if the run failed."""
     return all([gradients.wait_gradient(p.parameter, p.offset, p.end) for p in parts])
@@ -186,3 +218,30 @@ def touched(gradients: Gradients, parameter: int, usable: bool) -> tuple[Array, 
     rows, values = gradients.gradient_view(parameter)
     assert rows is not None
     return (rows, values) if usable else (rows[:0], values[:0])
+
+
+def tables(members: Iterable[Member]) -> tuple[list[tuple[Member, ...]], list[Member]]:
+    """Split members into the shards of each table, and dense ones."""
+    found: dict[int, list[Member]] = {}
+    dense: list[Member] = []
+    for member in members:
+        if member.variable.sparse:
+            found.setdefault(member.parameter, []).append(member)
+        else:
+            dense.append(member)
+    return [tuple(sorted(table, key=lambda m: m.shard.start)) for table in found.values()], dense
+
+
+def buckets(
+    members: Iterable[Member], nbytes: Callable[[Member], int] = lambda member: member.nbytes
+) -> list[tuple[Member, ...]]:
+    """Fill buckets of at most `BUCKET` bytes in order; a larger member has one to itself."""
+    found: list[list[Member]] = []
+    size = 0
+    for member in members:
+        if not found or size + nbytes(member) > BUCKET:
+            found.append([])
+            size = 0
+        found[-1].append(member)
+        size += nbytes(member)
+    return [tuple(bucket) for bucket in found]

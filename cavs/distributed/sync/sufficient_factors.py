@@ -17,10 +17,9 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem
 from cavs.distributed.sync.all_reduce import AllReduce
-from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime
-from cavs.distributed.sync.operation import Operation
-from cavs.distributed.sync.part import Gradients, Piece
-from cavs.distributed.sync.synchroniser import Exchange, Synchroniser
+from cavs.distributed.sync.operation import Operation, Pricing
+from cavs.distributed.sync.part import Gradients, Member, Piece
+from cavs.distributed.sync.synchroniser import Exchange, Facts, Runtime, Synchroniser
 
 
 class FactorBroadcast(Exchange):

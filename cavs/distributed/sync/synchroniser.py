@@ -10,17 +10,75 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.strategy import Shard, Strategy
 from cavs.distributed.strategy import Synchroniser as Config
-from cavs.distributed.strategy.partition import Shard
-from cavs.distributed.sync.member import Facts, Member, Pricing, Runtime, row_bytes, tables
-from cavs.distributed.sync.operation import Chain, Operation, rooted
-from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, touched
-from cavs.errors import renamed
+from cavs.distributed.strategy.roles import Roles
+from cavs.distributed.sync.operation import Chain, Operation, Pricing, rooted, row_bytes
+from cavs.distributed.sync.part import (
+    Array,
+    Gradients,
+    Member,
+    Piece,
+    sum_rows,
+    tables,
+    touched,
+    values_of,
+)
+from cavs.errors import ConfigError, renamed
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Facts of a run: the executor of a program, the parameters by name, and the ranks.
+
+    servers: of the stale parameters, if the strategy has some. group: the devices that sum among
+    themselves what they can.
+    """
+
+    strategy: Strategy | None
+    executor: Any
+    parameters: Mapping[str, Any]
+    roles: Roles
+    servers: Any = None
+    group: Any = None
+
+    @cached_property
+    def values(self) -> list[Array]:
+        """The memory of all parameters, flat, by number."""
+        return values_of(self.parameters)
+
+    def slab(self, member: Member) -> int:
+        """Return the number of elements of a parameter that become final together."""
+        return int(self.executor.gradient_slab(member.parameter))
+
+    def has_factors(self, member: Member) -> bool:
+        """Let the executor leave sufficient factors from now on; return True if it can."""
+        if member.variable.sparse:
+            raise not_rows(member)
+        return bool(self.executor.set_factored(member.parameter))
+
+    def owner(self, member: Member) -> int:
+        """Return the rank that owns a member."""
+        assert self.strategy is not None and member.leaf.sync.owner is not None
+        return self.strategy.graph.rank_of(member.leaf.sync.owner)
+
+
+Facts = Pricing | Runtime  # facts about parameters on which a lowering depends
+
+
+def not_rows(member: Member) -> ConfigError:
+    """Return the error of a member whose gradient is rows where its exchange takes none."""
+    return ConfigError(
+        f"{member.leaf.name}: rows of a sparse gradient cannot be cut along axis "
+        f"{member.shard.axis} or shared by {member.leaf.sync.type}",
+        hint="cut axis 0 and use parameter servers or all-reduce for all shards",
+    )
 
 
 @renamed({"build": "__init__"})

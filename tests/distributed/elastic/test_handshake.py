@@ -16,7 +16,7 @@ from cavs.distributed.cluster.resources import Network
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.planning.builders import build
-from cavs.distributed.step.digest import facts, same_program
+from cavs.distributed.step.program import facts, same_program
 from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
 from cavs.runtime import Session

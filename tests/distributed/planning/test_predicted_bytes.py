@@ -15,10 +15,10 @@ from cavs.distributed.planning.builders import build
 from cavs.distributed.planning.choice import number_of_replicas
 from cavs.distributed.planning.cost import bytes_by_rank
 from cavs.distributed.strategy import Variable, load, save, variables_of
-from cavs.distributed.strategy.distinct_rows import distinct
 from cavs.distributed.strategy.variable import measured_variables
 from cavs.distributed.strategy.verify import problems
 from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
+from cavs.distributed.sync.operation import distinct
 
 WORDS, WIDTH, PART = 3000, 16, 100  # graphs per rank
 STEPS = 4

@@ -115,9 +115,9 @@ def test_another_model_or_code_is_refused(monkeypatch):
 
     for error in outcomes(2, work):
         assert "model: rank 0 has Tree, rank 1 has" in str(error)
-    from cavs.distributed.step import digest
+    from cavs.distributed.step import program
 
-    monkeypatch.setattr(digest, "code_digest", lambda: str(np.random.default_rng().random()))
+    monkeypatch.setattr(program, "code_digest", lambda: str(np.random.default_rng().random()))
     for error in outcomes(2, lambda c: trainer(c).begin()):
         assert "version of cavs: rank 0 has" in str(error)
 

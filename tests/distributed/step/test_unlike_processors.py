@@ -14,7 +14,7 @@ from cavs.distributed.balance import PREDICTORS, CostModel, SpeedBalancer
 from cavs.distributed.balance.shares import whole_shares
 from cavs.distributed.comm import run_threads
 from cavs.distributed.compression.powersgd import orthonormal, product
-from cavs.distributed.step import digest
+from cavs.distributed.step import program
 from cavs.errors import ConfigError, DataError
 from tests.distributed.balance.test_speed_balancer import DATA, balancer, loader, slowed
 from tests.distributed.balance.test_structure_balancer import trained
@@ -120,7 +120,7 @@ def test_learning_rates_come_from_rank_0(strategy):
 
 def test_different_rounding_of_updates_is_refused(monkeypatch):
     here = threading.local()
-    monkeypatch.setattr(digest, "isa", lambda: here.isa)
+    monkeypatch.setattr(program, "isa", lambda: here.isa)
 
     def work(c, *names):
         here.isa = names[c.rank]

@@ -12,7 +12,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.strategy.partition import Shard
 from cavs.distributed.sync import Piece, part_of
-from cavs.distributed.sync.on_device import DevicePiece
+from cavs.distributed.sync.all_reduce import DevicePiece
 from cavs.distributed.sync.parameter_server import DenseServers, SparseServers
 from cavs.distributed.sync.part import wait_parts
 from cavs.distributed.sync.stale_server import StaleServers

@@ -8,11 +8,19 @@ import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy.roles import leader_of
-from cavs.distributed.sync.member import Member, Runtime, buckets, tables
-from cavs.distributed.sync.part import Array, Gradients, Piece, sum_rows, unpacked
+from cavs.distributed.sync.part import (
+    Array,
+    Gradients,
+    Member,
+    Piece,
+    buckets,
+    sum_rows,
+    tables,
+    unpacked,
+)
 from cavs.distributed.sync.stale_server.layout import Unit
 from cavs.distributed.sync.stale_server.servers import StaleServers
-from cavs.distributed.sync.synchroniser import OwnerExchange, Transfer
+from cavs.distributed.sync.synchroniser import OwnerExchange, Runtime, Transfer
 
 Pieces = list[tuple[Unit, Piece]]
 
