@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
-from cavs.distributed.balance.shards import Collate, LoaderSplit, collate_of
+from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.survivors import Survivors
@@ -59,8 +59,7 @@ class RankCoordinator(Coordinator):
         training.reshard_loader()
         training.begun = True
 
-    def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
-
+    def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepReport:
         def step() -> StepReport:
             self.begin(batch)
             if self.training.elastic and self.session.owns:
@@ -119,12 +118,8 @@ class RankCoordinator(Coordinator):
         session = self.session
         session.wants_stop |= requested
 
-        def agree() -> None:
-            session.stale.settle()
-            self._agree_to_stop("fit")
-
         if self.training.begun:
-            self.survivors.run_resilient(agree)
+            self.survivors.run_settled(lambda: self._agree_to_stop("fit"))
         return session.stopping
 
     def _agree_to_stop(self, phase: str) -> None:
@@ -164,24 +159,23 @@ class RankCoordinator(Coordinator):
 
     def _clear_stop(self) -> None:
         """Clear the request that stopped the previous `fit`."""
-        session = self.session
+        session, servers = self.session, self.session.servers
         session.wants_stop = session.stopping = False
-        if session.servers is not None and session.servers.is_stopping:
-            servers = session.servers
+        if servers is None or not servers.is_stopping:
+            return
 
-            def clear() -> None:
-                session.stale.settle()
-                servers.go_on()
-                session.agreement.consensus("settle")  # before any rank asks to stop again
+        def clear() -> None:
+            servers.go_on()
+            session.agreement.consensus("settle")  # before any rank asks to stop again
 
-            self.survivors.run_resilient(clear)
+        self.survivors.run_settled(clear)
 
     def shard_loader(self, train: DataLoader) -> None:
         require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
         training, session = self.training, self.session
         training.note_loader(train)
         if training.begun:
-            self.survivors.run_resilient(training.compare_fits)
+            self.survivors.run_settled(training.compare_fits)
         elif isinstance(training.requested, str):
             # The replicas must be known before the loader shards its first batch.
             self.survivors.run_resilient(lambda: self.begin(train.peek()))
@@ -194,9 +188,10 @@ class RankCoordinator(Coordinator):
             )
         # A cached batch is sharded again whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
-        division = LoaderSplit(session.position, split, ahead)
-        train.collate = collate_of(train.undivided, division, training.collate)
-        training.collate = train.collate
+        last = training.collate
+        fresh = Collate(train.undivided, LoaderSplit(session.position, split, ahead))
+        # The same function keeps the batches that a loader has cached.
+        training.collate = train.collate = fresh if last is None or last != fresh else last
         self._reset_split()
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -215,13 +210,12 @@ class RankCoordinator(Coordinator):
             return loss_sum
 
         def add() -> float:
-            session.stale.settle()
             rank, count = session.position
             total = np.array([loss_sum if rank < count else 0.0])
             session.communicator.all_reduce(total)
             return float(total[0]) / count
 
-        return self.survivors.run_resilient(add)
+        return self.survivors.run_settled(add)
 
     # ---- evaluation ----------------------------------------------------------------------------
 
@@ -232,7 +226,6 @@ class RankCoordinator(Coordinator):
         """
 
         def work() -> T:
-            self.session.stale.settle()
             if not self.training.begun:
                 self.training.share_parameters()
             return evaluate(batches)
@@ -240,7 +233,7 @@ class RankCoordinator(Coordinator):
         with self.training.guard("evaluation"):
             if isinstance(batches, Iterator) and self.survivors.repeats:
                 batches = list(batches)
-            return self.survivors.run_resilient(work)
+            return self.survivors.run_settled(work)
 
     def local_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """See `Coordinator`. Replicas take turns."""
@@ -271,7 +264,6 @@ class RankCoordinator(Coordinator):
         session = self.session
 
         def work() -> None:
-            session.stale.settle()
             session.collect(self.training.state.states)
             extra: dict[str, Array] = {}
             if states and session.position[0] < session.position[1]:
@@ -282,7 +274,7 @@ class RankCoordinator(Coordinator):
                     if states:  # reported first, in case the other ranks die
                         report("saved", str(path), self.training.state.steps)
 
-        self.survivors.run_resilient(work)
+        self.survivors.run_settled(work)
 
     def settle(self) -> None:
         """See `Coordinator`. Does nothing without stale parameters."""
@@ -301,11 +293,6 @@ class RankCoordinator(Coordinator):
 
     def close(self) -> None:
         """Wait until all ranks close, then end the communication."""
-
-        def work() -> None:
-            self.session.stale.settle()
-            self.session.agreement.consensus("end")
-
-        self.survivors.run_resilient(work)
+        self.survivors.run_settled(lambda: self.session.agreement.consensus("end"))
         self.session.close()
         self.session.communicator.close()

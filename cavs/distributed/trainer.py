@@ -33,15 +33,12 @@ from cavs.train.optim import Optimizer
 from cavs.train.stepping import TrainingState
 
 
+_OF_TRAINING = ("begun", "deterministic", "elastic", "precision", "resources")
+
+
 @renamed(
-    {
-        "asked": "requested_strategy",
-        "begun": "coordinator.training.begun",
-        "deterministic": "coordinator.training.deterministic",
-        "elastic": "coordinator.training.elastic",
-        "precision": "coordinator.training.precision",
-        "resources": "coordinator.training.resources",
-    }
+    {"asked": "requested_strategy"}
+    | {name: f"coordinator.training.{name}" for name in _OF_TRAINING}
 )
 class Trainer(LocalTrainer):
     """Trains `model` on all ranks of `communicator`: every rank runs the same program.
@@ -137,13 +134,7 @@ class Trainer(LocalTrainer):
         )
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         training = RankTraining(
-            state,
-            session,
-            requested=strategy,
-            resources=resources,
-            elastic=elastic,
-            precision=precision,
-            deterministic=deterministic,
+            state, session, strategy, resources, elastic, precision, deterministic
         )
         self.requested_strategy = strategy
         self._compose(state, session, RankCoordinator(training))
@@ -165,9 +156,7 @@ class Trainer(LocalTrainer):
 
     def advance(self, batch: Any) -> StepReport:
         """Make one update on the global `batch`; see `cavs.Trainer.advance`."""
-        outcome = super().advance(batch)
-        assert isinstance(outcome, StepReport)
-        return outcome
+        return self.coordinator.run_step(self._stepper.advance, batch)
 
     def begin(self, batch: Any = None) -> None:
         """Check that all ranks train the same and send them rank 0's parameters; done once.

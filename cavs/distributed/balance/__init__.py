@@ -1,19 +1,27 @@
 """Load balancing: how much of every batch each rank gets."""
 
-from cavs.distributed.balance.balancer import Balancer
+from cavs.distributed.balance.balancer import Balancer, whole_shares
 from cavs.distributed.balance.lbbsp import (
     PREDICTORS,
+    HostUsage,
     PairBalancer,
     PairRule,
     SpeedBalancer,
     SpeedRule,
+    Usage,
+    gpu_usage,
+    host_usage,
+    usage_on,
 )
 from cavs.distributed.balance.model import FEATURES, CostModel, features, profiles
-from cavs.distributed.balance.narx import NARX
-from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
-from cavs.distributed.balance.shares import gradient_weights, whole_shares
-from cavs.distributed.balance.split import Split, StructureBalancer, split_batch, split_profiles
-from cavs.distributed.balance.usage import HostUsage, Usage, gpu_usage, host_usage, usage_on
+from cavs.distributed.balance.predictors import ARIMA, EMA, NARX, Memoryless, Predictor
+from cavs.distributed.balance.split import (
+    Split,
+    StructureBalancer,
+    gradient_weights,
+    split_batch,
+    split_profiles,
+)
 
 __all__ = [
     "ARIMA",

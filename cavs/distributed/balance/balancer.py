@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cavs.cuda.device import Device
 from cavs.errors import ConfigError, ProcessLocal
@@ -13,6 +17,7 @@ from cavs.errors import ConfigError, ProcessLocal
 Known = TypeVar("Known")  # state that determines a split
 Dealt = TypeVar("Dealt")  # record of a split until its times are known
 Reports = Sequence[tuple[float, ...]]
+Floats = NDArray[np.float64]
 
 
 class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
@@ -139,3 +144,54 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
     @abstractmethod
     def _learn(self, dealt: Dealt, seconds: Sequence[float], reports: Reports) -> None:
         """Learn the times of the step whose split was `dealt`."""
+
+
+class CountBalancer(Balancer[Sequence[float], list[int]]):
+    """A `Balancer` that deals a batch in order, counts in proportion to a weight of each rank."""
+
+    def _deal(self, graphs: Sequence[Any], known: Sequence[float]) -> tuple[list[range], list[int]]:
+        counts = whole_shares(len(graphs), known)
+        ends = accumulate(counts)
+        return [range(end - n, end) for n, end in zip(counts, ends, strict=True)], counts
+
+
+def whole_shares(
+    total: int, weights: Sequence[float], most: Sequence[int] | None = None
+) -> list[int]:
+    """Return `total` samples cut in proportion to `weights`, in whole numbers that add up to it.
+
+    Every share is at least 1, and at most `most`. Rounding is by largest remainder; equal ones go
+    to the first. Raises `ConfigError` if there are no such shares.
+    """
+    wanted = np.asarray(weights, np.float64)
+    limits = np.full(len(wanted), total) if most is None else np.asarray(most)
+    if not len(wanted) or not (np.isfinite(wanted).all() and (wanted > 0).all()):
+        raise ConfigError(f"shares by weights {list(weights)}", hint="give positive numbers")
+    if total < len(wanted) or limits.min() < 1 or limits.sum() < total:
+        raise ConfigError(
+            f"{total} samples for {len(wanted)} ranks that take 1 to {limits.tolist()}",
+            hint="every rank needs one: use a larger batch or fewer ranks, or raise the limits",
+        )
+    exact = _within(total, wanted, limits.astype(np.float64))
+    shares = np.floor(exact + 1e-9)
+    order = np.argsort(-(exact - shares), kind="stable")
+    growing = [i for i in order if shares[i] < limits[i]]
+    shares[growing[: round(total - shares.sum())]] += 1
+    return [int(share) for share in shares]
+
+
+def _within(total: int, weights: Floats, limits: Floats) -> Floats:
+    """Return shares in proportion, except that those outside of [1, limit] are set to its ends."""
+    fixed = np.full(len(weights), np.nan)
+    while (free := np.isnan(fixed)).any():
+        rest = total - fixed[~free].sum()
+        shares = rest * weights / weights[free].sum()
+        low, high = free & (shares < 1), free & (shares > limits)
+        if not low.any() and not high.any():
+            return np.where(free, shares, fixed)
+        # Those on the heavier side are fixed first: fixing them can bring the others back.
+        if (shares - limits)[high].sum() >= (1 - shares)[low].sum():
+            fixed[high] = limits[high]
+        else:
+            fixed[low] = 1.0
+    return fixed

@@ -7,22 +7,21 @@ bits on another processor, what follows from them does not.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from cavs.cuda.device import Device
-from cavs.distributed.balance.balancer import Balancer, Reports
-from cavs.distributed.balance.narx import NARX
-from cavs.distributed.balance.predictors import ARIMA, EMA, Memoryless, Predictor
-from cavs.distributed.balance.shares import whole_shares
-from cavs.distributed.balance.usage import Usage, host_usage, usage_on
+from cavs.cuda.memory import CupyMemory
+from cavs.distributed.balance.balancer import CountBalancer, Reports, whole_shares
+from cavs.distributed.balance.predictors import ARIMA, EMA, NARX, Memoryless, Predictor
 from cavs.errors import ConfigError
 
 Use = Sequence[float] | None  # share in use now, by worker
+Usage = Callable[[], tuple[float, float]]  # returns shares of CPU and memory in use
 FULL_MEMORY = 0.95
 PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "memoryless": Memoryless,
@@ -96,12 +95,11 @@ class PairRule:
     window: int = 5
     iteration: int = 0
     warnings: list[str] = field(default_factory=list)
-    _named: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         _check_counts(self.counts)
         self.counts = list(self.counts)
-        workers = len(self.counts)
+        self._named, workers = set[int](), len(self.counts)
         # For how many iterations i has been faster than j without a break, and whether it ever was.
         self._streak = np.zeros((workers, workers), np.int64)
         self._ever = np.zeros((workers, workers), bool)
@@ -123,8 +121,11 @@ class PairRule:
         fits = [i for i in range(workers) if memory is None or memory[i] <= FULL_MEMORY]
         straggler = max(range(workers), key=lambda i: seconds[i])
         leader = min(fits, key=lambda i: seconds[i], default=straggler)
-        if leader == straggler:
-            return list(self.counts)
+        if leader != straggler:
+            self._move(leader, straggler)
+        return list(self.counts)
+
+    def _move(self, leader: int, straggler: int) -> None:
         if self.counts[straggler] <= self.step:
             if straggler not in self._named:
                 self._named.add(straggler)
@@ -132,23 +133,83 @@ class PairRule:
                     f"iteration {self.iteration}: worker {straggler} is slowest with "
                     f"{self.counts[straggler]} samples; training without it would be faster"
                 )
-            return list(self.counts)
-        if self._streak[leader, straggler] >= self.window:
+        elif self._streak[leader, straggler] >= self.window:
             self.counts[leader] += self.step
             self.counts[straggler] -= self.step
         elif self._ever[straggler, leader]:
             self.step, self.window = 1, 20
-        return list(self.counts)
 
 
-class CountBalancer(Balancer[Sequence[float], list[int]]):
-    """A `Balancer` that deals a batch in order, counts in proportion to a weight of each rank."""
+# ---- use of hosts and devices ------------------------------------------------------------------
 
-    def _deal(self, graphs: Sequence[Any], known: Sequence[float]) -> tuple[list[range], list[int]]:
-        counts = whole_shares(len(graphs), known)
-        return [
-            range(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)
-        ], counts
+
+class HostUsage:
+    """Usage of a Linux host by all its programs; zeros on other systems.
+
+    CPU: the share of the time of all cores since this thread's last call that was not idle.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self.proc = proc
+        self._last = _Last()
+
+    def __call__(self) -> tuple[float, float]:
+        """Return the shares in use now."""
+        try:
+            stat, memory = ((self.proc / name).read_text() for name in ("stat", "meminfo"))
+        except OSError:
+            return 0.0, 0.0
+        return self._cpu(stat.splitlines()[0]), _memory(memory)
+
+    def _cpu(self, line: str) -> float:
+        # user nice system idle iowait irq softirq steal; guests are counted in user.
+        ticks = [int(word) for word in line.split()[1:9]]
+        total, idle, last = sum(ticks), sum(ticks[3:5]), self._last
+        if total > last.total:  # else two calls within a tick
+            last.share = min(max(1 - (idle - last.idle) / (total - last.total), 0.0), 1.0)
+        last.total, last.idle = total, idle
+        return last.share
+
+
+class _Last(threading.local):
+    """Ticks and result of the last call of a thread: ranks may be threads."""
+
+    total = idle = 0
+    share = 0.0
+
+
+def _memory(text: str) -> float:
+    rows = (line.partition(":") for line in text.splitlines())
+    sizes = {name: int(rest.split()[0]) for name, _, rest in rows}
+    total = sizes.get("MemTotal", 0)
+    available = sizes.get("MemAvailable", total)  # kernels before 3.14 do not say
+    return min(max(1 - available / total, 0.0), 1.0) if total else 0.0
+
+
+host_usage = HostUsage()
+
+
+def gpu_usage(memory: CupyMemory) -> Usage:
+    """Return the usage of the host's CPU and of the memory of a GPU, without that which a pool
+    keeps for later.
+    """
+
+    def usage() -> tuple[float, float]:
+        free, total = memory.free_and_total()
+        return host_usage()[0], 1 - min(free + memory.kept(), total) / total
+
+    return usage
+
+
+def usage_on(device: Device | None) -> Usage:
+    """Return the usage of the memory of `device`, or of its host; DeviceError if unknown."""
+    if device is None:
+        return host_usage
+    own = device.memory
+    return gpu_usage(own if isinstance(own, CupyMemory) else CupyMemory(device.ordinal))
+
+
+# ---- balancers ---------------------------------------------------------------------------------
 
 
 class SpeedBalancer(CountBalancer):

@@ -255,9 +255,3 @@ class Collate:
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))
-
-
-def collate_of(whole: Callable[..., Any], division: LoaderSplit, last: Collate | None) -> Collate:
-    """Return the collate function; `last` if it is equal, as a loader may cache its batches."""
-    fresh = Collate(whole, division)
-    return last if last is not None and last == fresh else fresh

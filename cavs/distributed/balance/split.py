@@ -10,13 +10,22 @@ import numpy as np
 
 from cavs.distributed.balance.balancer import Balancer, Reports
 from cavs.distributed.balance.model import CostModel, Floats, features, profiles
-from cavs.distributed.balance.shares import gradient_weights
 from cavs.errors import ConfigError
 
 _EXCHANGES = 200  # moves and swaps at most; each makes the slowest rank faster
 _PACKINGS = 6  # halvings of the interval in which the best packing lies
 _WASTE = 1.05  # below, sharing levels better than by chance gains too little to look for
 _EVEN = 1.002  # slowest by mean: what is left is below the noise of a clock
+
+
+def gradient_weights(counts: Sequence[int]) -> list[float]:
+    """Return factors of each rank's mean gradient over its `counts` samples, so that the sum over
+    ranks is the mean gradient of the whole batch (Chen et al. 2020, section 3.4).
+    """
+    total = sum(counts)
+    if total < 1 or min(counts) < 0:
+        raise ConfigError(f"batches of {list(counts)} samples", hint="give at least one sample")
+    return [count / total for count in counts]
 
 
 class Split:

@@ -103,6 +103,15 @@ class Survivors:
                     self.session.stopping |= self.ends_fit
                 return result
 
+    def run_settled(self, work: Callable[[], T]) -> T:
+        """`run_resilient`, with all stale parameters settled before the work."""
+
+        def settle_and_work() -> T:
+            self.session.stale.settle()
+            return work()
+
+        return self.run_resilient(settle_and_work)
+
     def lost_peers(self, stopped: KeyboardInterrupt) -> LostPeerError:
         """Return the error of a `fit` that has saved its state; `stopped` says where."""
         report("parted")

@@ -220,11 +220,10 @@ class RankTraining:
 
     def compare_fits(self) -> None:
         """Raise `ConfigError` on all ranks unless a further `fit` has the same batches and end."""
-        session = self.session
-        session.stale.settle()
-        session.agreement.consensus("fit")
+        agreement = self.session.agreement
+        agreement.consensus("fit")
         known = {"loader": self.loader_facts, **self.fit_facts}
-        session.agreement.same({name: str(value) for name, value in known.items()})
+        agreement.same({name: str(value) for name, value in known.items()})
 
     def reshard_loader(self) -> None:
         """Let the loader shard its next batches over the present replicas."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cavs
-from cavs.distributed.balance import PairBalancer, usage
+from cavs.distributed.balance import PairBalancer, lbbsp
 from cavs.distributed.comm import run_threads
 from cavs.distributed.step import devices
 from cavs.errors import CommunicationError, DeviceError
@@ -51,7 +51,7 @@ def test_a_missing_device_is_an_error_on_all_ranks(monkeypatch):
 
 def test_a_balancer_uses_the_memory_of_the_device(twin, monkeypatch):
     """Unless another measure was given: the memory of the host says nothing of room on a GPU."""
-    monkeypatch.setattr(usage, "CupyMemory", Full)
+    monkeypatch.setattr(lbbsp, "CupyMemory", Full)
 
     def work(c, **options):
         balancer = PairBalancer(**options)

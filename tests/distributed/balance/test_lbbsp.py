@@ -16,7 +16,7 @@ from cavs.distributed.balance import (
     gradient_weights,
     whole_shares,
 )
-from cavs.distributed.balance.narx import train
+from cavs.distributed.balance.predictors import train
 from cavs.errors import ConfigError
 
 positive = st.floats(1e-6, 1e6)

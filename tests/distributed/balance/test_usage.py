@@ -12,7 +12,7 @@ from cavs.distributed.balance import (
     PairBalancer,
     gpu_usage,
     host_usage,
-    usage,
+    lbbsp,
     usage_on,
 )
 from cavs.distributed.comm import run_threads
@@ -82,7 +82,7 @@ class Full:
 
 
 def test_memory_of_the_device_counts(monkeypatch):
-    monkeypatch.setattr(usage, "CupyMemory", Full)
+    monkeypatch.setattr(lbbsp, "CupyMemory", Full)
     assert usage_on(None) is host_usage
     for memory in (None, Full(0)):
         assert usage_on(Device("", 0, "sm_90", None, memory))()[1] == pytest.approx(0.9)
@@ -102,7 +102,7 @@ def test_a_training_sets_the_device_of_a_balancer(given):
 
 
 def test_a_balancer_may_move_to_another_device(monkeypatch):
-    monkeypatch.setattr(usage, "CupyMemory", Full)
+    monkeypatch.setattr(lbbsp, "CupyMemory", Full)
     balancer, told = PairBalancer(), PairBalancer(usage=host_usage)
     device = Device("", 0, "sm_90", None, None)
     for where in (device, None, device):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed.balance import PREDICTORS, CostModel, SpeedBalancer
-from cavs.distributed.balance.shares import whole_shares
+from cavs.distributed.balance import PREDICTORS, CostModel, SpeedBalancer, whole_shares
 from cavs.distributed.comm import run_threads
 from cavs.distributed.compression.powersgd import orthonormal, product
 from cavs.distributed.step import program
