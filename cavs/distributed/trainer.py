@@ -32,7 +32,6 @@ from cavs.train import Trainer as LocalTrainer
 from cavs.train.optim import Optimizer
 from cavs.train.stepping import TrainingState
 
-
 _OF_TRAINING = ("begun", "deterministic", "elastic", "precision", "resources")
 
 
