@@ -12,7 +12,7 @@ from typing import Any
 
 from cavs.cli import options, stored_options
 from cavs.cli.registry import SPLITS, Task, listed
-from cavs.data.source import decode, read_bytes
+from cavs.data.source import decode, read_bytes, refuse_device
 from cavs.errors import ConfigError, DataError, FeatureError, GraphError
 from cavs.train import DataLoader, Trainer, optim
 from cavs.train.log import plain
@@ -134,6 +134,7 @@ def _text(path: str, name: str) -> str:
         raw = read_bytes(Path(path))
     else:
         try:
+            refuse_device(sys.stdin.buffer)
             raw = sys.stdin.buffer.read()  # bytes, since sys.stdin decodes by the locale
         except OSError as error:
             raise DataError(f"cannot read {name}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or broken."""
+"""Standard streams that are closed, full, broken, or that cannot encode all text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class _Unfailing(io.FileIO):
 
 
 def prepare() -> None:
-    """Replace closed streams by empty ones, and let errors of stderr pass.
+    r"""Replace closed streams by empty ones, and let errors of stderr pass.
 
+    Characters that the encoding of a stream lacks, as in names of files, are written as ``\xfc``.
     Closed descriptors are opened in order, so that no checkpoint takes the number of the standard
     error, also in programs that a command starts.
     """
@@ -54,7 +55,7 @@ def _over(raw: type[io.FileIO], stream: Any) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(raw(stream.fileno(), "w", closefd=False)),
         stream.encoding,
-        stream.errors,
+        "backslashreplace",
         line_buffering=stream.line_buffering or stream.write_through,
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 from cavs.errors import DataError
 
@@ -63,14 +65,23 @@ def as_items(items: Iterable[T], item_type: type[T], needed: str, hint: str) -> 
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file; DataError if it is missing or unreadable."""
+    """Return the content of a file; DataError if it is missing, unreadable or a device."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            refuse_device(file)
+            return file.read()
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read: {error.strerror or error}",
             hint="check the path, and that the file may be read",
         ) from None
+
+
+def refuse_device(file: IO[Any]) -> None:
+    """Raise OSError for a device but a terminal: it may be endless, such as /dev/zero."""
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty()):
+        raise OSError(errno.EINVAL, "it is a device, not a file")
 
 
 def decode(raw: bytes, path: Path | str) -> str:

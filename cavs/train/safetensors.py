@@ -10,6 +10,7 @@ import errno
 import json
 import math
 import os
+import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ _DTYPES = {
     "BOOL": "|b1",
 }
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
+_PART = 1 << 24  # bytes read at once where a file has no known size
 _MAX_HEADER = 100_000_000  # the limit of the format's reference reader
 # A metadata key of cavs: checksums of the arrays, and of the header with zeros for its own. Files
 # of other programs have none, older files only that of the arrays.
@@ -118,24 +120,18 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]
 
     Raises `CheckpointError` for a file that is missing, truncated, corrupt or of another format.
     """
-    try:
-        content = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot read the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
-            hint="check the path",
-        ) from error
-    entries, start = _parse_header(path, content)
+    header, content = _read_file(path, arrays=True)
+    entries = _parse_header(path, header)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, "its __metadata__ is not a map of strings")
-    data = memoryview(content)[start:]
+    data = memoryview(content)
     tensors, end = _tensors(path, entries, data)
     if end != len(data):
         raise _damaged(path, f"it has {len(data)} bytes of arrays, but its header says {end}")
     stored = metadata.pop(_CHECKSUM, None)
     if stored is not None:
-        _check_sums(path, content[8:start], zlib.crc32(data), *stored.partition(" ")[::2])
+        _check_sums(path, header[8:], zlib.crc32(data), *stored.partition(" ")[::2])
     return tensors, metadata
 
 
@@ -153,17 +149,41 @@ def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
 
     Raises `CheckpointError` for a file that cannot be read, or is of another format.
     """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(8)
-            content += file.read(min(int.from_bytes(content, "little"), _MAX_HEADER))
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read the checkpoint {path}: {error.strerror or error}", hint="check the path"
-        ) from error
-    entries, _ = _parse_header(path, content)
+    entries = _parse_header(path, _read_file(path, arrays=False)[0])
     metadata = entries.pop("__metadata__", {})
     return {k: e.get("shape") for k, e in entries.items() if isinstance(e, dict)}, metadata
+
+
+def _read_file(path: str | os.PathLike[str], *, arrays: bool) -> tuple[bytes, bytes]:
+    """Return the length and the header, and the bytes of all arrays if `arrays`.
+
+    A file that is not a regular one may be endless: it is read as far as its header states.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            header = file.read(8)
+            length = int.from_bytes(header, "little")
+            header += file.read(length) if length <= _MAX_HEADER else b""
+            if not arrays:
+                return header, b""
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return header, file.read()
+            parts, left = [], 1 + max(map(_end, _parse_header(path, header).values()), default=0)
+            while left > 0 and (part := file.read(min(left, _PART))):
+                parts.append(part)
+                left -= len(part)
+            return header, b"".join(parts)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {getattr(error, 'strerror', None) or error}",
+            hint="check the path",
+        ) from error
+
+
+def _end(entry: object) -> int:
+    """Return where an array ends; 0 for metadata, and for an entry that `_tensors` refuses."""
+    offsets = _counts(entry.get("data_offsets")) if isinstance(entry, dict) else None
+    return offsets[-1] if offsets else 0
 
 
 def _damaged(path: object, what: str) -> CheckpointError:
@@ -173,7 +193,7 @@ def _damaged(path: object, what: str) -> CheckpointError:
     )
 
 
-def _parse_header(path: object, content: bytes) -> tuple[dict[str, Any], int]:
+def _parse_header(path: object, content: bytes) -> dict[str, Any]:
     if len(content) < 8:
         raise _damaged(path, f"it has {len(content)} bytes, fewer than 8")
     length = int.from_bytes(content[:8], "little")
@@ -190,7 +210,7 @@ def _parse_header(path: object, content: bytes) -> tuple[dict[str, Any], int]:
         raise _damaged(path, f"its header is not JSON ({error})") from error
     if not isinstance(entries, dict):  # pragma: no cover - a text that starts with { is a dict
         raise _damaged(path, "its header is not a JSON object")
-    return entries, 8 + length
+    return entries
 
 
 def _counts(value: object) -> list[int] | None:

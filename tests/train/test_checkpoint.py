@@ -118,6 +118,28 @@ def test_damaged_files_are_refused(tmp_path, content, text):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom", "/dev/null"])
+@pytest.mark.parametrize("read", [safetensors.read, safetensors.read_header])
+def test_devices_are_refused_after_the_header(path, read):
+    with pytest.raises(CheckpointError, match=f"{path} is not a whole safetensors file"):
+        read(path)
+
+
+def test_a_pipe_is_read_no_further_than_its_header_says():
+    read, write = os.pipe()
+    os.write(write, header({"a": entry()}, bytes(8)))
+    os.close(write)
+    tensors, _ = safetensors.read(f"/dev/fd/{read}")
+    assert tensors["a"].tolist() == [0, 0]
+    os.close(read)
+    read, write = os.pipe()  # whose writer stays: reading to the end would not return
+    os.write(write, header({"a": entry()}, bytes(9)))
+    with pytest.raises(CheckpointError, match="has 9 bytes of arrays, but its header says 8"):
+        safetensors.read(f"/dev/fd/{read}")
+    os.close(read)
+    os.close(write)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_cut_or_flipped_byte_is_detected(tmp_path_factory, data):

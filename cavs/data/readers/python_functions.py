@@ -175,6 +175,8 @@ def read_functions(
     seen: set[tuple[object, ...]] = set()
     for module, path in _modules(folder):
         try:
+            if not path.is_file():  # a named pipe may never have a writer
+                raise FileNotFoundError("it is no regular file")
             found = list(functions_of(path.read_bytes(), module, sizes))
         except (SyntaxError, ValueError, RecursionError, MemoryError, OSError) as error:
             import logging  # slow to import, and rarely needed

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from cavs.data.source import refuse_device
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.errors import ConfigError
 
@@ -193,6 +194,8 @@ def load_resources(path: str | os.PathLike[str]) -> ResourceSpec:
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return the text of a file. Raises `ConfigError` if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8") as file:
+            refuse_device(file)
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", hint="check the path") from None

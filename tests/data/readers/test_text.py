@@ -29,6 +29,20 @@ def test_lines_become_token_lists(tmp_path):
         read_text(path)
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom", "/dev/null"])
+def test_devices_may_be_endless_and_are_refused(path):
+    with pytest.raises(DataError, match=f"{path}: cannot be read: it is a device, not a file"):
+        read_text(path)
+
+
+def test_a_pipe_is_read():
+    read, write = os.pipe()
+    os.write(write, b"a b\n")
+    os.close(write)
+    assert read_text(f"/dev/fd/{read}") == [["a", "b", "<eos>"]]
+    os.close(read)
+
+
 def test_a_text_may_be_read_twice(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a b a\nb\n")

@@ -184,6 +184,8 @@ def test_files_that_cannot_be_read(tmp_path):
         load_resources(tmp_path / "absent")
     with pytest.raises(ConfigError, match="cannot read"):
         load_resources(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot read /dev/zero: .* it is a device, not a file"):
+        load_resources("/dev/zero")
 
 
 def test_specifications_built_in_python():
