@@ -6,12 +6,12 @@ the whole grids, which the documents show.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
 
 from benchmarks import ablation, fixed_lstm, lstm, naive, preparation, report, sst, tree_fc
+from benchmarks.options import OptionParser
 from benchmarks.result_paths import LATEST
 from benchmarks.workloads import missing_data
 
@@ -37,7 +37,7 @@ WORKLOADS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = OptionParser("benchmarks", __doc__ or "")
     parser.add_argument(
         "programs", nargs="*", choices=[*PROGRAMS, []], default=[], help="default: all"
     )

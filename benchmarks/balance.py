@@ -8,7 +8,6 @@ same on every machine.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import cavs
+from benchmarks.options import OptionParser, at_least
 from cavs import nn, ops
 from cavs.distributed.balance import CostModel, split_batch
 
@@ -122,13 +122,17 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.balance", description=__doc__)
-    parser.add_argument("--hidden", type=int, default=128, metavar="N")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64], metavar="N")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N")
-    parser.add_argument("--steps", type=int, default=60, metavar="N")
+    parser = OptionParser("benchmarks.balance", __doc__ or "")
+    parser.add_argument("--hidden", type=at_least(1), default=128, metavar="N")
+    parser.add_argument(
+        "--batch-sizes", type=at_least(1), nargs="+", default=[16, 32, 64], metavar="N"
+    )
+    parser.add_argument("--ranks", type=at_least(2), nargs="+", default=[2], metavar="N")
+    parser.add_argument("--steps", type=at_least(1), default=60, metavar="N")
     parser.add_argument("--counted", action="store_true", help="estimates in place of times")
     given = parser.parse_args(argv)
+    if min(given.batch_sizes) < max(given.ranks):
+        parser.error("--batch-sizes: a global batch needs a graph for every rank")
     cavs.set_num_threads(1)
     print("ranks  global batch  less time  slowest / mean  ms to split")
     for ranks in given.ranks:

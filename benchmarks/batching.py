@@ -18,6 +18,7 @@ from typing import Any
 import cavs
 from benchmarks.harness import markdown, write_report
 from benchmarks.new_process import in_new_process
+from benchmarks.options import THREADS, at_least, refuse_too_few_samples
 from benchmarks.ratios import ratio, summary
 from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
@@ -113,13 +114,16 @@ def main(arguments: list[str] | None = None) -> int:
     workloads = ("tree-lstm", "var-lstm")
     add("--workload", nargs="+", choices=workloads, default=list(workloads))
     add("--mode", nargs="+", choices=list(MODES.values()), default=list(MODES.values()))
-    add("--hidden", type=int, nargs="+", default=[150, 256, 512], metavar="H")
-    add("--batch-size", type=int, nargs="+", default=[1, 64], metavar="N")
-    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
-    add("--trees", type=int, default=256, help="or sentences of a pass")
-    add("--rounds", type=int, default=25)
+    add("--hidden", type=at_least(1), nargs="+", default=[150, 256, 512], metavar="H")
+    add("--batch-size", type=at_least(1), nargs="+", default=[1, 64], metavar="N")
+    add("--threads", type=THREADS, nargs="+", default=[1, 2], metavar="N")
+    add("--trees", type=at_least(1), default=256, help="or sentences of a pass")
+    add("--rounds", type=at_least(1), default=25)
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
     given = parser.parse_args(arguments)
+    for workload in given.workload:
+        case = replace(base_case(workload, 1, False, given.data), batches=given.trees)
+        refuse_too_few_samples(parser, case)
     sizes, threads = given.batch_size, given.threads
     found = []
     for workload, mode, hidden in product(given.workload, given.mode, given.hidden):

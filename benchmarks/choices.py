@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import Runner, make_runner, run_linked
+from benchmarks.distributed import Runner, make_runner, refuse_data, run_linked
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
+from benchmarks.options import at_least, builder_name, not_negative
 from benchmarks.result_paths import GridParser
 from cavs.distributed import world
 from cavs.distributed.comm import SingleCommunicator
@@ -158,17 +159,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("choices", __doc__ or "")
     add = parser.add_argument
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
-    add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
-    add("--hidden", type=int, default=256)
-    add("--batch-size", type=int, default=16, help="graphs a rank")
-    add("--batches", type=int, default=3, help="different ones")
-    add("--rounds", type=int, default=15)
-    add("--builders", nargs="+", default=list(BUILDERS), metavar="NAME")
-    add("--megabits", type=float, nargs="*", default=[], metavar="X", help="of slow links")
+    add("--ranks", type=at_least(2), nargs="+", default=[2, 4], metavar="N")
+    add("--hidden", type=at_least(1), default=256)
+    add("--batch-size", type=at_least(1), default=16, help="graphs a rank")
+    add("--batches", type=at_least(1), default=3, help="different ones")
+    add("--rounds", type=at_least(1), default=15)
+    add("--builders", nargs="+", type=builder_name, default=list(BUILDERS), metavar="NAME")
+    add("--megabits", type=not_negative, nargs="*", default=[], metavar="X", help="of slow links")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if not given.data:
-        parser.error("--data DIR or $CAVS_DATA is needed")
+    if AUTO in given.builders:
+        parser.error(f"--builders: {AUTO} is always measured; leave it out")
+    refuse_data(parser, given)
     given.data = os.path.abspath(given.data)
     if given.rank:
         result = measure(given)

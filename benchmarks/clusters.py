@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.bounds import Row, checked, missed, verdict
+from benchmarks.options import OptionParser, at_least
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.planning.auto import CANDIDATES, compare, make_strategy
 from cavs.distributed.planning.builders import REGISTRY, build
@@ -184,13 +185,21 @@ def rivals(model: str, where: str, overlapped: bool) -> Row:
     return checked(measure, mine / times[best] - 1, SLOWER, False, "{:.1%}")
 
 
+def workers_of(text: str) -> int:
+    """Return a number of workers that fill their nodes: an argparse type."""
+    value = at_least(1)(text)
+    if value > 4 and value % 4:
+        raise argparse.ArgumentTypeError(f"{text!r} workers do not fill nodes of four GPUs")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.clusters", description=__doc__)
+    parser = OptionParser("benchmarks.clusters", __doc__ or "")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["vgg16", "tree_lstm"])
     parser.add_argument("--clusters", nargs="*", choices=TABLE, default=["A1", "B3", "B8"])
     parser.add_argument(
         "--workers",
-        type=int,
+        type=workers_of,
         nargs="*",
         default=[4, 16, 64, 256, 1024],
         metavar="N",

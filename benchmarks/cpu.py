@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks import batching, cpu_cases, machine
 from benchmarks.cpu_table import checked_rows, missed, summary_table
 from benchmarks.findings import Findings
+from benchmarks.options import at_least, positive
 from benchmarks.preparation import between, growth
 from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
@@ -153,8 +154,8 @@ def main(arguments: SequenceOf[str] | None = None) -> int:
         help='folder that holds sst/ and wikitext2/; "random": samples are drawn',
     )
     add("--only", nargs="+", choices=PARTS, default=[], metavar="NAME", help=", ".join(PARTS))
-    add("--rounds", type=int, default=0, help="interleaved repetitions; 0: by part")
-    add("--patience", type=float, default=600, help="seconds that a process may take to answer")
+    add("--rounds", type=at_least(0), default=0, help="interleaved repetitions; 0: by part")
+    add("--patience", type=positive, default=600, help="seconds that a process may take to answer")
     add("--in-process", action="store_true", help="everything in this process")
     add(
         "--quick",

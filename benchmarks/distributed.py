@@ -29,9 +29,10 @@ import cavs
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import over_tcp, refusal, slow_links
+from benchmarks.options import at_least, not_negative, strategy_name
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
-from cavs.cli.registry import find
+from cavs.cli.registry import Task, find
 from cavs.distributed import Trainer, world
 from cavs.distributed.balance.shards import shard
 from cavs.distributed.comm import SingleCommunicator
@@ -41,6 +42,7 @@ from cavs.distributed.step.steps import StepReport
 from cavs.distributed.strategy.expression import Strategy
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.sync import ParameterServer, SufficientFactors
+from cavs.errors import CavsError
 
 ALONE = "alone"
 LATE = ", late"
@@ -73,12 +75,17 @@ class Runner:
         return time.perf_counter() - begun, report
 
 
-def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Runner:
+def task_of(options: argparse.Namespace) -> Task:
+    """Return the model and its data."""
     entry = find("tree-lstm")
     own = argparse.Namespace(**entry.options())
     own.data, own.limit, own.seed = os.path.join(options.data, "sst"), None, 0
     own.hidden_size, own.dropout = options.hidden, 0.0
-    task = entry.build(own)
+    return entry.build(own)
+
+
+def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Runner:
+    task = task_of(options)
     graphs = task.required("train")
     c = communicator
     strategy = name.removesuffix(LATE)
@@ -238,20 +245,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("distributed", __doc__ or "")
     add = parser.add_argument
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
-    add("--ranks", type=int, nargs="+", default=[1, 2, 4], metavar="N")
-    add("--hidden", type=int, default=512)
-    add("--batch-size", type=int, default=64, help="graphs a rank")
-    add("--batches", type=int, default=6, help="different ones")
-    add("--rounds", type=int, default=20)
-    add("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
+    add("--ranks", type=at_least(1), nargs="+", default=[1, 2, 4], metavar="N")
+    add("--hidden", type=at_least(1), default=512)
+    add("--batch-size", type=at_least(1), default=64, help="graphs a rank")
+    add("--batches", type=at_least(1), default=6, help="different ones")
+    add("--rounds", type=at_least(1), default=20)
+    add(
+        "--strategies",
+        nargs="+",
+        type=strategy_name(*BUILT_IN),
+        default=list(STRATEGIES),
+        metavar="NAME",
+    )
     add("--quick", action="store_true", help="small: shows that it runs")
-    add("--megabits", type=float, default=0.0, metavar="X", help="of slow links, which need root")
+    add(
+        "--megabits",
+        type=not_negative,
+        default=0.0,
+        metavar="X",
+        help="of slow links, which need root",
+    )
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if not given.data:
-        parser.error("--data DIR or $CAVS_DATA is needed")
     if given.quick:
         given.hidden, given.batch_size, given.batches, given.rounds = 64, 8, 2, 3
+    if 1 in given.ranks and "buckets" not in given.strategies:
+        parser.error("--ranks 1 measures the strategy buckets alone; name it in --strategies")
+    refuse_data(parser, given)
     if given.rank:
         result = measure(given)
         if result["ranks"] == 1 or os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
@@ -268,6 +288,24 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n" + show(results[-1]))
     write_report(given.out, "\n\n".join(map(show, results)), results)
     return 1 if any(missed(targets(result)) for result in results) else 0
+
+
+def refuse_data(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """End the program where the treebank is missing, or smaller than the batches of all ranks."""
+    if given.rank:  # the process that starts the ranks has looked
+        return
+    if not given.data:
+        parser.error("--data DIR or $CAVS_DATA is needed")
+    try:
+        have = len(task_of(given).required("train"))
+    except CavsError as error:
+        parser.error(error.what)
+    least = max(given.ranks) * given.batch_size * given.batches
+    if least > have:
+        parser.error(
+            f"--batches {given.batches} of {given.batch_size} graphs for each of "
+            f"{max(given.ranks)} ranks are {least} graphs, but the treebank has {have}"
+        )
 
 
 def targets(result: dict[str, Any]) -> list[Row]:

@@ -27,6 +27,7 @@ import numpy as np
 import cavs
 from benchmarks.harness import markdown, write_report
 from benchmarks.killed_rank import FinishedRun, compare
+from benchmarks.options import at_least, positive, strategy_name
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
 from benchmarks.sentiment import Sentiment, trees
@@ -193,20 +194,26 @@ def undisturbed(given: argparse.Namespace, strategy: str) -> list[FinishedRun]:
 def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("faults", __doc__ or "")
     add = parser.add_argument
-    add("--ranks", type=int, default=4, metavar="N")
-    add("--runs", type=int, default=20, metavar="N", help="of each strategy")
-    add("--strategies", nargs="+", default=[BUCKETS], metavar="NAME")
-    add("--calm", type=int, default=3, metavar="N", help="undisturbed runs of stale strategies")
-    add("--epochs", type=int, default=5, metavar="N")
-    add("--seed", type=int, default=0)
-    add("--timeout", type=float, default=60, metavar="S", help="that a rank waits for another")
-    add("--limit", type=float, default=300, metavar="S", help="of a run; then it is ended")
+    add("--ranks", type=at_least(2), default=4, metavar="N")
+    add("--runs", type=at_least(1), default=20, metavar="N", help="of each strategy")
+    add("--strategies", nargs="+", type=strategy_name(BUCKETS), default=[BUCKETS], metavar="NAME")
+    add(
+        "--calm",
+        type=at_least(1),
+        default=3,
+        metavar="N",
+        help="undisturbed runs of stale strategies",
+    )
+    add("--epochs", type=at_least(1), default=5, metavar="N")
+    add("--seed", type=at_least(0), default=0)
+    add("--timeout", type=positive, default=60, metavar="S", help="that a rank waits for another")
+    add("--limit", type=positive, default=300, metavar="S", help="of a run; then it is ended")
     for hidden in ("--folder", "--strategy"):
         add(hidden, help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.ranks < 2 or given.calm < 1:
-        parser.error("give at least 2 ranks, of which one is killed, and at least 1 calm run")
+    if given.ranks > BATCH:
+        parser.error(f"--ranks: a global batch has {BATCH} graphs, one for a rank at least")
     if given.rank:
         train(given)
         return 0

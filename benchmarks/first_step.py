@@ -11,6 +11,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.options import OptionParser
+from benchmarks.runner import RUNNERS
 from benchmarks.samples import RANDOM, ROOT
 from benchmarks.workloads import Case
 
@@ -57,16 +59,30 @@ def measure(case: Case) -> dict[str, float]:
     return found | {"total": found["import"] + found["first"]}
 
 
+def case_of(text: str) -> Case:
+    """Return the case that JSON describes: an argparse type."""
+    try:
+        case = Case(**json.loads(text))
+        counts = (case.hidden, case.batch_size, case.threads, case.batches, case.embedding)
+        if not all(isinstance(n, int) and n > 0 for n in counts):
+            raise ValueError(f"sizes are whole numbers of at least 1, not {counts}")
+        if case.workload not in RUNNERS:
+            raise ValueError(f"no workload {case.workload!r}; there are {', '.join(RUNNERS)}")
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return case
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_step", description=__doc__)
+    parser = OptionParser("benchmarks.first_step", __doc__ or "")
     parser.add_argument(
         "--case",
-        type=json.loads,
-        default={"workload": "tree-lstm", "hidden": 256, "batch_size": 64, "data": RANDOM},
+        type=case_of,
+        default=Case("tree-lstm", 256, 64, data=RANDOM),
         metavar="JSON",
         help="fields of a Case of benchmarks.workloads; default: drawn trees, h 256, batch size 64",
     )
-    print(json.dumps(measure(Case(**parser.parse_args(arguments).case))))
+    print(json.dumps(measure(parser.parse_args(arguments).case)))
     return 0
 
 

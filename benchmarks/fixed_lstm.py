@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import cases_from, parser_for, run
+from benchmarks.options import at_least
 from benchmarks.workloads import Case
 
 
@@ -19,8 +20,10 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="predict the next token among the whole vocabulary, not 8 classes",
     )
-    parser.add_argument("--vocabulary", type=int, default=10_000, help="most frequent words kept")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")
+    parser.add_argument(
+        "--vocabulary", type=at_least(1), default=10_000, help="most frequent words kept"
+    )
+    parser.add_argument("--length", type=at_least(1), default=64, help="tokens of a sequence")
     given = parser.parse_args(arguments)
     base = Case(
         "fixed-lstm",

@@ -26,6 +26,7 @@ from benchmarks.findings import Findings
 from benchmarks.gpu_cases import Group, groups
 from benchmarks.gpu_parts import BOUNDED, OTHERS, PIECES, Failures, Piece
 from benchmarks.gpu_table import missed, summary_table
+from benchmarks.options import OptionParser, at_least, not_negative, positive
 from benchmarks.products import products_of
 from benchmarks.result_paths import RESULTS
 from benchmarks.samples import RANDOM, ROOT
@@ -210,11 +211,7 @@ def refused(given: argparse.Namespace) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     started = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = OptionParser("benchmarks.gpu", __doc__ or "")
     add = parser.add_argument
     add("--device", default="cuda", help='"cuda", "cuda:1", ... or "cpu" to try the program out')
     add(
@@ -226,11 +223,15 @@ def main(arguments: list[str] | None = None) -> int:
     add("--full", action="store_true", help="every size and precision; longer than ten minutes")
     add("--tiny", action="store_true", help="sizes that say nothing, to see that all parts run")
     add("--only", nargs="+", default=[], metavar="PART", help="parts or groups of cases by name")
-    add("--rounds", type=int, default=7, help="interleaved repetitions")
-    add("--steps", type=int, default=0, help="of the loss curve; 0: 1000")
-    add("--limit", type=float, default=0, help="seconds after which nothing is begun; 0: 500")
-    add("--deadline", type=float, default=0, help="seconds after which all is killed; 0: 580")
-    add("--patience", type=float, default=120, help="seconds that a process may take to answer")
+    add("--rounds", type=at_least(1), default=7, help="interleaved repetitions")
+    add("--steps", type=at_least(0), default=0, help="of the loss curve; 0: 1000")
+    add(
+        "--limit", type=not_negative, default=0, help="seconds after which nothing is begun; 0: 500"
+    )
+    add(
+        "--deadline", type=not_negative, default=0, help="seconds after which all is killed; 0: 580"
+    )
+    add("--patience", type=positive, default=120, help="seconds that a process may take to answer")
     add("--no-bounds", action="store_true", help="a missed bound is no failure")
     add("--in-process", action="store_true", help="everything in this process")
     add(

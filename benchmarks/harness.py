@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.options import THREADS, at_least
 from benchmarks.ratios import Summary, ratio, summary
 from benchmarks.refcheck import check
 from benchmarks.result_paths import GridParser
@@ -208,10 +209,17 @@ def parser_for(
     """Return a parser with the options that every program has."""
     parser = GridParser(program, description)
     add = parser.add_argument
-    add("--hidden", type=int, nargs="+", default=list(hidden), metavar="H", help="hidden sizes")
-    add("--batch-size", type=int, nargs="+", default=list(batch_sizes), metavar="N")
+    add(
+        "--hidden",
+        type=at_least(1),
+        nargs="+",
+        default=list(hidden),
+        metavar="H",
+        help="hidden sizes",
+    )
+    add("--batch-size", type=at_least(1), nargs="+", default=list(batch_sizes), metavar="N")
     add("--mode", nargs="+", choices=("training", "inference"), default=["training", "inference"])
-    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    add("--threads", type=THREADS, nargs="+", default=[1, 2], metavar="N")
     add(
         "--runners",
         nargs="+",
@@ -228,8 +236,8 @@ def parser_for(
         metavar="NAME",
         help="ratios are taken to its time; empty: cavs if it runs, else the first",
     )
-    add("--rounds", type=int, default=9, help="interleaved repetitions")
-    add("--batches", type=int, default=0, help="batches of a pass; 0: by batch size")
+    add("--rounds", type=at_least(1), default=9, help="interleaved repetitions")
+    add("--batches", type=at_least(0), default=0, help="batches of a pass; 0: by batch size")
     add("--optimizer", choices=("adagrad", "sgd"), default="adagrad")
     add(
         "--data",
@@ -337,6 +345,9 @@ def run(
             if base_of(name)[0] not in known:
                 print(f"no runner {name!r}; there are {', '.join(known)}", file=sys.stderr)
                 return 2
+    if given.reference and given.reference not in names:
+        print(f"no reference {given.reference!r} among {', '.join(names)}", file=sys.stderr)
+        return 2
     missing = missing_data((case.workload for case in cases), cases[0].data)
     if missing:
         print(missing, file=sys.stderr)

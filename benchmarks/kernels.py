@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import OptionParser, positive
 from cavs import _engine
 
 KERNELS = _engine.kernels
@@ -158,11 +158,11 @@ def report_map(table: Any, source: Any, store: Any, dtype: str, budget: float) -
 
 def main() -> None:
     """Parse the arguments and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = OptionParser("benchmarks.kernels", __doc__ or "")
     isas = [*KERNELS.supported_isas(), *UNITS]
     parser.add_argument("--isa", default=_engine.isa(), choices=isas, help="instruction set")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    parser.add_argument("--seconds", type=float, default=0.03, help="time for each figure")
+    parser.add_argument("--seconds", type=positive, default=0.03, help="time for each figure")
     parser.add_argument("--only", choices=("products", "map"), help="print one part")
     arguments = parser.parse_args()
     dtype = arguments.dtype

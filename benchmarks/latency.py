@@ -6,7 +6,6 @@ it is opened, "persistent" has one kernel walk the narrow tasks. Microseconds.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_cases import SST, small
+from benchmarks.options import OptionParser, at_least, refuse_too_few_samples
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
 from benchmarks.samples import RANDOM
@@ -105,18 +105,16 @@ def latency(case: Case, ways: SequenceOf[str]) -> tuple[dict[str, Any], Failures
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.latency",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = OptionParser("benchmarks.latency", __doc__ or "")
     add = parser.add_argument
     add("--device", default="cuda", help='"cuda", "cuda:1", ... or "cpu"')
     add("--data", default=RANDOM, metavar="DIR", help=f'holds sst/; "{RANDOM}": drawn trees')
     add("--precision", nargs="+", choices=("fp32", "tf32", "bf16"), default=["fp32"])
-    add("--hidden", type=int, default=SST.hidden)
-    add("--trees", type=int, default=TREES)
+    add("--hidden", type=at_least(1), default=SST.hidden)
+    add("--trees", type=at_least(1), default=TREES)
     given = parser.parse_args(arguments)
+    case = latency_case(given.device, given.data, given.precision[0])
+    refuse_too_few_samples(parser, replace(case, batches=WARM + given.trees))
     found: list[Any] = []
     failed: Failures = []
     for precision in given.precision:

@@ -8,7 +8,6 @@ launched again. All in microseconds.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import statistics
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.options import OptionParser, at_least
 from cavs.cuda.device import Device, open_device
 
 COUNT = 200  # launches in a series, as in a training step
@@ -162,9 +162,9 @@ def launches(device: Device, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__)
+    parser = OptionParser("benchmarks.launches", __doc__ or "")
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--rounds", type=at_least(1), default=20, help="default: %(default)s")
     given = parser.parse_args()
     print(json.dumps(launches(open_device(given.device), given.rounds), indent=2))
     return 0

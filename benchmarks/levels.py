@@ -13,7 +13,6 @@ least squares through the time of a task: a microseconds, and b for each of its 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterable
@@ -33,6 +32,7 @@ from benchmarks.level_points import (
     batch_of,
     session_of,
 )
+from benchmarks.options import OptionParser, at_least
 from benchmarks.ratios import summary
 from cavs import data
 from cavs.runtime import Session
@@ -205,20 +205,23 @@ def levels_of(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.levels",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = OptionParser("benchmarks.levels", __doc__ or "")
     add = parser.add_argument
     add("--device", default="cuda", help='"cuda", "cuda:1", ...')
     add("--cells", nargs="+", choices=CELLS, default=list(CELLS))
-    add("--hidden", type=int, nargs="+", default=[256], metavar="H")
+    add("--hidden", type=at_least(1), nargs="+", default=[256], metavar="H")
     add("--precision", nargs="+", choices=("fp32", "tf32", "bf16"), default=["tf32"])
-    add("--widths", type=int, nargs="+", default=list(WIDTHS), metavar="W", help="vertices a level")
-    add("--levels", type=int, default=LEVELS, help="of each graph")
+    add(
+        "--widths",
+        type=at_least(1),
+        nargs="+",
+        default=list(WIDTHS),
+        metavar="W",
+        help="vertices a level",
+    )
+    add("--levels", type=at_least(1), default=LEVELS, help="of each graph")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    add("--rounds", type=int, default=7, help="interleaved repetitions")
+    add("--rounds", type=at_least(1), default=7, help="interleaved repetitions")
     given = parser.parse_args(arguments)
     found: list[Any] = []
     failed: Failures = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import cases_from, parser_for, run
+from benchmarks.options import at_least
 from benchmarks.workloads import Case
 
 
@@ -20,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="predict the next token among the whole vocabulary; else one of 8 "
         "classes, so that the recurrence alone is measured",
     )
-    parser.add_argument("--vocabulary", type=int, default=10_000, help="most frequent words kept")
+    parser.add_argument(
+        "--vocabulary", type=at_least(1), default=10_000, help="most frequent words kept"
+    )
     given = parser.parse_args(arguments)
     base = Case(
         "var-lstm",

@@ -27,8 +27,10 @@ import numpy as np
 import cavs
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
+from benchmarks.options import at_least, builder_name, compressor_name
 from benchmarks.result_paths import GridParser
 from benchmarks.sentiment import Sentiment, treebank, trees
+from benchmarks.workloads import missing_data
 from cavs.distributed import Trainer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import MPICommunicator
@@ -294,16 +296,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = GridParser("matrix", __doc__ or "")
     add = parser.add_argument
     add("--data", default="", metavar="DIR", help="holds sst/; made-up trees unless given")
-    add("--ranks", type=int, nargs="+", default=[2, 4], metavar="N")
-    add("--steps", type=int, default=100, metavar="N")
-    add("--builders", nargs="+", default=[*REGISTRY, *VARIANTS], metavar="NAME")
-    add("--compressors", nargs="+", default=list(COMPRESSORS), metavar="NAME")
+    add("--ranks", type=at_least(2), nargs="+", default=[2, 4], metavar="N")
+    add("--steps", type=at_least(1), default=100, metavar="N")
+    add("--builders", nargs="+", type=builder_name, default=[*REGISTRY, *VARIANTS], metavar="NAME")
+    add("--compressors", nargs="+", type=compressor_name, default=list(COMPRESSORS), metavar="NAME")
     add("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     add("--common-memory", action="store_true", help="where ranks have it")
     add("--dtype", choices=list(EQUAL), default="float32")
     add("--optimizer", choices=list(OPTIMIZERS), default="sgd")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if max(given.ranks) > GRAPHS:
+        parser.error(f"--ranks: a global batch has {GRAPHS} graphs, one for a rank at least")
+    if given.data and (missing := missing_data(["tree-lstm"], given.data)):
+        parser.error(missing)
+    return given
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,11 +20,12 @@ from benchmarks import machine
 from benchmarks.fresh import fresh
 from benchmarks.harness import batches_for, markdown, write_report
 from benchmarks.new_process import in_new_process
+from benchmarks.options import THREADS, at_least, refuse_too_few_samples
 from benchmarks.ratios import summary
 from benchmarks.result_paths import GridParser
 from benchmarks.runner import make_runner
 from benchmarks.runners_cavs import CavsRunner
-from benchmarks.workloads import Case, load, missing_data
+from benchmarks.workloads import WORKLOADS, Case, load, missing_data
 
 PATIENCE = 600  # seconds for one case
 ALONE = 10  # passes in a row
@@ -195,13 +196,13 @@ def growth_table(found: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("preparation", __doc__ or "")
     add = parser.add_argument
-    add("--workloads", nargs="+", default=["tree-lstm", "tree-fc", "var-lstm"])
-    add("--hidden", type=int, nargs="+", default=[128], metavar="H")
-    add("--batch-size", type=int, nargs="+", default=[32, 256], metavar="N")
-    add("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="of the step")
-    add("--vertices", type=int, nargs="*", default=[5_000, 100_000, 1_000_000], metavar="N")
-    add("--rounds", type=int, default=10)
-    add("--batches", type=int, default=0, help="batches of a pass; 0: by batch size")
+    add("--workloads", nargs="+", choices=WORKLOADS, default=["tree-lstm", "tree-fc", "var-lstm"])
+    add("--hidden", type=at_least(1), nargs="+", default=[128], metavar="H")
+    add("--batch-size", type=at_least(1), nargs="+", default=[32, 256], metavar="N")
+    add("--threads", type=THREADS, nargs="+", default=[1, 2], metavar="N", help="of the step")
+    add("--vertices", type=at_least(1), nargs="*", default=[5_000, 100_000, 1_000_000], metavar="N")
+    add("--rounds", type=at_least(1), default=10)
+    add("--batches", type=at_least(0), default=0, help="batches of a pass; 0: by batch size")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
     add(
         "--quick",
@@ -228,6 +229,8 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         print(missing, file=sys.stderr)
         return 2
+    for case in cases:
+        refuse_too_few_samples(parser, case)
     shares = [in_new_process(share, case, given.rounds, patience=PATIENCE) for case in cases]
     text = shares_table(shares)
     print(text, end="\n\n", flush=True)

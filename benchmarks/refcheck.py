@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sys
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.runner import RUNNERS, MissingLibrary, class_of, python_of
+from benchmarks.options import OptionParser, at_least
+from benchmarks.runner import RUNNERS, MissingLibrary, base_of, class_of, python_of
 from benchmarks.sessions import LocalSession, RemoteSession, SessionError
 from benchmarks.workloads import WORKLOADS, Case
 
@@ -114,12 +115,17 @@ def check(case: Case, names: SequenceOf[str], reference: str = "naive") -> list[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.refcheck", description=__doc__)
+    parser = OptionParser("benchmarks.refcheck", __doc__ or "")
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS))
     parser.add_argument("--runners", nargs="+", default=None, help="default: all rivals")
-    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--hidden", type=at_least(1), default=32)
     parser.add_argument("--data", default="", help="data folder; default: $CAVS_DATA")
     given = parser.parse_args()
+    for workload, name in itertools.product(given.workload, given.runners or ()):
+        if base_of(name)[0] not in RUNNERS[workload]:
+            parser.error(
+                f"--runners: {workload} has no {name!r}, but {', '.join(RUNNERS[workload])}"
+            )
     wrong: list[str] = []
     for workload in given.workload:
         names = given.runners or rivals_of(workload)

@@ -5,7 +5,6 @@ For narrower ones: --results benchmarks/results/latest --out benchmarks/results/
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import tables
+from benchmarks.options import OptionParser
 from benchmarks.result_paths import RESULTS
 from benchmarks.samples import ROOT
 
@@ -123,7 +123,7 @@ def plot(name: str, record: dict[str, Any], folder: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser = OptionParser("benchmarks.report", __doc__ or "")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the *.json")
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of the report")
     parser.add_argument("--no-plots", action="store_true", help="tables only; no matplotlib")

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import OptionParser
 from benchmarks.samples import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -17,15 +18,11 @@ LATEST = RESULTS / "latest"
 _NEUTRAL = ("data", "out", "resume", "in_process", "refcheck")
 
 
-class GridParser(argparse.ArgumentParser):
+class GridParser(OptionParser):
     """The options of a grid, with ``--out``, whose default depends on the others."""
 
     def __init__(self, program: str, description: str) -> None:
-        super().__init__(
-            prog=f"python -m benchmarks.{program}",
-            description=description,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+        super().__init__(f"benchmarks.{program}", description)
         self.file = f"{program}.json"
         self.add_argument(
             "--out",

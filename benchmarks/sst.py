@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import cases_from, parser_for, run
+from benchmarks.options import at_least
 from benchmarks.workloads import Case
 
 
@@ -14,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
         batch_sizes=(1, 16, 64, 256),
         runners=("cavs", "floor", "hand", "hand-unique", "manual", "manual-compile"),
     )
-    parser.add_argument("--embedding", type=int, default=300, help="width of the embedding")
+    parser.add_argument("--embedding", type=at_least(1), default=300, help="width of the embedding")
     given = parser.parse_args(arguments)
     return run(given, cases_from(given, Case("tree-lstm", 0, 0, embedding=given.embedding)))
 

@@ -34,6 +34,7 @@ from benchmarks.balance import Classifier, tree, trees
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
+from benchmarks.options import at_least
 from benchmarks.result_paths import GridParser
 from cavs.distributed import Trainer, world
 from cavs.distributed.balance import (
@@ -47,6 +48,7 @@ from cavs.distributed.balance.shards import contiguous, shard
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.step.steps import Run
 
+GRAPHS = 600  # drawn trees
 CASES = ("skewed", "slowed")
 PAIRS = "pairs"  # Algorithm 2 of LB-BSP, which predicts no speed
 FASTER, SKEWED = 1.2, 24  # speed-up over equal counts, in batches of this size
@@ -114,7 +116,7 @@ def step(trainer: Trainer, graphs: Sequence[cavs.Graph]) -> dict[str, Any]:
 
 
 def skewed(c: Any, given: argparse.Namespace, size: int) -> dict[str, Any]:
-    data, rng = trees(600), np.random.default_rng(0)
+    data, rng = trees(GRAPHS), np.random.default_rng(0)
     splits = {"equal": contiguous, "structure": StructureBalancer()}
     trainers = {name: trainer_of(c, given.hidden, split) for name, split in splits.items()}
     steps: dict[str, list[Any]] = {name: [] for name in trainers}
@@ -247,18 +249,37 @@ def targets(result: dict[str, Any]) -> list[Row]:
 def main(arguments: list[str] | None = None) -> int:
     parser = GridParser("stragglers", __doc__ or "")
     add = parser.add_argument
-    add("--ranks", type=int, default=2, metavar="N")
+    add("--ranks", type=at_least(2), default=2, metavar="N")
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
-    add("--hidden", type=int, default=512, metavar="N")
+    add("--hidden", type=at_least(1), default=512, metavar="N")
     add(
-        "--batch-sizes", type=int, nargs="+", default=[16, 24, 32], metavar="N", help="of all ranks"
+        "--batch-sizes",
+        type=at_least(1),
+        nargs="+",
+        default=[16, 24, 32],
+        metavar="N",
+        help="of all ranks",
     )
-    add("--slow", type=int, default=3, metavar="N", help="times that the last rank is slower")
+    add(
+        "--slow",
+        type=at_least(1),
+        default=3,
+        metavar="N",
+        help="times that the last rank is slower",
+    )
     add("--predictors", nargs="+", choices=list(BALANCERS), default=list(BALANCERS), metavar="NAME")
-    add("--steps", type=int, default=60, metavar="N")
-    add("--warm-up", type=int, default=20, metavar="N", help="steps that do not count")
+    add("--steps", type=at_least(1), default=60, metavar="N")
+    add("--warm-up", type=at_least(0), default=20, metavar="N", help="steps that do not count")
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if not given.ranks <= min(given.batch_sizes) <= max(given.batch_sizes) <= GRAPHS:
+        parser.error(
+            f"--batch-sizes: a batch has a graph for every rank, and at most the {GRAPHS} drawn"
+        )
+    if "slowed" in given.cases and 2 * given.steps <= CONVERGED:
+        parser.error(
+            f"--steps: the bounds are on steps after the first {CONVERGED} of twice as many"
+        )
     if given.rank:
         result = measure(given)
         if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":

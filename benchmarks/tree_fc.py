@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness import cases_from, parser_for, run
+from benchmarks.options import power_of_two
 from benchmarks.workloads import Case
 
 
@@ -14,7 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
         batch_sizes=(1, 16, 64, 256),
         runners=("cavs", "floor", "hand", "manual"),
     )
-    parser.add_argument("--leaves", type=int, default=256, help="of each tree, a power of two")
+    parser.add_argument(
+        "--leaves", type=power_of_two, default=256, help="of each tree, a power of two"
+    )
     given = parser.parse_args(arguments)
     return run(given, cases_from(given, Case("tree-fc", 0, 0, embedding=0, leaves=given.leaves)))
 

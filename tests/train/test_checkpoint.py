@@ -132,7 +132,7 @@ def test_a_pipe_is_read_no_further_than_its_header_says():
     tensors, _ = safetensors.read(f"/dev/fd/{read}")
     assert tensors["a"].tolist() == [0, 0]
     os.close(read)
-    read, write = os.pipe()  # whose writer stays: reading to the end would not return
+    read, write = os.pipe()  # it stays open, so that reading to the end would not return
     os.write(write, header({"a": entry()}, bytes(9)))
     with pytest.raises(CheckpointError, match="has 9 bytes of arrays, but its header says 8"):
         safetensors.read(f"/dev/fd/{read}")
