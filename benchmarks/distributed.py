@@ -34,7 +34,7 @@ from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
 from cavs.cli.registry import Task, find
 from cavs.distributed import Trainer, world
-from cavs.distributed.balance.shards import shard
+from cavs.distributed.balance.shards import WholeBatch, shard
 from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
@@ -103,7 +103,8 @@ def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Ru
     size = options.batch_size * c.size
     batches = []
     for i in range(options.batches):
-        part = shard(graphs[i * size : (i + 1) * size], None, c.rank, c.size, trainer.session.split)
+        whole = WholeBatch(tuple(graphs[i * size : (i + 1) * size]))
+        part = shard(whole, (c.rank, c.size), trainer.session.split)
         batches.append(part)
     return Runner(name, trainer, batches)
 

@@ -44,7 +44,7 @@ from cavs.distributed.balance import (
     SpeedBalancer,
     StructureBalancer,
 )
-from cavs.distributed.balance.shards import contiguous, shard
+from cavs.distributed.balance.shards import WholeBatch, contiguous, shard
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.step.steps import Run
 
@@ -97,7 +97,7 @@ def step(trainer: Trainer, graphs: Sequence[cavs.Graph]) -> dict[str, Any]:
     """Return seconds of an iteration on a prepared batch, and those of the ranks."""
     c = trainer.communicator
     begun = time.perf_counter()
-    part = shard(graphs, None, c.rank, c.size, trainer.session.split)
+    part = shard(WholeBatch(tuple(graphs)), (c.rank, c.size), trainer.session.split)
     split = time.perf_counter() - begun
     trainer.session.prepare(part)
     mine = np.zeros(c.size)

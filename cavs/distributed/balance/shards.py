@@ -69,12 +69,15 @@ def left(split: Split, ranks: Sequence[int]) -> Split:
 
 
 @dataclass(frozen=True)
-class _GlobalBatch:
-    """The graphs of a global batch and their ids. make: collates parts of it."""
+class WholeBatch:
+    """The graphs of a global batch, to be divided when its step begins, and their ids.
+
+    make: collates parts of it.
+    """
 
     graphs: tuple[Graph, ...]
-    ids: tuple[int, ...] | None
-    make: Make
+    ids: tuple[int, ...] | None = None
+    make: Make = batch
 
     @property
     def num_graphs(self) -> int:
@@ -82,14 +85,9 @@ class _GlobalBatch:
         return len(self.graphs)
 
 
-@dataclass(frozen=True)
-class WholeBatch(_GlobalBatch):
-    """A global batch that is to be divided when its step begins; nothing is collated yet."""
-
-
-@dataclass(frozen=True)
-class ShardedBatch(_GlobalBatch):
-    """The part of a global batch that a rank computes.
+@dataclass(frozen=True, kw_only=True)
+class ShardedBatch(WholeBatch):
+    """A global batch and the part of it that a rank computes.
 
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
     position: rank and number of ranks that it was divided for. split: function that divided it.
@@ -149,24 +147,14 @@ class ShardedBatch(_GlobalBatch):
         )
 
 
-def make_of(whole: Any) -> Make:
-    """Return the function that collates parts of a global batch, divided or not."""
-    return whole.make if isinstance(whole, _GlobalBatch) else batch
+def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Split) -> ShardedBatch:
+    """Return the part of a rank. ConfigError if `split` does not give every graph to one rank.
 
-
-def shard(
-    graphs: Sequence[Graph],
-    ids: Sequence[int] | None,
-    rank: int,
-    ranks: int,
-    split: Split,
-    make: Make = batch,
-) -> ShardedBatch:
-    """Return the part of `rank`. ConfigError if `split` does not give every graph to one rank.
-
-    rank: one beyond `ranks` computes nothing, and asks for no split. make: collates the graphs,
-    with their ids.
+    position: the rank and the number of ranks; one beyond them computes nothing, and asks for no
+    split.
     """
+    (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
+    make = whole.make if isinstance(whole, WholeBatch) else batch
     part, mark = list[int](), 0
     if rank < ranks:
         parts = [list(part) for part in split(graphs, ranks)]
@@ -188,7 +176,7 @@ def shard(
         make,
         local=make(taken, own),
         empty=not part,
-        position=(rank, ranks),
+        position=position,
         split=split,
         mark=mark,
     )
@@ -246,12 +234,10 @@ class Collate:
     whole: Callable[..., Any]
     division: LoaderSplit
 
-    def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> ShardedBatch | WholeBatch:
+    def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> WholeBatch:
         """Return this rank's part of ``whole(graphs, ids)``."""
-        numbers, division = ids.tolist(), self.division
-        if division.waits:
-            return WholeBatch(tuple(graphs), tuple(numbers), self._make)
-        return shard(graphs, numbers, *division.position, division.split, self._make)
+        whole, division = WholeBatch(tuple(graphs), tuple(ids.tolist()), self._make), self.division
+        return whole if division.waits else shard(whole, division.position, division.split)
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:
         return self.whole(graphs, np.array(ids, np.int64))

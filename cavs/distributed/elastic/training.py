@@ -16,7 +16,6 @@ from cavs.distributed.balance.shards import (
     LoaderSplit,
     ShardedBatch,
     contiguous,
-    make_of,
     shard,
 )
 from cavs.distributed.cluster.resources import ResourceSpec
@@ -199,7 +198,7 @@ class RankTraining:
         """Return a shard of the size of this rank's; None if there is no batch."""
         if batch is not None and not isinstance(batch, ShardedBatch):
             c = self.session.communicator
-            batch = shard(batch.graphs, batch.ids, c.rank, c.size, contiguous, make_of(batch))
+            batch = shard(batch, (c.rank, c.size), contiguous)
         return None if batch is None else batch.local
 
     # ---- fit -----------------------------------------------------------------------------------

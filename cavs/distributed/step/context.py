@@ -15,7 +15,6 @@ from cavs.distributed.balance.shards import (
     Split,
     WholeBatch,
     contiguous,
-    make_of,
     shard,
 )
 from cavs.distributed.comm.agreement import Agreement
@@ -113,11 +112,11 @@ class StepContext:
 
     # ---- this rank's part of a batch -----------------------------------------------------------
 
-    def shard(self, batch: GraphBatch | ShardedBatch | WholeBatch) -> ShardedBatch:
+    def shard(self, batch: GraphBatch | WholeBatch) -> ShardedBatch:
         """Return this rank's part of a global batch."""
         # A part that was cut for other ranks, or by another split, is cut again.
         if not (isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.position)):
-            batch = shard(batch.graphs, batch.ids, *self.position, self.split, make_of(batch))
+            batch = shard(batch, self.position, self.split)
         EdgeTypes(self.session.model).learn(batch.edge_features)  # this rank may have no edge
         return batch
 

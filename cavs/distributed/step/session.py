@@ -123,9 +123,9 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     # ---- the rest of an engine -----------------------------------------------------------------
 
-    def prepare(self, batch: GraphBatch | ShardedBatch | WholeBatch, training: bool = True) -> None:
-        if not isinstance(batch, WholeBatch):
-            local = batch.local if isinstance(batch, ShardedBatch) else batch
+    def prepare(self, batch: GraphBatch | WholeBatch, training: bool = True) -> None:
+        local = batch.local if isinstance(batch, ShardedBatch) else batch
+        if not isinstance(local, WholeBatch):
             self.session.prepare(local, training)
 
     def keep_dtype(self) -> None:
