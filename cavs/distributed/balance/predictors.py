@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from cavs.distributed.balance.balancer import Floats
+
 _INPUTS = 8  # inputs of NARX: two speeds before; CPU and memory now, and twice before
 
 
@@ -165,21 +165,16 @@ class NARX(Predictor):
         return float(np.clip(speed, 0.5 * min(seen), 2 * max(seen)))
 
 
-def examples(rows: Floats) -> tuple[Floats, Floats]:
-    """Return inputs (n - 2, 8) and speeds (n - 2,) of rows (speed, cpu, memory) in order."""
-    speed, cpu, memory = rows.T
-    inputs = [speed[1:-1], speed[:-2], cpu[2:], cpu[1:-1], cpu[:-2]]
-    inputs += [memory[2:], memory[1:-1], memory[:-2]]
-    return np.stack(inputs, axis=1), speed[2:]
-
-
 def train(rows: Floats, width: int, seed: int, start: Weights | None = None) -> Weights:
     """Return weights fitted to rows (speed, cpu, memory); the last fifth decides when to stop."""
-    inputs, targets = examples(rows)
-    both = np.concatenate([inputs, targets[:, None]], axis=1)
+    speed, cpu, memory = rows.T
+    known = [speed[1:-1], speed[:-2], cpu[2:], cpu[1:-1], cpu[:-2]]
+    known += [memory[2:], memory[1:-1], memory[:-2], speed[2:]]  # the last one is to be predicted
+    both = np.stack(known, axis=1)
     mean, deviation = both.mean(axis=0), both.std(axis=0)
     deviation[deviation < 1e-12] = 1.0
-    x, y = (inputs - mean[:_INPUTS]) / deviation[:_INPUTS], (targets - mean[-1]) / deviation[-1]
+    scaled = (both - mean) / deviation
+    x, y = np.ascontiguousarray(scaled[:, :_INPUTS]), np.ascontiguousarray(scaled[:, _INPUTS])
     cut = max(len(y) - max(len(y) // 5, 1), 1)
     rng = np.random.default_rng(seed)
     if start is not None and start.output.shape == (width,):
