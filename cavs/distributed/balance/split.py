@@ -46,41 +46,39 @@ class Split:
 
 
 class _Sets:
-    """The graphs of every rank while they are dealt out."""
+    """The graphs of every rank while they are dealt out.
 
-    def __init__(self, widths: Floats, edges: Floats, model: CostModel) -> None:
-        self.widths, self.edges, self.model = widths, edges, model
+    rows: a row per graph, its vertices at each level and its edges. sums: those of each rank.
+    """
+
+    def __init__(self, rows: Floats, model: CostModel) -> None:
+        self.rows, self.model = rows, model
         ranks = len(model.slowness)
-        self.width = np.zeros((ranks, widths.shape[1]))
-        self.edge = np.zeros(ranks)
-        self.owner = np.full(len(widths), -1)
+        self.sums = np.zeros((ranks, rows.shape[1]))
+        self.owner = np.full(len(rows), -1)
         self.count = np.zeros(ranks, np.int64)
         self.seconds = np.zeros(ranks)
 
-    def time(self, width: Floats, edge: Floats, ranks: Any) -> Floats:
+    def time(self, sums: Floats, ranks: Any) -> Floats:
         """Predicted seconds of sets of graphs on `ranks`."""
         slowness: Floats = self.model.slowness[ranks]
-        return slowness * self.model.predict(features(width, edge))
+        return slowness * self.model.predict(_features(sums))
 
     def ends_with(self, graph: int) -> Floats:
         """Predicted seconds of each rank if it also gets `graph`."""
-        width, edge = self.width + self.widths[graph], self.edge + self.edges[graph]
-        return self.time(width, edge, slice(None))
+        return self.time(self.sums + self.rows[graph], slice(None))
 
     def deal_to(self, graph: int, rank: int, seconds: float) -> None:
-        self.width[rank] += self.widths[graph]
-        self.edge[rank] += self.edges[graph]
+        self.sums[rank] += self.rows[graph]
         self.count[rank] += 1
         self.owner[graph], self.seconds[rank] = rank, seconds
 
     def give(self, graph: int, rank: int) -> None:
         """Move a graph from its rank to `rank`."""
-        before = int(self.owner[graph])
-        for owner, sign in ((before, -1), (rank, 1)):
-            self.width[owner] += sign * self.widths[graph]
-            self.edge[owner] += sign * self.edges[graph]
+        for owner, sign in ((int(self.owner[graph]), -1), (rank, 1)):
+            self.sums[owner] += sign * self.rows[graph]
             self.count[owner] += sign
-            self.seconds[owner] = self.time(self.width[owner], self.edge[owner], owner)
+            self.seconds[owner] = self.time(self.sums[owner], owner)
         self.owner[graph] = rank
 
     def deal(self) -> None:
@@ -88,7 +86,7 @@ class _Sets:
 
         The cost of a graph depends on the levels that the rank runs anyway. Every rank gets one.
         """
-        alone = self.model.predict(features(self.widths, self.edges))
+        alone = self.model.predict(_features(self.rows))
         for done, graph in enumerate(np.argsort(-alone, kind="stable").tolist()):
             then = self.ends_with(graph)
             if len(self.owner) - done <= np.count_nonzero(self.count == 0):
@@ -103,8 +101,8 @@ class _Sets:
         So deep graphs share the levels of one rank. False if a graph fits nowhere, or a rank gets
         none.
         """
-        depth = (self.widths > 0).sum(axis=1)
-        for graph in np.lexsort((-self.widths.sum(axis=1), -depth)).tolist():
+        widths = self.rows[:, :-1]
+        for graph in np.lexsort((-widths.sum(axis=1), -(widths > 0).sum(axis=1))).tolist():
             then = self.ends_with(graph)
             growth = np.where(then <= limit, then - self.seconds, np.inf)
             rank = int(np.argmin(growth))
@@ -129,10 +127,9 @@ class _Sets:
                 continue
             ends = np.full((len(mine), len(theirs) + 1), np.inf)
             if len(mine) > 1:
-                ends[:, -1] = self._ends(slow, rank, self.widths[mine], self.edges[mine])
+                ends[:, -1] = self._ends(slow, rank, self.rows[mine])
             for row, graph in zip(ends, mine, strict=True):
-                width = self.widths[graph] - self.widths[theirs]
-                row[:-1] = self._ends(slow, rank, width, self.edges[graph] - self.edges[theirs])
+                row[:-1] = self._ends(slow, rank, self.rows[graph] - self.rows[theirs])
             i, j = divmod(int(np.argmin(ends)), ends.shape[1])
             if ends[i, j] < self.seconds[slow] * (1 - 1e-9):
                 self.give(int(mine[i]), rank)
@@ -141,12 +138,14 @@ class _Sets:
                 return True
         return False
 
-    def _ends(self, slow: int, rank: int, width: Floats, edge: Floats) -> Floats:
-        """Return when the later of two ranks ends, if `width` and `edge` move between them."""
-        return np.maximum(
-            self.time(self.width[slow] - width, self.edge[slow] - edge, slow),
-            self.time(self.width[rank] + width, self.edge[rank] + edge, rank),
-        )
+    def _ends(self, slow: int, rank: int, moved: Floats) -> Floats:
+        """Return when the later of two ranks ends, if graphs of these rows move between them."""
+        slower = self.time(self.sums[slow] - moved, slow)
+        return np.maximum(slower, self.time(self.sums[rank] + moved, rank))
+
+
+def _features(rows: Floats) -> Floats:
+    return features(rows[..., :-1], rows[..., -1])
 
 
 def split_batch(graphs: Sequence[Any], model: CostModel) -> Split:
@@ -164,22 +163,23 @@ def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
     if len(widths) < ranks:
         what = f"{len(widths)} graphs for {ranks} ranks"
         raise ConfigError(what, hint="use a larger batch or fewer ranks")
-    sets = _Sets(widths, edges, model)
+    rows = np.column_stack([widths, edges]).astype(np.float64, copy=False)
+    sets = _Sets(rows, model)
     sets.deal()
     sets.settle()
     # Together, all graphs share their levels: no split can end earlier.
-    whole = model.predict(features(widths.sum(axis=0), edges.sum()))
+    whole = model.predict(_features(rows.sum(axis=0)))
     low, high = float(whole / (1 / model.slowness).sum()), float(sets.seconds.max())
     for _ in range(_PACKINGS if high > _WASTE * low else 0):
         limit = (low + high) / 2
-        packed = _Sets(widths, edges, model)
+        packed = _Sets(rows, model)
         if packed.pack(limit):
             packed.settle()
             sets, high = packed, float(packed.seconds.max())
         else:
             low = limit
     parts = [np.flatnonzero(sets.owner == rank).tolist() for rank in range(ranks)]
-    return Split(parts, sets.seconds.copy(), features(sets.width, sets.edge))
+    return Split(parts, sets.seconds.copy(), _features(sets.sums))
 
 
 class StructureBalancer(Balancer[CostModel, Floats]):
