@@ -51,13 +51,12 @@ class RankCoordinator(Coordinator):
         batch: The first global batch, from which a builder takes the sizes of gradients.
         """
         training = self.training
-        if training.begun:
-            return
-        training.handshake(batch)
-        if isinstance(training.requested, str):
-            self.survivors.rebase()
-        training.reshard_loader()
-        training.begun = True
+        if not training.begun:
+            training.handshake(batch)
+            if isinstance(training.requested, str):
+                self.survivors.rebase()
+            training.reshard_loader()
+            training.begun = True
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepReport:
         def step() -> StepReport:
@@ -104,13 +103,10 @@ class RankCoordinator(Coordinator):
         """See `Coordinator`. Synchronous ranks have agreed on it in their last step."""
         session = self.session
         session.wants_stop |= requested
-        if session.stopping or not session.asynchronous or session.servers is None:
-            return session.stopping
-
-        def ask() -> bool:
-            return session.servers is not None and session.servers.stops(requested)
-
-        session.stopping = self.survivors.run_resilient(ask, step=True)
+        if not session.stopping and session.asynchronous and session.servers is not None:
+            session.stopping = self.survivors.run_resilient(
+                lambda: session.servers is not None and session.servers.stops(requested), step=True
+            )
         return session.stopping
 
     def should_stop_at_end(self, requested: bool) -> bool:
@@ -265,9 +261,8 @@ class RankCoordinator(Coordinator):
 
         def work() -> None:
             session.collect(self.training.state.states)
-            extra: dict[str, Array] = {}
-            if states and session.position[0] < session.position[1]:
-                extra = session.memory()
+            rank, count = session.position
+            extra = session.memory() if states and rank < count else {}
             with session.agreement.guard("save"):
                 if self.writes_files:
                     write(extra)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
 from cavs.cuda.device import Device
 from cavs.errors import ConfigError, ProcessLocal
 
@@ -23,11 +24,11 @@ Floats = NDArray[np.float64]
 class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
     """Split global batches among the ranks, and learn from the times of their steps.
 
-    Every rank has one, calls it for the same batches and tells it the same times, in the order of
-    the batches. A loader splits batches before earlier steps have ended, on each rank at another
-    moment; for all ranks to find the same split, batch n is split by the times up to step
-    n - lag - 1, and waits for them. In `Trainer.fit` none waits: batches of a loader that looks
-    further ahead than `lag` are split when their step begins.
+    Every rank has one, calls it for the same batches and tells it the same times, in their order. A
+    loader splits batches before earlier steps have ended, on each rank at another moment; for all
+    ranks to find the same split, batch n is split by the times up to step n - lag - 1, and waits
+    for them. In `Trainer.fit` none waits: batches of a loader that looks further ahead than `lag`
+    are split when their step begins.
 
     ranks: number that compute; by default that of the first split. timeout: seconds that a split
     waits for earlier steps.
@@ -38,10 +39,8 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
     reports = 0  # numbers of a `report`
 
     def __init__(self, ranks: int | None, lag: int, timeout: float) -> None:
-        if lag < 0:
-            raise ConfigError(f"a balancer of lag {lag}", hint="give 0 or more steps")
-        if ranks is not None and ranks < 1:
-            raise ConfigError(f"a balancer of {ranks} ranks", hint="give at least 1")
+        require(lag >= 0, "lag", lag, "0 or more steps")
+        require(ranks is None or ranks >= 1, "ranks", ranks, "at least 1")
         self.ranks, self.lag, self.timeout = ranks, lag, timeout
         self._changed = threading.Condition()
         if ranks is not None:
@@ -195,3 +194,11 @@ def _within(total: int, weights: Floats, limits: Floats) -> Floats:
         else:
             fixed[low] = 1.0
     return fixed
+
+
+def check_seconds(seconds: Sequence[float], workers: int) -> None:
+    """Raise `ConfigError` unless these are positive seconds of so many workers."""
+    if len(seconds) != workers or not all(0 < value < float("inf") for value in seconds):
+        raise ConfigError(
+            f"seconds of {workers} workers: {list(seconds)}", hint="give a positive number for each"
+        )

@@ -16,7 +16,7 @@ import numpy as np
 
 from cavs.cuda.device import Device
 from cavs.cuda.memory import CupyMemory
-from cavs.distributed.balance.balancer import CountBalancer, Reports, whole_shares
+from cavs.distributed.balance.balancer import CountBalancer, Reports, check_seconds, whole_shares
 from cavs.distributed.balance.predictors import ARIMA, EMA, NARX, Memoryless, Predictor
 from cavs.errors import ConfigError
 
@@ -34,13 +34,6 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
 def _check_counts(counts: Sequence[int]) -> None:
     if not counts or min(counts) < 1:
         raise ConfigError(f"first counts {list(counts)}", hint="every worker needs a sample")
-
-
-def _check_seconds(seconds: Sequence[float], workers: int) -> None:
-    if len(seconds) != workers or not all(0 < value < float("inf") for value in seconds):
-        raise ConfigError(
-            f"seconds of {workers} workers: {list(seconds)}", hint="give a positive number for each"
-        )
 
 
 class SpeedRule:
@@ -64,7 +57,7 @@ class SpeedRule:
 
         counts: of the last one. seconds: of compute in it, without waiting, by worker.
         """
-        _check_seconds(seconds, len(self.counts))
+        check_seconds(seconds, len(self.counts))
         zeros = [0.0] * len(seconds)
         each = zip(counts, seconds, cpu or zeros, memory or zeros, strict=True)
         return [self.foresee(i, *known) for i, known in enumerate(each)]
@@ -73,7 +66,7 @@ class SpeedRule:
         self, worker: int, count: int, seconds: float, cpu: float = 0.0, memory: float = 0.0
     ) -> float:
         """Return the speed predicted for one worker, as `learn` does for all of them."""
-        _check_seconds([seconds], 1)
+        check_seconds([seconds], 1)
         predictor = self.predictors[worker]
         predictor.update(count / seconds, *self._use[worker])
         self._use[worker] = cpu, memory
@@ -112,7 +105,7 @@ class PairRule:
     def update(self, seconds: Sequence[float], memory: Use = None) -> list[int]:
         """Return the counts of the next iteration; seconds: of the last one, without waiting."""
         workers = len(self.counts)
-        _check_seconds(seconds, workers)
+        check_seconds(seconds, workers)
         times = np.asarray(seconds, np.float64)
         ahead = times[:, None] < times[None, :]
         self.iteration += 1

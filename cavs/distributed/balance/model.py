@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import mul
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import require
+from cavs.distributed.balance.balancer import Floats, check_seconds
 from cavs.errors import ConfigError
 
-Floats = NDArray[np.float64]
 # Rows of a task are computed in tiles and handed to threads in chunks; what does not fill one still
 # costs one.
 TILES = (16, 96)
@@ -60,11 +60,9 @@ class CostModel:
     """
 
     def __init__(self, ranks: int, forget: float = 0.98, smooth: float = 0.2) -> None:
-        if ranks < 1 or not 0 < forget <= 1 or not 0 < smooth <= 1:
-            raise ConfigError(
-                f"a cost model of {ranks} ranks, forget {forget}, smooth {smooth}",
-                hint="give at least 1 rank, and numbers above 0, up to 1",
-            )
+        require(ranks >= 1, "ranks", ranks, "at least 1")
+        for name, value in (("forget", forget), ("smooth", smooth)):
+            require(0 < value <= 1, name, value, "above 0, up to 1")
         self.forget, self.smooth = forget, smooth
         self.coefficients = _PRIOR.copy()
         self.slowness = np.ones(ranks)
@@ -82,13 +80,10 @@ class CostModel:
     def update(self, features: Floats, seconds: Sequence[float]) -> None:
         """Learn from a step: features (ranks, 6) of each rank's graphs, and its seconds."""
         ranks = len(self.slowness)
-        if features.shape != (ranks, len(FEATURES)) or len(seconds) != ranks:
-            raise ConfigError(
-                f"features {list(features.shape)} and {len(seconds)} times of {ranks} ranks",
-                hint="give one row and one time for each rank",
-            )
-        if not all(math.isfinite(time) and time > 0 for time in seconds):
-            raise ConfigError(f"times {list(seconds)}", hint="give positive seconds")
+        check_seconds(seconds, ranks)
+        if features.shape != (ranks, len(FEATURES)):
+            what = f"features {list(features.shape)} of {ranks} ranks"
+            raise ConfigError(what, hint=f"give one row of {len(FEATURES)} for each rank")
         self.steps += 1
         self._heard.append((features, np.array(seconds, np.float64)))
         if self.steps > _OFTEN and self.steps % _SELDOM and not self._surprised():

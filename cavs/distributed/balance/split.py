@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from cavs.distributed.balance.balancer import Balancer, Reports
-from cavs.distributed.balance.model import CostModel, Floats, features, profiles
+from cavs.distributed.balance.balancer import Balancer, Floats, Reports
+from cavs.distributed.balance.model import CostModel, features, profiles
 from cavs.errors import ConfigError
 
 _EXCHANGES = 200  # moves and swaps at most; each makes the slowest rank faster

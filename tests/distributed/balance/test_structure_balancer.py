@@ -105,7 +105,7 @@ def test_a_new_epoch():
 
 
 def test_misuse():
-    with pytest.raises(ConfigError, match="lag -1"):
+    with pytest.raises(ConfigError, match="lag is -1"):
         StructureBalancer(2, lag=-1)
     with pytest.raises(ConfigError, match="of 2 ranks splits for 3"):
         StructureBalancer(2)(DATA[:4], 3)
