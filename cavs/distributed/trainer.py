@@ -44,21 +44,20 @@ class Trainer(LocalTrainer):
 
     Batches given to `step` and `fit` are global: the same on every rank, which computes its shard.
     With a synchronous strategy the parameters are those of one process on the same batches, up to
-    rounding; with stale ones see ``docs/distributed.md``, and `settle`. Dropout masks differ from
-    rank to rank, hence from those of one process.
+    rounding; with stale ones see ``docs/distributed.md``, and `settle`. Dropout masks differ by
+    rank.
 
     Args:
         model: A `cavs.Model`; rank 0's parameters are sent to all before anything is computed.
         optimizer: As for `cavs.Trainer`.
         strategy: How gradients are synchronised: a `Strategy`; the name of a builder such as
             ``"PartitionedPS"``, a file, or ``"auto"``, from which rank 0 builds one at the first
-            step; or None: all-reduce, in buckets as they become ready. It names devices that the
-            ranks have, the i-th on the host of rank i.
+            step; or None: all-reduce, in buckets as they become ready. The i-th of its devices is
+            on the host of rank i.
         communicator: The ranks, with their own timeout; by default those that mpirun started.
         resources: For builders: the cluster; by default the hosts of the ranks.
-        split: Assigns the graphs of a batch to ranks; by default equal numbers, in order. If it
-            has a method ``update``, that gets the seconds every rank computed, after each step: a
-            `cavs.distributed.balance.Balancer`.
+        split: Assigns the graphs of a batch to ranks; by default equal numbers, in order. A method
+            ``update`` gets the seconds that every rank computed in a step, as of a `Balancer`.
         timeout: Seconds that a rank of mpirun waits for another, before it names it; 300 if None.
         elastic: Go on with the surviving ranks when one dies; needs ``cavs launch --elastic``, and
             is refused where the MPI would end all ranks.

@@ -3,15 +3,13 @@
 Ranks do work together: a step, an evaluation, a checkpoint. If a rank dies meanwhile, some
 survivors have finished that work and others have not.
 
-- If every rank holds all parameters and optimiser states, nothing is lost. A rank that has finished
-  sends the others its parameters, states and result; if none has, all repeat the work, with the
-  batch sharded again.
+- If every rank holds all parameters and optimiser states, a rank that has finished sends them and
+  its result to the others; if none has, all repeat the work, with the batch sharded again.
 - If ranks own parameters, all restore a snapshot, share what the dead rank owned, and repeat the
   steps since: up to the furthest rank or, if they are asynchronous, each up to its own.
 
 Without ``elastic``, a `fit` that writes checkpoints also finishes the current work on the
-survivors, then saves and ends. If ranks own parameters there is no snapshot to restore, and the
-last checkpoint is what remains.
+survivors, then saves and ends; not if ranks own parameters, since there is no snapshot then.
 """
 
 from __future__ import annotations
@@ -42,18 +40,14 @@ class Survivors:
 
     Ranks are identified by their numbers at the time the strategy was built, and the strategy of
     the survivors is always derived from that one, so that the order in which ranks learn of deaths
-    does not matter.
-
-    Attributes:
-        saves: True during a `fit` that writes checkpoints.
-        gone: Numbers of the ranks that have died.
+    does not matter. saves: True during a `fit` that writes checkpoints. gone: the ranks that died.
     """
 
     def __init__(self, training: RankTraining) -> None:
         self.training, self.session, self.state = training, training.session, training.state
         self.snapshots = Snapshots(training)
         self.saves = False
-        self.gone: list[int] = []
+        self.gone = list[int]()
         self._done = 0  # number of works that all ranks have finished
         self._last: Any = None  # result of the last one
         self._first_names = self.session.communicator.names
@@ -159,8 +153,11 @@ class Survivors:
         numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
         self.gone = sorted(set(range(self._size)) - set(numbers))
         source = dones.index(max(dones))
-        if not all(begun):
-            self._repeat_handshake()
+        if not all(begun):  # the next step begins with the handshake
+            training.begun = False
+            if isinstance(training.requested, str):
+                session.strategy = None
+                self.rebase()
         strategy = self._strategy
         if strategy is not None:
             shapes = {name: p.current().shape for name, p in self.state.parameters.items()}
@@ -183,13 +180,6 @@ class Survivors:
                 session.finish()
         self._done, self._last = dones[source], _decode(lasts[source])
 
-    def _repeat_handshake(self) -> None:
-        """Let the next step begin with the handshake, which some ranks have not finished."""
-        self.training.begun = False
-        if isinstance(self.training.requested, str):
-            self.session.strategy = None
-            self.rebase()
-
     def _copy_state(self, c: Communicator, source: int) -> None:
         """Copy the parameters and optimiser states of rank `source`, or nothing if it dies now.
 
@@ -200,9 +190,8 @@ class Survivors:
         received = own if c.rank == source else [np.empty_like(array) for array in own]
         for array in received:
             c.broadcast(array, source)
-        if c.rank != source:
-            for array, new in zip(own, received, strict=True):
-                array[...] = new
+        for array, new in zip(own, received, strict=True):
+            array[...] = new
         self.session.session.invalidate()
 
 

@@ -31,8 +31,7 @@ _ELASTIC = "--elastic"  # an option of launched commands, too
 _INSTALL = 'pip install "cavs[mpi]"'
 _SURVIVES = 5  # the first Open MPI that lets ranks survive one another
 _GLANCE = 0.1  # seconds between two looks at what ranks say
-# Seconds that the others have to notice a death and to save, and then to end.
-_GRACE, _FAREWELL = 30.0, 2.0
+_GRACE, _FAREWELL = 30.0, 2.0  # seconds for the others to notice a death and save, and then to end
 _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
 _FORCE = 15.0  # seconds that mpirun has to end all
 # Else Open MPI looks for fabrics for a second at every start, for one-sided messages alone.
@@ -62,9 +61,9 @@ def find_mpirun() -> Launcher:
     if path is None:
         raise DeviceError("there is no mpirun", hint=_INSTALL)
     try:
-        version = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        version = subprocess.check_output(
+            [path, "--version"], stderr=subprocess.DEVNULL, text=True, timeout=60
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise DeviceError(f"{path} --version fails: {error}", hint=_INSTALL) from error
     ours = "Open MPI" in version or "OpenRTE" in version
@@ -82,8 +81,8 @@ def command_of(
 ) -> list[str]:
     """Return the command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
 
-    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: what
-    becomes of each rank is told to a `Watch`, and if one dies the others have time to save.
+    Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: a
+    `Watch` learns how each rank ends, and if one dies the others have time to save.
     """
     if not arguments:
         raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
@@ -97,7 +96,7 @@ def command_of(
         if (elastic or watched) and launcher.survives:
             command += ["--with-ft", "ulfm"]
         if elastic:
-            # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close meets.
+            # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close has its own.
             command += ["--mca", "async_mpi_finalize", "1"]
     if elastic and not launcher.survives:
         raise DeviceError(

@@ -14,6 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT
 from cavs.errors import ConfigError
 
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
-# Seconds after which ranks that all are in a call of MPI's start do not go on: more for more ranks,
-# which may share a core.
+# Seconds after which a start with all ranks in a call of MPI hangs; EACH: more for each rank, since
+# ranks may share a core.
 STANDING, EACH = 10.0, 2.0
 _FIRST = 2  # calls that a rank leaves before it begins: MPI_Init, and a copy of its communicator
 _PREFIX = "cavs-ranks-"  # names of folders begin with it
@@ -101,7 +102,7 @@ class Watch:
     waits: dict[int, Wait] = field(default_factory=dict)
     parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
-    left: dict[int, int] = field(default_factory=dict)  # calls of MPI's that each rank came out of
+    left: Counter[int] = field(default_factory=Counter)  # calls of MPI that each rank came out of
     missing: set[int] = field(default_factory=set)  # ended while others waited in MPI_Init for them
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
 
@@ -138,7 +139,7 @@ class Watch:
                 self._note_missing()
             case "out", []:
                 self.waits.pop(rank, None)
-                self.left[rank] = self.left.get(rank, 0) + 1
+                self.left[rank] += 1
             case "saved", [str(path), int(step)]:
                 self.saved = path, step
             case "parted", []:
@@ -179,9 +180,9 @@ class Watch:
         calls = {wait.call for wait in self.waits.values()}
         if len(self.waits) < self.ranks or len(calls) > 1 or FINALIZE in calls:
             return None
-        last = max(wait.since for wait in self.waits.values())
-        over = now - last > STANDING + EACH * self.ranks
-        return f"all ranks hang in {calls.pop()}" if over else None
+        seconds = now - max(wait.since for wait in self.waits.values())
+        hangs = seconds > STANDING + EACH * self.ranks
+        return f"all ranks hang in {calls.pop()}" if hangs else None
 
     def late(self) -> str | None:
         """Return which ranks others wait for inside MPI for too long; None if it can go on."""
@@ -252,16 +253,14 @@ class Watch:
         rank, status = self.death
         if status > 0 and not stopped and not self.parted:  # all ended so, with an error of cavs
             return None
-        if self.saved is None:
-            where = f"there is no checkpoint yet; {self.saves} writes them within epochs"
-        else:
-            path, step = self.saved
-            where = f"the checkpoint is {path}, of step {step}"
+        where = f"there is no checkpoint yet; {self.saves} writes them within epochs"
+        if self.saved is not None:
+            where = f"the checkpoint is {self.saved[0]}, of step {self.saved[1]}"
         early = " before it came to MPI_Init" * (rank in self.missing)
         said = f"rank {rank} of {self.ranks} {_ended(status)}{early}, and the others stopped"
         said = f"{said}." if early else f"{said}; {where}."
         left = self.ranks - 1
-        if elastic or left == 0 or self.left.get(rank, 0) < _FIRST:
+        if elastic or left == 0 or self.left[rank] < _FIRST:
             return said
         return f"{said} With --elastic {left} rank{'s' * (left != 1)} would have gone on."
 
