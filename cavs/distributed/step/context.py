@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -33,6 +34,25 @@ from cavs.runtime.edge_types import EdgeTypes
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Update:
+    """Arguments of a step: hyperparameters, optimiser states, the largest norm, and its number.
+
+    seed: of dropout masks; rank 0 draws those of `Session`.
+    """
+
+    hyper: dict[str, Any]
+    states: Sequence[Sequence[Array]]
+    max_norm: float | None
+    seed: int
+    step: int
+
+    def clip(self, norm: float) -> float:
+        """Return the factor that clips a gradient of this norm."""
+        return 1.0 if self.max_norm is None or norm <= self.max_norm else self.max_norm / norm
+
+
+@dataclass(eq=False, repr=False)
 class StepContext:
     """State of a training on one rank.
 
@@ -41,19 +61,17 @@ class StepContext:
     starts to communicate after backward; for comparison. collectives: see `devices.join_devices`.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        communicator: Communicator,
-        strategy: Strategy | None = None,
-        *,
-        split: Split = contiguous,
-        wait_free: bool = True,
-        collectives: str = "auto",
-    ) -> None:
-        self.session, self.communicator, self.strategy = session, communicator, strategy
-        self.split, self.wait_free, self.collectives = split, wait_free, collectives
-        self.agreement = Agreement(communicator)
+    session: Session
+    communicator: Communicator
+    strategy: Strategy | None = None
+    _: KW_ONLY
+    split: Split = contiguous
+    wait_free: bool = True
+    collectives: str = "auto"
+
+    def __post_init__(self) -> None:
+        self.agreement = Agreement(self.communicator)
+        self.stale = StaleParameters(self)
         self.group: DeviceGroup | None = None  # devices that sum among themselves
         self.servers: StaleServers | None = None  # stale parameters, from the first step on
         self.exchanges: list[Exchange] = []  # for the program that ran last
@@ -62,7 +80,6 @@ class StepContext:
         self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
         self._roles: Roles | None = None
-        self.stale = StaleParameters(self)
 
     # ---- ranks ---------------------------------------------------------------------------------
 
@@ -91,12 +108,9 @@ class StepContext:
     @property
     def position(self) -> tuple[int, int]:
         """This rank, and the number of replicas; ranks from that number on compute nothing."""
-        count = self.communicator.size
-        if self._roles is not None:
-            count = self._roles.count
-        elif self.strategy is not None:
-            count = len(self.strategy.graph.replicas)
-        return self.communicator.rank, count
+        c, strategy = self.communicator, self.strategy
+        replicas = c.size if strategy is None else len(strategy.graph.replicas)
+        return c.rank, replicas if self._roles is None else self._roles.count
 
     @property
     def team_agreement(self) -> Agreement:
@@ -173,14 +187,12 @@ class StaleParameters:
         self._written = True  # from outside: servers must take the parameters as they are
         self._updates: int | None = None  # count for each parameter, by a checkpoint
 
-    def fetch(
-        self, hyper: Mapping[str, Any], states: Sequence[Sequence[Array]], step: int
-    ) -> float:
+    def fetch(self, update: Update) -> float:
         """Fetch values as fresh as a step needs them; return the seconds it took."""
         begun, strategy = time.perf_counter(), self.context.strategy
         if strategy is None or not strategy.has_stale:
             return 0.0
-        servers = self.serve(hyper, states, step)
+        servers = self.serve(update.hyper, update.states, update.step)
         self._renew(servers)
         try:
             if servers.fetch():

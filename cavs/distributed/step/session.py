@@ -11,25 +11,19 @@ from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.step.context import Array, StepContext
-from cavs.distributed.step.steps import AsynchronousStep, StepReport, SynchronousStep, Update
+from cavs.distributed.step.context import Array, StepContext, Update
+from cavs.distributed.step.steps import AsynchronousStep, StepReport, SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.errors import ProcessLocal
-from cavs.runtime import EvalResult, Session
+from cavs.runtime import EvalResult
 from cavs.train.engine import Engine
 
 
 class DistributedSession(ProcessLocal, StepContext, Engine):
     """A `Session` of one rank and its exchanges with the others; an engine of a `Trainer`."""
 
-    def __init__(
-        self,
-        session: Session,
-        communicator: Communicator,
-        strategy: Strategy | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(session, communicator, strategy, **options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.predicted = ""  # on rank 0: the prediction of `auto`
         self.writes = 0  # count of writes from outside
         self.synchronous_step = SynchronousStep(self)
@@ -47,7 +41,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
         make = self.asynchronous_step if self.asynchronous else self.synchronous_step
-        return make(batch, Update(hyper, states, max_norm), seed, step)
+        return make(batch, Update(hyper, states, max_norm, seed, step))
 
     # ---- state from step to step ---------------------------------------------------------------
 

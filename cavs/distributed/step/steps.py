@@ -16,23 +16,10 @@ from cavs.distributed.balance import Balancer
 from cavs.distributed.balance.shards import ShardedBatch
 from cavs.distributed.comm.agreement import Consensus
 from cavs.distributed.comm.interfaces import Handle, LostPeerError
-from cavs.distributed.step.context import Array, StepContext
+from cavs.distributed.step.context import Array, StepContext, Update
 from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
 from cavs.distributed.sync import Exchange, Piece, SparseServers
 from cavs.errors import CommunicationError, DeviceError
-
-
-@dataclass(frozen=True)
-class Update:
-    """Arguments of the update of a step: hyperparameters, optimiser states, and largest norm."""
-
-    hyper: dict[str, Any]
-    states: Sequence[Sequence[Array]]
-    max_norm: float | None
-
-    def clip(self, norm: float) -> float:
-        """Return the factor that clips a gradient of this norm."""
-        return 1.0 if self.max_norm is None or norm <= self.max_norm else self.max_norm / norm
 
 
 @dataclass(frozen=True)
@@ -67,56 +54,51 @@ class StepReport:
 class Run:
     """Forward and backward on the calling thread, exchanges in the background.
 
-    part: what this rank computes; None on a server. loss, error: of `part`, once computed. sent:
-    bytes that this rank had sent before the step.
+    part: what this rank computes; None on a server. loss, error: of `part`, once computed.
     """
 
     def __init__(
-        self, context: StepContext, executor: Any, part: ShardedBatch | None = None, sent: int = 0
+        self, context: StepContext, update: Update, executor: Any, part: ShardedBatch | None = None
     ) -> None:
         self.context, self.roles, self.executor = context, context.roles, executor
-        self.part, self.sent = part, sent
+        self.update, self.part = update, part
         self.loss = 0.0
         self.error: Exception | None = None
         self.pieces: list[Piece] = []
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
 
-    def compute(self, inputs: Sequence[Any], totals: Array, seed: int, step: int) -> None:
+    def compute(self, inputs: Sequence[Any], totals: Array) -> None:
         """Compute loss and gradients of the part, and reduce the gradients.
 
         inputs: of the schedule. totals: graphs, vertices, edges and present values of index
-        features of the batch. seed: of dropout masks; rank 0 draws those of `Session`.
+        features of the batch.
         """
-        context, part = self.context, self.part
+        context, update, part = self.context, self.update, self.part
         assert part is not None
-        own_seed = (seed + (context.communicator.rank << 32)) % 2**64
+        own_seed = (update.seed + (context.communicator.rank << 32)) % 2**64
         # With this factor of sums over rows, the mean over ranks is that of the batch.
         scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
         words = context.session.readable_errors(part.local)
-        arguments = (*inputs, own_seed, step, scale, totals.tolist())
-        self.loss, self.error = self.go(words, arguments)
+        self.go(words, (*inputs, own_seed, update.step, scale, totals.tolist()))
 
-    def go(
-        self, words: AbstractContextManager[None], inputs: tuple[Any, ...]
-    ) -> tuple[float, Exception | None]:
-        """Return the loss of this rank's part, and its error; exchanges take place in any case.
+    def go(self, words: AbstractContextManager[None], inputs: tuple[Any, ...]) -> None:
+        """Run the part and keep its loss or its error; exchanges take place in any case.
 
         words: turns messages of the engine into readable errors. inputs: of ``Executor.run``.
         """
-        self.executor.arm_gradients()
-        handles = self._start() if self.context.wait_free else []
-        loss, failed = 0.0, None
+        context, executor = self.context, self.executor
+        executor.arm_gradients()
+        handles = self._start() if context.wait_free else []
         begun = time.perf_counter()
         try:
             with words:
-                loss = self.executor.run(*inputs)
+                self.loss = executor.run(*inputs)
         except Exception as error:  # raised on all ranks at the end of the step
-            self.executor.give_up_gradients()
-            failed = error
+            executor.give_up_gradients()
+            self.error = error
         ended = time.perf_counter()
         self.compute_seconds = ended - begun
-        if not self.context.wait_free:
-            handles = self._start()
+        handles = handles if context.wait_free else self._start()
         lost: CommunicationError | None = None
         broken: DeviceError | None = None
         for handle in handles:  # all of them, so that none runs into what comes after
@@ -128,13 +110,12 @@ class Run:
                 broken = broken or error
         if lost is not None:
             raise lost
-        group = self.context.group
-        if group is not None:
-            group.finish(self.executor, broken)
-            if not group.lost:
-                self.communication_seconds += self.executor.collective_seconds()
+        if context.group is not None:
+            context.group.finish(executor, broken)
+            if not context.group.lost:
+                self.communication_seconds += executor.collective_seconds()
         self.exposed_seconds = time.perf_counter() - ended
-        return loss, failed or broken
+        self.error = self.error or broken
 
     def serve(self) -> None:
         """Take part in the exchanges of the replicas on a rank that computes nothing."""
@@ -156,6 +137,11 @@ class Run:
         self.communication_seconds += seconds
         self.exposed_seconds += seconds
 
+    def report(self, loss: float, norm: float, sent_bytes: int, **ranks: Any) -> StepReport:
+        """Return the result of the step. ranks: `rank_seconds` and `rank_reports`, where known."""
+        seconds = self.compute_seconds, self.communication_seconds, self.exposed_seconds
+        return StepReport(loss, norm, *seconds, sent_bytes, **ranks)
+
     def _start(self) -> list[Handle[list[Piece]]]:
         start = self.roles.everyone.start
         return [start(self._reduce, exchange) for exchange in self.context.exchanges]
@@ -176,27 +162,25 @@ class SynchronousStep:
 
     context: StepContext
 
-    def __call__(
-        self, batch: GraphBatch | ShardedBatch, update: Update, seed: int, step: int
-    ) -> StepReport:
+    def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
         context = self.context
-        sent, computes = context.sent_bytes, context.roles.computes
-        waited = context.stale.fetch(update.hyper, update.states, step)
-        if not computes:
-            return self.finish(self._serve(sent), update)
-        part, executor, inputs = prepare_together(context, batch)
-        # Totals are those of this rank's part where gradients are added, not averaged.
-        totals = part.counts(context.int_features)
-        if context.average:
-            totals *= not part.empty
-            context.communicator.all_reduce(totals)
-        run = Run(context, executor, part, sent)
-        run.compute(inputs, totals, seed, step)
-        run.expose(waited)
-        return self.finish(run, update)
+        sent, waited = context.sent_bytes, context.stale.fetch(update)
+        if context.roles.computes:
+            part, executor, inputs = prepare_together(context, batch)
+            # Totals are those of this rank's part where gradients are added, not averaged.
+            totals = part.counts(context.int_features)
+            if context.average:
+                totals *= not part.empty
+                context.communicator.all_reduce(totals)
+            run = Run(context, update, executor, part)
+            run.compute(inputs, totals)
+            run.expose(waited)
+        else:
+            run = self._serve(update)
+        return self.finish(run, sent)
 
-    def _serve(self, sent: int) -> Run:
+    def _serve(self, update: Update) -> Run:
         """Receive the gradients of a step on a rank that only owns parameters."""
         context = self.context
         found = context.agreement.consensus("step", found=Consensus(stop=context.wants_stop))
@@ -205,30 +189,24 @@ class SynchronousStep:
             receive_program(context)
         if context.average:
             context.communicator.all_reduce(np.zeros(3 + len(context.int_features)))
-        run = Run(context, context.exchanging, sent=sent)
+        run = Run(context, update, context.exchanging)
         run.serve()
         return run
 
-    def finish(self, run: Run, update: Update) -> StepReport:
-        """Agree on loss and norm, then update on all ranks or on none."""
-        context = self.context
-        replicas = context.roles.count
+    def finish(self, run: Run, sent: int) -> StepReport:
+        """Agree on loss and norm, then update on all ranks or on none.
+
+        sent: bytes that this rank had sent before the step.
+        """
+        context, replicas = self.context, self.context.roles.count
         over = float(replicas if context.average else 1)  # gradients are sums over so many
-        squares = self._squares(run, over) if run.error is None else 0.0
-        sums, hyper, rows = self._agree(run, update.hyper, squares)
+        sums, hyper, rows = self._agree(run, self._squares(run, over) if run.error is None else 0.0)
         loss, norm = sums[0] / replicas, math.sqrt(sums[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
-            self._update(run, update, hyper, update.clip(norm), over)
-        return StepReport(
-            loss,
-            norm,
-            run.compute_seconds,
-            run.communication_seconds,
-            run.exposed_seconds,
-            context.sent_bytes - run.sent,
-            tuple(rows[:, 0].tolist()),
-            tuple(map(tuple, rows[:, 3:].tolist())) if rows.shape[1] > 3 else (),
-        )
+            self._update(run, hyper, run.update.clip(norm), over)
+        reports = tuple(map(tuple, rows[:, 3:].tolist())) if rows.shape[1] > 3 else ()
+        ranks = {"rank_seconds": tuple(rows[:, 0].tolist()), "rank_reports": reports}
+        return run.report(loss, norm, context.sent_bytes - sent, **ranks)
 
     def _squares(self, run: Run, over: float) -> float:
         """Return this rank's share of the square of the norm of all gradients."""
@@ -242,15 +220,13 @@ class SynchronousStep:
         weight = over**2 / (replicas * len(roles.team)) if roles.computes else 0.0
         return squares + float(run.executor.squared_norm(context.own_pieces())) * weight
 
-    def _agree(
-        self, run: Run, hyper: dict[str, Any], squares: float
-    ) -> tuple[list[float], dict[str, Any], Array]:
+    def _agree(self, run: Run, squares: float) -> tuple[list[float], dict[str, Any], Array]:
         """Return the results of a step, the same bits on all ranks, from one all-reduce.
 
-        They are: loss and `squares`, summed over the ranks; `hyper` of rank 0, since a schedule may
-        differ in its last bit on another processor; a row per replica, its seconds, the mark and
-        the size of its part, and reports of its split. Raises on all ranks if one failed, or if
-        they split the batch differently.
+        They are: loss and `squares`, summed over the ranks; hyperparameters of rank 0, since a
+        schedule may differ in its last bit on another processor; a row per replica, its seconds,
+        the mark and the size of its part, and reports of its split. Raises on all ranks if one
+        failed, or if they split the batch differently.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
         part, error = run.part, run.error
@@ -262,6 +238,7 @@ class SynchronousStep:
                 report = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
             except Exception as failed:  # raised at the consensus below
                 error = failed
+        hyper = run.update.hyper
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         head = np.array([run.loss, squares, error is not None, *numbers.values()], np.float64)
         if c.rank != 0:
@@ -282,11 +259,9 @@ class SynchronousStep:
         of_rank_0 = dict(zip(numbers, ends[3 : len(head)].tolist(), strict=True))
         return ends[:2].tolist(), {**hyper, **of_rank_0}, rows
 
-    def _update(
-        self, run: Run, update: Update, hyper: dict[str, Any], clip: float, over: float
-    ) -> None:
+    def _update(self, run: Run, hyper: dict[str, Any], clip: float, over: float) -> None:
         context = self.context
-        pieces, states = [p.as_tuple() for p in run.pieces], [list(s) for s in update.states]
+        pieces, states = [p.as_tuple() for p in run.pieces], [list(s) for s in run.update.states]
         trainable = [p.trainable for p in context.session.parameters.values()]
         run.executor.apply(pieces, hyper, states, trainable, clip / over)
         run.distribute()
@@ -314,14 +289,12 @@ class AsynchronousStep:
 
     context: StepContext
 
-    def __call__(
-        self, batch: GraphBatch | ShardedBatch, update: Update, seed: int, step: int
-    ) -> StepReport:
+    def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
-        context, failed, waited = self.context, None, 0.0
-        roles = context.roles
+        context, roles = self.context, self.context.roles
+        failed, waited = None, 0.0
         try:
-            waited = context.stale.fetch(update.hyper, update.states, step)
+            waited = context.stale.fetch(update)
         except CommunicationError as unheard:
             # The ranks that step with this one find out that a rank is gone, but nothing else.
             if isinstance(unheard, LostPeerError) or not (roles.computes and roles.teamed):
@@ -341,22 +314,18 @@ class AsynchronousStep:
                 make_exchanges(context, executor, program.gradients, program.int_features)
             features = context.int_features
             totals = part.global_counts(features) if context.average else part.counts(features)
-            run = Run(context, executor, part)
-            run.compute(inputs, totals, seed, step)
+            run = Run(context, update, executor, part)
+            run.compute(inputs, totals)
+            run.expose(waited)
             begun = time.perf_counter()
             squares = executor.squared_norm(context.own_pieces()) if run.error is None else 0.0
             loss, squares = self._agree(run, squares)
             norm = math.sqrt(squares)
             if math.isfinite(loss) and math.isfinite(norm):
                 servers.commit(update.clip(norm), update.hyper["lr"])
-            return StepReport(
-                float(loss),
-                norm,
-                run.compute_seconds,
-                run.communication_seconds + waited,
-                run.exposed_seconds + waited + time.perf_counter() - begun,
-                servers.newly_sent(),  # as a server, too, since the step before
-            )
+            run.exposed_seconds += time.perf_counter() - begun
+            # The bytes count those of this rank as a server, too, since the step before.
+            return run.report(float(loss), norm, servers.newly_sent())
         except BaseException as raised:
             servers.fail(raised)
             raise

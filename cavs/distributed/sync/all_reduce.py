@@ -169,7 +169,7 @@ class DenseAllReduce(Exchange):
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         if not self.in_place:
-            pack(self.parts, self.memory, self.buffer)
+            pack(self.parts, self.memory, self.buffer.dtype, self.buffer)
         c.all_reduce(self.buffer)
         return self.pieces
 

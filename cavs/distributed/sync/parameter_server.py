@@ -16,6 +16,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
+from cavs.distributed.strategy.roles import leader_of
 from cavs.distributed.sync.part import (
     Array,
     Gradients,
@@ -25,8 +26,8 @@ from cavs.distributed.sync.part import (
     Piece,
     buckets,
     pack,
+    send_rows,
     size_of,
-    sum_rows,
     tables,
     touched,
     unpack,
@@ -167,10 +168,7 @@ class ParameterServer(Synchroniser):
 
 
 class DenseServers(OwnerExchange):
-    """Dense parts with an owner each, in one message to every owner.
-
-    replicated: an owner sends new values to the leader of every host, which passes them on.
-    """
+    """Dense parts with an owner each, in one message to every owner."""
 
     everyone = True
 
@@ -183,45 +181,39 @@ class DenseServers(OwnerExchange):
         self.owned: dict[int, list[Part]] = {}  # by owner
         for member in members:
             self.owned.setdefault(runtime.owner(member), []).append(member.part)
-        sync, many = members[0].leaf.sync, len(self.roles.hosts) > 1
-        self.two_level = sync.sums_on_hosts and many
-        self.replicated = sync.replicates_on_hosts and many
-
-    def _of(self, owners: Sequence[int]) -> list[Part]:
-        """Return the parts of some owners, one owner after the other."""
-        return [part for owner in owners for part in self.owned.get(owner, ())]
 
     def _packed(self, owners: Sequence[int], memory: Memory) -> Array:
-        parts = self._of(owners)
-        return pack(parts, memory, np.empty(size_of(parts), self.values[0].dtype))
+        """Return the parts of some owners, one owner after the other."""
+        parts = [part for owner in owners for part in self.owned.get(owner, ())]
+        return pack(parts, memory, self.values[0].dtype)
 
     def _by_owner(self, owners: Sequence[int], packed: Array) -> dict[int, Array]:
         """Undo `_packed`: return the values of each owner."""
         ends = np.cumsum([size_of(self.owned[owner]) for owner in owners], dtype=int)
         return dict(zip(owners, np.split(packed, ends), strict=False))
 
+    def _led(self, rank: int) -> list[int]:
+        """Return the owners with which a replica exchanges messages for its host, ascending."""
+        roles = self.roles
+        return [owner for owner in sorted(self.owned) if roles.leader(owner, roles.host) == rank]
+
     def wait(self, gradients: Gradients) -> bool:
         return wait_parts(self.parts, gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        sends: Mapping[int, Array] = {}
+        sends: dict[int, Array] = {}
         if self.roles.computes and self.two_level:
             sends = self._within_host()
         elif self.roles.computes:
             sends = {owner: self._packed([owner], self.memory) for owner in self.owned}
         nothing = np.empty(0, self.values[0].dtype)
         received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
-        own = self._of([c.rank])
+        own = self.owned.get(c.rank, [])
         total = np.zeros(size_of(own), nothing.dtype)
         for gradient in received:
             if gradient.size:
                 total += gradient
         return [part.piece(values, owned=True) for part, values in unpacked(own, total)]
-
-    def _led(self, rank: int) -> list[int]:
-        """Return the owners with which a replica exchanges messages for its host, ascending."""
-        roles = self.roles
-        return [owner for owner in sorted(self.owned) if roles.leader(owner, roles.host) == rank]
 
     def _within_host(self) -> dict[int, Array]:
         """Return the sums of this host for the owners that this rank is the leader for."""
@@ -263,10 +255,7 @@ class DenseServers(OwnerExchange):
 
 
 class SparseServers(OwnerExchange):
-    """The touched rows of a table go to the owners of its rows, and new rows from them to all.
-
-    ranges: the rows [start, stop) of each shard, and its owner.
-    """
+    """The touched rows of a table go to the owners of its rows, and new rows from them to all."""
 
     everyone = True
 
@@ -276,10 +265,9 @@ class SparseServers(OwnerExchange):
             if member.shard.axis != 0 or member.leaf.sync.owner is None:
                 raise not_rows(member)
         (self.parameter,) = self.parameters
-        self.ranges = [(m.shard.start, m.shard.stop, runtime.owner(m)) for m in members]
-        self.two_level = any(m.leaf.sync.sums_on_hosts for m in members)
-        self.two_level &= len(self.roles.hosts) > 1
-        self.width = self.values[self.parameter].size // max(stop for _, stop, _ in self.ranges)
+        self.starts = [member.shard.start for member in members]  # of shards, ascending
+        self.owners = np.array([runtime.owner(member) for member in members])
+        self.width = self.values[self.parameter].size // members[-1].shard.stop
         self.moved: Array = np.empty(0, np.int32)
         self.written: Array = np.empty(0, np.int32)  # by the last step of all ranks
         self.ever: set[int] = set()
@@ -290,25 +278,16 @@ class SparseServers(OwnerExchange):
         if self.roles.computes:
             rows, values = touched(gradients, self.parameter, usable)
             if self.two_level:
-                host = self.roles.host
-                leaders = [self.roles.leader(owner, host) for owner in range(c.size)]
-                ranks = [self.roles.hosts[host].index(leader) for leader in leaders]
-                rows, values = self._summed(rows, values, self.roles.local, ranks)
-        found, total = self._summed(rows, values, c, list(range(c.size)))
-        self.moved = found
-        return [Piece(self.parameter, total, found, owned=True)]
+                host = self.roles.hosts[self.roles.host]
+                leaders = np.array([host.index(leader_of(r, host)) for r in range(c.size)])
+                to = leaders[self._owners_of(rows)]
+                rows, values = send_rows(self.roles.local, rows, values, to)
+        self.moved, total = send_rows(c, rows, values, self._owners_of(rows))
+        return [Piece(self.parameter, total, self.moved, owned=True)]
 
-    def _summed(
-        self, rows: Array, values: Array, c: Communicator, ranks: Sequence[int]
-    ) -> tuple[Array, Array]:
-        """Send rows to rank ``ranks[owner]`` of `c`; return the sum of those received here."""
-        to = np.full(len(rows), -1)
-        for start, stop, owner in self.ranges:
-            to[(rows >= start) & (rows < stop)] = ranks[owner]
-        chosen = [np.flatnonzero(to == r) for r in range(c.size)]
-        return sum_rows(
-            c.all_to_all([rows[i] for i in chosen]), c.all_to_all([values[i] for i in chosen])
-        )
+    def _owners_of(self, rows: Array) -> Array:
+        found: Array = self.owners[np.searchsorted(self.starts, rows, side="right") - 1]
+        return found
 
     def distribute(self, c: Communicator) -> None:
         self.written = self._from_owners(self.moved, self.values[self.parameter], c)
@@ -329,9 +308,9 @@ class SparseServers(OwnerExchange):
     def _from_owners(self, rows: Array, flat: Array, c: Communicator) -> Array:
         """Copy the rows of all owners into `flat`; return their numbers."""
         table = flat.reshape(-1, self.width)
-        readers = [r < self.roles.count for r in range(c.size)]
-        every = c.all_to_all([rows if reads else rows[:0] for reads in readers])
-        values = c.all_to_all([table[rows] if reads else table[:0] for reads in readers])
+        sizes = [len(rows) if r < self.roles.count else 0 for r in range(c.size)]
+        every = c.all_to_all([rows[:size] for size in sizes])
+        values = c.all_to_all([table[rows[:size]] for size in sizes])
         for r in range(c.size):
             if r != c.rank:
                 table[every[r]] = values[r]

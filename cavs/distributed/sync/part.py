@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs._engine import Executor
+from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Shard, Variable
 
 Array = NDArray[Any]
@@ -171,8 +172,10 @@ def unpacked(parts: Sequence[Part], packed: Array) -> Iterator[tuple[Part, Array
         at += part.size
 
 
-def pack(parts: Sequence[Part], memory: Memory, out: Array) -> Array:
-    """Copy the parts into `out`, one after the other, and return it."""
+def pack(parts: Sequence[Part], memory: Memory, dtype: Any, out: Array | None = None) -> Array:
+    """Return a copy of the parts, one after the other; in `out` if that is given."""
+    if out is None:
+        out = np.empty(size_of(parts), dtype)
     for part, values in unpacked(parts, out):
         values[...] = part.view(memory[part.parameter])
     return out
@@ -211,6 +214,14 @@ def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
         begun[to] = True
         at += len(own)
     return found, total
+
+
+def send_rows(c: Communicator, rows: Array, values: Array, to: Array) -> tuple[Array, Array]:
+    """Send row i to rank ``to[i]`` of `c`, none to -1; return the sum of those received here."""
+    chosen = [np.flatnonzero(to == r) for r in range(c.size)]
+    return sum_rows(
+        c.all_to_all([rows[i] for i in chosen]), c.all_to_all([values[i] for i in chosen])
+    )
 
 
 def touched(gradients: Gradients, parameter: int, usable: bool) -> tuple[Array, Array]:

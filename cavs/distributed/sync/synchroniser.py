@@ -163,8 +163,15 @@ class SparseAllGather(Exchange):
 class OwnerExchange(Exchange):
     """An exchange with the owners of its members: gradients go to them, values come from them.
 
-    Each member is priced on its own.
+    Each member is priced on its own. two_level: the replicas of a host sum among themselves first.
+    replicated: an owner sends new values to the leader of every host, which passes them on.
     """
+
+    def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
+        super().__init__(members, runtime)
+        many, syncs = len(self.roles.hosts) > 1, [member.leaf.sync for member in members]
+        self.two_level = many and any(sync.sums_on_hosts for sync in syncs)
+        self.replicated = many and any(sync.replicates_on_hosts for sync in syncs)
 
     @classmethod
     def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:

@@ -8,7 +8,9 @@ included: those of the owner may change at any time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -16,8 +18,96 @@ import numpy as np
 
 from cavs import _engine
 from cavs.distributed.comm.mailbox import Letter, Mailbox
-from cavs.distributed.sync.part import Array, Piece, pack, size_of
-from cavs.distributed.sync.stale_server.layout import Group, Layout, Unit
+from cavs.distributed.strategy import Strategy, shards_of
+from cavs.distributed.sync.part import Array, Part, Piece, pack, part_of
+from cavs.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A shard with one owner. rows: of a table, the rows [begin, end) that it is; else None."""
+
+    number: int
+    part: Part
+    rows: tuple[int, int] | None
+    group: int
+    owner: int
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of a table."""
+        assert self.rows is not None
+        return self.part.size // max(self.rows[1] - self.rows[0], 1)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units of one owner and one staleness (None: no bound): their clocks are the same."""
+
+    number: int
+    owner: int
+    staleness: int | None
+    units: tuple[Unit, ...]
+
+    @property
+    def dense(self) -> list[Part]:
+        """The parts that are no tables."""
+        return [unit.part for unit in self.units if unit.rows is None]
+
+    @property
+    def tables(self) -> list[Unit]:
+        """The units whose gradients are rows."""
+        return [unit for unit in self.units if unit.rows is not None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All units and groups, the same on every rank."""
+
+    units: tuple[Unit, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def owners(self) -> list[int]:
+        """The ranks that own something, ascending."""
+        return sorted({group.owner for group in self.groups})
+
+
+def layout_of(strategy: Strategy, parameters: Mapping[str, Any]) -> Layout:
+    """Return the layout of the stale ones of `parameters`, by name and in order."""
+    units: list[Unit] = []
+    groups: dict[tuple[int, int | None], int] = {}  # numbers, by owner and staleness
+    for number, (name, parameter) in enumerate(parameters.items()):
+        if not parameter.trainable:
+            continue
+        node, shape = strategy.node(name), parameter.shape
+        stale = [leaf.sync.is_stale for leaf in node.leaves]
+        if parameter.sparse and any(stale) and not all(stale):
+            raise ConfigError(
+                f"{name}: some shards of a sparse parameter are stale, others are synchronous",
+                hint="give all shards staleness 0 and sync=True, or none",
+            )
+        for leaf, shard in zip(node.leaves, shards_of(node, shape), strict=True):
+            if leaf.sync.owner is None or not leaf.sync.is_stale:
+                continue
+            if parameter.sparse and shard.axis != 0:
+                raise ConfigError(
+                    f"{leaf.name}: rows of a sparse gradient cannot be cut along axis {shard.axis}",
+                    hint="cut axis 0",
+                )
+            if math.prod(shard.shape):
+                owner = strategy.graph.rank_of(leaf.sync.owner)
+                group = groups.setdefault((owner, leaf.sync.lag), len(groups))
+                rows = (shard.start, shard.stop) if parameter.sparse else None
+                part = part_of(number, shape, shard)
+                units.append(Unit(len(units), part, rows, group, owner))
+    return Layout(
+        tuple(units),
+        tuple(
+            Group(number, owner, staleness, tuple(u for u in units if u.group == number))
+            for (owner, staleness), number in groups.items()
+        ),
+    )
 
 
 class Word(IntEnum):
@@ -75,6 +165,7 @@ class Clocks:
         return furthest
 
 
+@dataclass(eq=False)
 class Owner:
     """The part of a `layout` that the rank of `box` owns, in one phase.
 
@@ -87,80 +178,73 @@ class Owner:
     phase that ends.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        box: Mailbox,
-        phase: int,
-        workers: Mapping[int, Sequence[int]],
-        values: Sequence[Array],
-        states: Sequence[Sequence[Array]],
-        hyper: Mapping[str, Any],
-        reduction: float,
-        updates: int,
-        before: Owner | None,
-    ) -> None:
-        self.layout, self.box, self.phase, self.workers = layout, box, phase, workers
-        self.groups = [group for group in layout.groups if group.owner == box.rank]
+    layout: Layout
+    box: Mailbox
+    phase: int
+    workers: Mapping[int, Sequence[int]]
+    values: Sequence[Array]
+    states: Sequence[Sequence[Array]]
+    hyper: Mapping[str, Any]
+    reduction: float
+    updates: int
+    before: InitVar[Owner | None]
+
+    def __post_init__(self, before: Owner | None) -> None:
+        self.groups = [group for group in self.layout.groups if group.owner == self.box.rank]
         tables = [unit for group in self.groups for unit in group.tables]
         mine = {unit.part.parameter for group in self.groups for unit in group.units}
-        self.values = [v.copy() if i in mine else v for i, v in enumerate(values)]
-        self.states = [list(s) for s in states]
-        self.trainable = [i in mine for i in range(len(values))]
+        self.values = [v.copy() if i in mine else v for i, v in enumerate(self.values)]
+        self.states = [list(s) for s in self.states]
+        self.trainable = [i in mine for i in range(len(self.values))]
         self.executor = optimiser(self.values)
-        self.reduction = reduction
-        self.hyper = {**hyper, "weight_decay": float(hyper["weight_decay"]) * reduction}
-        self.clocks = {g.number: Clocks(workers, g.staleness) for g in self.groups}
-        self.staged: dict[int, list[tuple[int, Unit, Piece]]] = {w: [] for w in workers}
-        self.updates = self.settled_at = updates  # made, and known by all since the last meeting
+        decay = float(self.hyper["weight_decay"]) * self.reduction
+        self.hyper = {**self.hyper, "weight_decay": decay}
+        self.clocks = {g.number: Clocks(self.workers, g.staleness) for g in self.groups}
+        self.staged: dict[int, list[Letter]] = {w: [] for w in self.workers}
+        self.settled_at = updates = self.updates  # as known by all since the last meeting
         # Per table: the update in which each row changed last, and up to which each rank has it.
         self.changed = {u.number: np.zeros(u.part.size // u.width, np.int64) for u in tables}
+        self.sent = {(u.number, r): updates for u in tables for r in range(self.box.size)}
         # Rows that changed in phases before: states of theirs are nowhere else either.
         self.earlier = {u.number: before.ever(u) for u in tables if before is not None}
-        self.told = {(number, r): updates for number in self.changed for r in range(box.size)}
         self.rounds = 0
 
     def hold(self, letter: Letter) -> None:
         """Keep gradients until their step has ended well."""
-        worker, attempt = letter.source, letter.words[2]
-        arrays = iter(letter.arrays)
-        for number in letter.words[3:]:
-            unit = self.layout.units[number]
-            if unit.rows is None:
-                piece = unit.part.piece(next(arrays))
-            else:
-                rows = next(arrays)
-                values = next(arrays).reshape(len(rows), unit.width)
-                piece = Piece(unit.part.parameter, values, rows)
-            self.staged[worker].append((attempt, unit, piece))
+        self.staged[letter.source].append(letter)
 
     def commit(self, letter: Letter) -> None:
         """Apply one step of a worker; drop what was staged of a step that failed."""
         worker, (attempt, clock) = letter.source, letter.words[2:]
         scale, lr = letter.arrays[0].tolist()
-        staged = [(unit, piece) for of, unit, piece in self.staged[worker] if of == attempt]
-        self.staged[worker] = []
+        staged, self.staged[worker] = self.staged[worker], []
         self.updates += 1
         # Moments decay with every update: they are corrected for as many as were made.
-        hyper = self.hyper | {
+        hyper = {
+            **self.hyper,
             "lr": lr,
             "bias1": 1.0 - float(self.hyper["beta1"]) ** self.updates,
             "bias2": 1.0 - float(self.hyper["beta2"]) ** self.updates,
         }
-        self.executor.apply(
-            [piece.as_tuple() for _, piece in staged],
-            hyper,
-            self.states,
-            self.trainable,
-            scale * self.reduction,
-        )
-        for unit, piece in staged:
-            if unit.rows is not None and piece.rows is not None:
-                self.changed[unit.number][piece.rows - unit.rows[0]] = self.updates
+        whole = [push for push in staged if push.words[2] == attempt]
+        pieces = [piece.as_tuple() for push in whole for piece in self._pieces(push)]
+        self.executor.apply(pieces, hyper, self.states, self.trainable, scale * self.reduction)
         for group in self.groups:
             self.clocks[group.number].finish(worker)
             self.clocks[group.number].wanted[worker] = clock + 1
         self._answer()
+
+    def _pieces(self, push: Letter) -> Iterator[Piece]:
+        """Yield the gradients of a letter; note the rows that they change."""
+        arrays = iter(push.arrays)
+        for number in push.words[3:]:
+            unit = self.layout.units[number]
+            if unit.rows is None:
+                yield unit.part.piece(next(arrays))
+                continue
+            rows = next(arrays)
+            self.changed[number][rows - unit.rows[0]] = self.updates
+            yield Piece(unit.part.parameter, next(arrays).reshape(len(rows), unit.width), rows)
 
     def settle(self, worker: int) -> None:
         """Note that `worker` has settled; when all have, every rank gets the final values."""
@@ -171,12 +255,12 @@ class Owner:
         if not all(clocks.all_away for clocks in self.clocks.values()):
             return
         self.rounds += 1
+        has_news = self.updates > self.settled_at
         for group in self.groups:
             clock = self.clocks[group.number].synchronise()
             words = [Word.FINAL, self.phase, clock, group.number, self.rounds, self.updates]
             for rank in range(self.box.size):
-                news = self.updates > self.settled_at
-                self.box.post(rank, words, self._content(group, rank) if news else [])
+                self.box.post(rank, words, self._content(group, rank) if has_news else [])
         self.settled_at = self.updates
 
     def _answer(self) -> None:
@@ -191,25 +275,24 @@ class Owner:
 
     def _content(self, group: Group, rank: int) -> list[Array]:
         """Return the values of a group; of its tables, rows that `rank` has not as they are."""
-        packed = np.empty(size_of(group.dense), self.values[0].dtype)
-        arrays = [pack(group.dense, self.values, packed)]
+        arrays = [pack(group.dense, self.values, self.values[0].dtype)]
         for unit in group.tables:
-            rows = self._news(unit, rank)
+            rows = self._changed_after(unit, self.sent[unit.number, rank])
+            self.sent[unit.number, rank] = self.updates
             table = self.values[unit.part.parameter].reshape(-1, unit.width)
             arrays += [rows, table[rows].reshape(-1)]
         return arrays
 
-    def _news(self, unit: Unit, rank: int) -> Array:
+    def _changed_after(self, unit: Unit, update: int) -> Array:
         assert unit.rows is not None
-        rows = np.flatnonzero(self.changed[unit.number] > self.told[unit.number, rank])
-        self.told[unit.number, rank] = self.updates
+        rows = np.flatnonzero(self.changed[unit.number] > update)
         return (rows + unit.rows[0]).astype(np.int32)
 
     def ever(self, unit: Unit) -> Array:
         """Return the rows of a table that have changed here; none of a table owned elsewhere."""
-        if unit.number not in self.changed or unit.rows is None:
+        if unit.number not in self.changed:
             return np.empty(0, np.int32)
-        rows = (np.flatnonzero(self.changed[unit.number]) + unit.rows[0]).astype(np.int32)
+        rows = self._changed_after(unit, 0)
         return np.union1d(rows, self.earlier.get(unit.number, rows))
 
     @property
@@ -217,7 +300,7 @@ class Owner:
         """Largest number of steps that a worker has made."""
         return max((max(clocks.of.values()) for clocks in self.clocks.values()), default=0)
 
-    def standing(self) -> list[int]:
+    def progress(self) -> list[int]:
         """Return the clock of every worker, -1 if no rank waits for it."""
         clocks = next(iter(self.clocks.values()))
         return [-1 if w in clocks.away else clock for w, clock in clocks.of.items()]

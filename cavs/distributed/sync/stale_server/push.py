@@ -14,11 +14,11 @@ from cavs.distributed.sync.part import (
     Member,
     Piece,
     buckets,
-    sum_rows,
+    send_rows,
     tables,
     unpacked,
 )
-from cavs.distributed.sync.stale_server.layout import Unit
+from cavs.distributed.sync.stale_server.owner import Unit
 from cavs.distributed.sync.stale_server.servers import StaleServers
 from cavs.distributed.sync.synchroniser import OwnerExchange, Runtime, Transfer
 
@@ -87,11 +87,8 @@ class StalePush(OwnerExchange):
             if piece.rows is None:
                 continue
             to = team.index(leader_of(unit.owner, team))
-            count = [len(piece.rows) if r == to and usable else 0 for r in range(local.size)]
-            rows, values = sum_rows(
-                local.all_to_all([piece.rows[:n] for n in count]),
-                local.all_to_all([piece.values[:n] for n in count]),
-            )
+            everything = np.full(len(piece.rows), to if usable else -1)
+            rows, values = send_rows(local, piece.rows, piece.values, everything)
             if local.rank == to:
                 sums.append((unit, Piece(unit.part.parameter, values, rows)))
         return sums

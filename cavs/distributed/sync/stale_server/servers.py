@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from cavs.distributed.comm.agreement import agreed, failed_elsewhere
+from cavs.distributed.comm.agreement import agreed, describe, failed_elsewhere
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
 from cavs.distributed.strategy.roles import leader_of
-from cavs.distributed.sync.part import Array, pack, size_of, unpack
-from cavs.distributed.sync.stale_server.layout import Layout
-from cavs.distributed.sync.stale_server.owner import Owner, Word
+from cavs.distributed.sync.part import Array, pack, unpack
+from cavs.distributed.sync.stale_server.owner import Layout, Owner, Word
 from cavs.errors import CommunicationError
 
 _LEFT = "it left while others train: call Trainer.close()"
@@ -49,11 +48,11 @@ class StaleServers:
     ) -> None:
         self.teams, self.workers = teams, [worker for team in teams for worker in team]
         self.layout, self.values, self.timeout = layout, list(values), c.timeout
-        self.rank, self.size, self.names, self._waiting = c.rank, c.size, c.names, c.waiting
-        self.is_worker = self.rank in self.workers
-        mine = [team for team in teams if self.rank in team]
+        self.rank, self.names, self._waiting = c.rank, c.names, c.waiting
+        self.is_worker = c.rank in self.workers
+        mine = [team for team in teams if c.rank in team]
         self.heard_by = [  # the owners that this rank writes to
-            owner for owner in layout.owners for team in mine if leader_of(owner, team) == self.rank
+            owner for owner in layout.owners for team in mine if leader_of(owner, team) == c.rank
         ]
         self.reduction = 1.0 / len(self.workers) if average else 1.0
         self.changed = threading.Condition()
@@ -93,18 +92,9 @@ class StaleServers:
         updates: number that the optimiser states have seen.
         """
         self._check()
-        owner = Owner(
-            self.layout,
-            self._box,
-            self.phase + 1,
-            {leader_of(self.rank, team): team for team in self.teams},
-            self.values,
-            states,
-            hyper,
-            self.reduction,
-            updates,
-            self._owner,
-        )
+        workers = {leader_of(self.rank, team): team for team in self.teams}
+        shared = self.layout, self._box, self.phase + 1, workers, self.values
+        owner = Owner(*shared, states, hyper, self.reduction, updates, self._owner)
         with self.changed:
             self._owner, self.phase, self.updates = owner, owner.phase, updates
             self.clock = self.rounds = 0
@@ -154,16 +144,15 @@ class StaleServers:
         with self.changed:
             self.rounds += 1
             final = next(x for x in self._inbox if x.words[4:5] == (self.rounds,))
-            clock, self.updates = final.words[2], final.words[5]
-            self.steps += clock - self.clock
-            self.clock = clock
+            self.steps += final.words[2] - self.clock
+            self.clock, self.updates = final.words[2], final.words[5]
         self.settled, self._awaits = True, False
         return self._read()
 
     def _has_all(self, word: int, value: int) -> bool:
         """True if a letter of every group has `value` as this word."""
-        groups = {x.words[3] for x in self._inbox if x.words[word : word + 1] == (value,)}
-        return len(groups) == len(self.layout.groups)
+        found = {x.words[3] for x in self._inbox if x.words[word : word + 1] == (value,)}
+        return len(found) == len(self.layout.groups)
 
     def _read(self) -> bool:
         """Write the values of letters to the parameters, in order; return True if there are any."""
@@ -187,8 +176,8 @@ class StaleServers:
         for i in range(max(map(len, states), default=0)):
             flat = [s[i].reshape(-1) if len(s) > i else np.empty(0) for s in states]
             for group in self.layout.groups:
-                packed = np.empty(size_of(group.dense), self.values[0].dtype)
-                c.broadcast(pack(group.dense, flat, packed), group.owner)
+                packed = pack(group.dense, flat, self.values[0].dtype)
+                c.broadcast(packed, group.owner)
                 unpack(group.dense, packed, flat)
                 for unit in group.tables:
                     rows = self._owner.ever(unit)
@@ -252,29 +241,27 @@ class StaleServers:
                 with self.changed:
                     if self.changed.wait_for(lambda: self.failed or ready(), self.timeout / 2):
                         break
-                standing = self._ask()
-                behind = self._behind(standing)
-                if standing == before:
+                clocks = self._ask()
+                behind = self._behind(clocks)
+                if clocks == before:
                     raise waiting.hung(self.timeout, why)
-                before = standing
+                before = clocks
         self._check()
 
     def _ask(self) -> dict[int, tuple[int, ...]]:
-        """Return the clocks of the workers (`Owner.standing`), by each owner that answers."""
-        with self.changed:
-            self._answers = {}
-        owners = self.layout.owners
+        """Return the clocks of the workers (`Owner.progress`), by each owner that answers."""
+        owners, self._answers = self.layout.owners, {}
         for owner in owners:
             self._box.post(owner, [Word.ASK, 0])
         with self.changed:
             self.changed.wait_for(lambda: len(self._answers) == len(owners), _GRACE)
             return dict(self._answers)
 
-    def _behind(self, standing: Mapping[int, Sequence[int]]) -> dict[int, str]:
+    def _behind(self, progress: Mapping[int, Sequence[int]]) -> dict[int, str]:
         """Return the ranks that all wait for, according to the owners, and what they do."""
-        silent = [r for r in self.layout.owners if r not in standing]
+        silent = [r for r in self.layout.owners if r not in progress]
         found = dict.fromkeys(silent, "does not answer")
-        for clocks in standing.values():
+        for clocks in progress.values():
             slowest = min((clock for clock in clocks if clock >= 0), default=-1)
             for team, clock in zip(self.teams, clocks, strict=True):
                 if clock == slowest >= 0 and self.rank not in team:
@@ -295,10 +282,9 @@ class StaleServers:
                 return
             self.failed = error
             self.changed.notify_all()
-        if isinstance(error, LostPeerError):
-            return
-        with contextlib.suppress(CommunicationError):  # a rank that is gone need not learn of it
-            self._tell_others([Word.FAIL, 0], [as_text(f"{type(error).__name__}: {error}")])
+        if not isinstance(error, LostPeerError):
+            with contextlib.suppress(CommunicationError):  # a rank may be gone
+                self._tell_others([Word.FAIL, 0], [as_text(describe(error))])
 
     def leave(self) -> None:
         """End the thread at once, because a rank is gone; letters under way are lost."""
@@ -348,8 +334,8 @@ class StaleServers:
             case Word.SETTLE if owner:
                 owner.settle(letter.source)
             case Word.ASK:
-                standing = [] if owner is None else owner.standing()
-                self._box.post(letter.source, [Word.ANSWER, 0, *standing])
+                clocks = [] if owner is None else owner.progress()
+                self._box.post(letter.source, [Word.ANSWER, 0, *clocks])
         with self.changed:
             match word:
                 case Word.VALUES | Word.FINAL:
@@ -365,7 +351,7 @@ class StaleServers:
             self.changed.notify_all()
 
     def _tell_others(self, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
-        for r in range(self.size):
+        for r in range(self._box.size):
             if r != self.rank:
                 self._box.post(r, words, arrays)
 
