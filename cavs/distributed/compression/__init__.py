@@ -7,10 +7,14 @@ from cavs.distributed.compression.exchange import (
     Reduction,
     Round,
     State,
+    flatten,
+    is_alike,
     lockstep,
     run,
+    share_of,
+    unflatten,
+    weighed,
 )
-from cavs.distributed.compression.memory import flatten, is_alike, share_of, unflatten, weighed
 from cavs.distributed.compression.parse import NAMES, parse
 from cavs.distributed.compression.powersgd import PowerSGD
 from cavs.distributed.compression.quantise import BFloat16, ErrorFeedback, Float16, Identity, OneBit

@@ -2,13 +2,14 @@
 
 ``Compressor.reduce`` is a generator: it yields what its rank wants to exchange, is sent the answer,
 and returns the result. So a compressor is a pure function of a gradient and a state, runs on any
-communicator, and can be tested with all ranks in one thread (`lockstep`).
+communicator, and can be tested with all ranks in one thread (`lockstep`). Checkpoints hold the
+state as arrays (`flatten`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from cavs.errors import ConfigError
 
 State = dict[str, Any]  # arrays and whole numbers, by name
 Shape = tuple[int, ...]
+_ALIKE = ("step", "right")  # a counter, and the factor of PowerSGD that begins the next step
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ class Compressor(ABC):
     """
 
     name: ClassVar[str]
-    lossless: ClassVar[bool] = False
 
     def start(self, shape: Shape, dtype: Any, *, seed: int = 0) -> State:
         """Return the state before the first step of a parameter; `seed` is equal on all ranks."""
@@ -145,3 +146,43 @@ def _answer(requests: Sequence[Exchange], rank: int) -> Any:
     if requests[0].collective == "all_gather":
         return [request.array.copy() for request in requests]
     return [request.arrays[rank].copy() for request in requests]
+
+
+def flatten(state: State) -> dict[str, Array]:
+    """Return every array and whole number of a state, by name."""
+    return {k: np.asarray(v, np.int64) if isinstance(v, int) else v for k, v in state.items()}
+
+
+def unflatten(like: State, arrays: Mapping[str, Array]) -> State:
+    """Return a state of the form of `like` with the content of `arrays`, as `flatten` gives it."""
+    return {
+        name: int(arrays[name])
+        if isinstance(value, int)
+        else arrays[name].astype(value.dtype).reshape(value.shape)
+        for name, value in like.items()
+    }
+
+
+def weighed(state: State, by: float) -> State:
+    """Return a state whose gradients count `by` times as much; counters stay as they are."""
+    return {k: v if isinstance(v, int) else v * v.dtype.type(by) for k, v in state.items()}
+
+
+def share_of(every: Array, rank: int, ranks: int, *, average: bool, alike: bool = False) -> Any:
+    """Return the share of `rank` of `ranks` in arrays that other ranks kept, `every` by rank.
+
+    As many ranks as before: its own. Otherwise, where all have it alike (see `is_alike`), the same,
+    or else an equal share of what they held back: gradients weigh 1 / ranks if they are averaged,
+    so that is the mean, and their sum over the new ranks if they are added.
+    """
+    if len(every) == ranks:
+        return every[rank].copy()
+    if alike:
+        return every[0].copy()
+    share = every.mean(axis=0)
+    return share if average else share * (len(every) / ranks)
+
+
+def is_alike(name: str) -> bool:
+    """True if `name`, as in checkpoints, is of state that is equal on all ranks."""
+    return name.rpartition(".")[2] in _ALIKE

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -51,7 +51,7 @@ def parse(text: str) -> Compressor:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Compressor:
     form = _FORM.fullmatch(text)
-    name, inside = form.groups() if form else ("", None)
+    name, inside = form.groups("") if form else ("", "")
     if name not in NAMES:
         raise ConfigError(f"unknown compressor {text!r}", hint=f"use one of {', '.join(NAMES)}")
     if name == "error_feedback":
@@ -62,16 +62,10 @@ def _parsed(text: str) -> Compressor:
                 hint=f"error_feedback takes {' or '.join(_FED_BACK)}",
             )
         return ErrorFeedback(inner)
-    return _MAKE[name](**_options(text, name, inside))
-
-
-def _options(text: str, name: str, inside: str | None) -> dict[str, Any]:
-    maker: Any = _MAKE[name]
-    known: dict[str, str] = {}
-    if dataclasses.is_dataclass(maker):
-        known = {field.name: str(field.type) for field in dataclasses.fields(maker)}
+    make: Any = _MAKE[name]
+    known = {f.name: f.type for f in fields(make)} if is_dataclass(make) else {}
     options: dict[str, Any] = {}
-    for item in (inside or "").split(",") if inside and inside.strip() else ():
+    for item in inside.split(",") if inside.strip() else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or key not in known or key in options:
             raise ConfigError(
@@ -79,7 +73,8 @@ def _options(text: str, name: str, inside: str | None) -> dict[str, Any]:
                 hint=f"{name} takes {', '.join(f'{k}=...' for k in known) or 'no options'}",
             )
         options[key] = _number(text, key, value, whole=known[key] == "int")
-    return options
+    compressor: Compressor = make(**options)
+    return compressor
 
 
 def _number(text: str, key: str, value: str, *, whole: bool) -> float:

@@ -29,7 +29,6 @@ class Identity(Compressor):
     """No compression: the gradient is sent as it is."""
 
     name: ClassVar[str] = "none"
-    lossless: ClassVar[bool] = True
 
     def reduce(self, gradient: Array, state: State, rank: int, ranks: int) -> Reduction:
         total = yield Exchange("all_reduce", (gradient,))

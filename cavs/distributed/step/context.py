@@ -193,7 +193,6 @@ class StaleParameters:
         if strategy is None or not strategy.has_stale:
             return 0.0
         servers = self.serve(update.hyper, update.states, update.step)
-        self._renew(servers)
         try:
             if servers.fetch():
                 self.context.session.write(self.context.served)
@@ -218,8 +217,8 @@ class StaleParameters:
                 context.roles.teams,
                 average=context.average,
             )
+        self._renew(context.servers)
         if self._written:
-            self._renew(context.servers)
             # One update a step, in a new training or one without stale parameters so far.
             updates = step if self._updates is None else self._updates
             context.servers.open(states, hyper, updates)

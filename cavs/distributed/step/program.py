@@ -131,14 +131,8 @@ def make_exchanges(
     if executor is context.exchanging:
         return
     context.int_features = int_features
-    runtime = Runtime(
-        context.strategy,
-        executor,
-        context.session.parameters,
-        context.roles,
-        context.servers,
-        context.group,
-    )
+    parameters, group = context.session.parameters, context.group
+    runtime = Runtime(context.strategy, executor, parameters, context.roles, context.servers, group)
     transfers = lower(_members(runtime, layouts), runtime)
     there = _sums_on_device(transfers, runtime, context.served)
     fresh = [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]
@@ -173,7 +167,11 @@ def _sums_on_device(
     ConfigError if one that asks for NCCL is not among them.
     """
     sums = [t for t in transfers if t.exchange is DenseAllReduce]
-    there = [t for t in sums if runtime.group and all(m.part.rows == 1 for m in t.members)]
+    there = (
+        []
+        if runtime.group is None
+        else [t for t in sums if all(m.part.rows == 1 for m in t.members)]
+    )
     on_host = {m.parameter for t in transfers if t not in there for m in t.members}.union(served)
     while mixed := [t for t in there if any(m.parameter in on_host for m in t.members)]:
         there = [t for t in there if t not in mixed]
@@ -234,8 +232,7 @@ def code_digest() -> str:
     files = [*sorted(root.rglob("*.py")), *engines]
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode())
-        digest.update(file.read_bytes())
+        digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -127,9 +128,8 @@ class AllReduce(Synchroniser):
             else:
                 together = tuple(sorted(own, key=lambda m: (m.parameter, m.shard.start)))
                 sums = [together] if len(own) > 1 else [(slab,) for slab in slabs]
-            asking = (m.leaf.name for m in own if getattr(m.leaf.sync, "spec", "") == "nccl")
-            nccl = next(asking, "")
-            found += [Transfer(DenseAllReduce, parts, nccl) for parts in sums]
+            nccl = [m.leaf.name for m in own if getattr(m.leaf.sync, "spec", "") == "nccl"]
+            found += [Transfer(DenseAllReduce, parts, *nccl[:1]) for parts in sums]
         return found
 
 
@@ -181,11 +181,10 @@ class CompressedAllReduce(Exchange):
     def operations(cls, members: Sequence[Member], pricing: Pricing) -> tuple[Operation, ...]:
         (member,) = members
         shape, itemsize = member.shard.shape, member.variable.itemsize
-        rounds = parse(member.leaf.compressor).rounds(
-            shape, itemsize, len(pricing.replicas), pricing.step
-        )
+        compressor, ranks = parse(member.leaf.compressor), len(pricing.replicas)
+        rounds = compressor.rounds(shape, itemsize, ranks, pricing.step)
         found = [pricing.everywhere(r.collective, float(r.nbytes)) for r in rounds]
-        return tuple(operation for operations in found for operation in operations)
+        return tuple(chain.from_iterable(found))
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
@@ -258,23 +257,19 @@ class DeviceGroup:
         CommunicationError if they do not end in time, which says where the other ranks are;
         DeviceError if NCCL says why. The group is given up then; `failed` is left to the caller.
         """
-        missing = np.array([float(failed is not None)])
+        control, missing = self.control, np.array([float(failed is not None)])
         try:
-            self.control.all_reduce(missing)
-        except CommunicationError:
-            self.abort()
-            raise
-        if missing[0]:
-            self.abort()
-            return
-        end = time.monotonic() + self.control.timeout
-        try:
-            with self.control.waiting("sums by NCCL") as waiting:
-                while not executor.wait_collectives(min(_GLANCE, self.control.timeout)):
+            control.all_reduce(missing)
+            if missing[0]:
+                self.abort()
+                return
+            end = time.monotonic() + control.timeout
+            with control.waiting("sums by NCCL") as waiting:
+                while not executor.wait_collectives(min(_GLANCE, control.timeout)):
                     self.nccl.check()
                     waiting.look()
                     if time.monotonic() > end:
-                        raise waiting.hung(self.control.timeout, "for NCCL")
+                        raise waiting.hung(control.timeout, "for NCCL")
         except (CommunicationError, DeviceError):
             self.abort()
             raise
@@ -300,10 +295,8 @@ class DeviceAllReduce(Exchange):
         dtype = self.values[0].dtype
         starts = {p: self.executor.keep_gradient(p) for p in self.parameters}
         sizes = {p: self.values[p].size for p in self.parameters}
-        self.dtype, self.ranges = (
-            str(dtype),
-            joined_ranges(self.parts, starts, sizes, dtype.itemsize),
-        )
+        self.dtype = str(dtype)
+        self.ranges = joined_ranges(self.parts, starts, sizes, dtype.itemsize)
         self.pieces: list[Piece] = [
             DevicePiece(p.parameter, np.empty(0), None, 1, p.offset, count=p.size)
             for p in self.parts

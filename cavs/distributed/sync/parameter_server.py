@@ -265,7 +265,7 @@ class SparseServers(OwnerExchange):
             if member.shard.axis != 0 or member.leaf.sync.owner is None:
                 raise not_rows(member)
         (self.parameter,) = self.parameters
-        self.starts = [member.shard.start for member in members]  # of shards, ascending
+        self.starts = [member.shard.start for member in members]  # ascending
         self.owners = np.array([runtime.owner(member) for member in members])
         self.width = self.values[self.parameter].size // members[-1].shard.stop
         self.moved: Array = np.empty(0, np.int32)

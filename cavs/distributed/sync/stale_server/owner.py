@@ -127,7 +127,7 @@ class Word(IntEnum):
 
 
 class Clocks:
-    """Clocks of the workers for one group of parameters: they say which worker may begin a step.
+    """Clocks of the workers, which say which worker may begin a step.
 
     A worker's clock is the number of steps whose gradients its server has applied. Under staleness
     s (stale synchronous parallel, Ho et al. 2013; Zhang 2020, section 2.4.1) a worker may begin
@@ -135,28 +135,14 @@ class Clocks:
     bulk-synchronous; without a bound (None) training is asynchronous.
     """
 
-    def __init__(self, workers: Iterable[int], staleness: int | None) -> None:
-        self.staleness = staleness
+    def __init__(self, workers: Iterable[int]) -> None:
         self.of = dict.fromkeys(workers, 0)
         self.away: set[int] = set()  # have settled; no rank waits for them
-        self.wanted: dict[int, int] = {}  # the step that a worker is to begin
 
-    def finish(self, worker: int) -> None:
-        """Count one more step of `worker` as applied."""
-        self.of[worker] += 1
-
-    def may_begin(self, step: int) -> bool:
+    def may_begin(self, step: int, staleness: int | None) -> bool:
         """True if a worker may begin `step`."""
-        if self.staleness is None:
-            return True
-        return all(
-            clock >= step - self.staleness for w, clock in self.of.items() if w not in self.away
-        )
-
-    @property
-    def all_away(self) -> bool:
-        """True if every worker has settled."""
-        return len(self.away) == len(self.of)
+        awaited = [clock for worker, clock in self.of.items() if worker not in self.away]
+        return staleness is None or all(clock >= step - staleness for clock in awaited)
 
     def synchronise(self) -> int:
         """Let all go on from the clock of the furthest, and return it, after all have settled."""
@@ -199,7 +185,8 @@ class Owner:
         self.executor = optimiser(self.values)
         decay = float(self.hyper["weight_decay"]) * self.reduction
         self.hyper = {**self.hyper, "weight_decay": decay}
-        self.clocks = {g.number: Clocks(self.workers, g.staleness) for g in self.groups}
+        self.clocks = Clocks(self.workers)
+        self.wanted: dict[tuple[int, int], int] = {}  # next steps, by group and worker
         self.staged: dict[int, list[Letter]] = {w: [] for w in self.workers}
         self.settled_at = updates = self.updates  # as known by all since the last meeting
         # Per table: the update in which each row changed last, and up to which each rank has it.
@@ -229,9 +216,8 @@ class Owner:
         whole = [push for push in staged if push.words[2] == attempt]
         pieces = [piece.as_tuple() for push in whole for piece in self._pieces(push)]
         self.executor.apply(pieces, hyper, self.states, self.trainable, scale * self.reduction)
-        for group in self.groups:
-            self.clocks[group.number].finish(worker)
-            self.clocks[group.number].wanted[worker] = clock + 1
+        self.clocks.of[worker] += 1
+        self.wanted |= {(group.number, worker): clock + 1 for group in self.groups}
         self._answer()
 
     def _pieces(self, push: Letter) -> Iterator[Piece]:
@@ -248,30 +234,28 @@ class Owner:
 
     def settle(self, worker: int) -> None:
         """Note that `worker` has settled; when all have, every rank gets the final values."""
-        for group in self.groups:
-            self.clocks[group.number].away.add(worker)
-            self.clocks[group.number].wanted.pop(worker, None)
+        self.clocks.away.add(worker)
+        self.wanted = {key: step for key, step in self.wanted.items() if key[1] != worker}
         self._answer()
-        if not all(clocks.all_away for clocks in self.clocks.values()):
+        if len(self.clocks.away) < len(self.workers):
             return
         self.rounds += 1
-        has_news = self.updates > self.settled_at
+        has_news, clock = self.updates > self.settled_at, self.clocks.synchronise()
         for group in self.groups:
-            clock = self.clocks[group.number].synchronise()
             words = [Word.FINAL, self.phase, clock, group.number, self.rounds, self.updates]
             for rank in range(self.box.size):
                 self.box.post(rank, words, self._content(group, rank) if has_news else [])
         self.settled_at = self.updates
 
     def _answer(self) -> None:
-        for group in self.groups:
-            clocks = self.clocks[group.number]
-            for worker, step in list(clocks.wanted.items()):
-                if clocks.may_begin(step):
-                    del clocks.wanted[worker]
-                    words = [Word.VALUES, self.phase, step, group.number]
-                    for r in self.workers[worker]:
-                        self.box.post(r, words, self._content(group, r))
+        """Send values to the workers that may begin the steps they want to."""
+        for (number, worker), step in list(self.wanted.items()):
+            group = self.layout.groups[number]
+            if self.clocks.may_begin(step, group.staleness):
+                del self.wanted[number, worker]
+                for r in self.workers[worker]:
+                    words = [Word.VALUES, self.phase, step, number]
+                    self.box.post(r, words, self._content(group, r))
 
     def _content(self, group: Group, rank: int) -> list[Array]:
         """Return the values of a group; of its tables, rows that `rank` has not as they are."""
@@ -298,12 +282,12 @@ class Owner:
     @property
     def furthest(self) -> int:
         """Largest number of steps that a worker has made."""
-        return max((max(clocks.of.values()) for clocks in self.clocks.values()), default=0)
+        return max(self.clocks.of.values())
 
     def progress(self) -> list[int]:
         """Return the clock of every worker, -1 if no rank waits for it."""
-        clocks = next(iter(self.clocks.values()))
-        return [-1 if w in clocks.away else clock for w, clock in clocks.of.items()]
+        away = self.clocks.away
+        return [-1 if worker in away else clock for worker, clock in self.clocks.of.items()]
 
 
 def optimiser(values: Sequence[Array]) -> Any:

@@ -66,7 +66,7 @@ class StaleServers:
         self._counted = 0  # bytes sent before the present step
         self.updates = 0  # number for each parameter, as known when all last settled
         self._stops: dict[int, int] = {}  # numbers of steps promised, by worker
-        self._next_promise, self._has_promised = 1, False
+        self._next_promise = 1
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
         self._thread.start()
@@ -195,7 +195,7 @@ class StaleServers:
             with self.changed:
                 if requested or self._stops:
                     self._promise()
-                if not self._has_promised:
+                if self.rank not in self._stops:
                     self._next_promise = self.steps + 1
                     return False
             self._wait(all_promised, "to stop together")
@@ -216,13 +216,11 @@ class StaleServers:
     def go_on(self) -> None:
         """Clear the request to stop, after all ranks have stopped and settled."""
         with self.changed:
-            self._stops, self._has_promised = {}, False
-            self._next_promise = self.steps + 1
+            self._stops, self._next_promise = {}, self.steps + 1
 
     def _promise(self) -> None:
         """Tell all how many steps this worker will make: all make the largest of these numbers."""
-        if not self._has_promised and self.is_worker:
-            self._has_promised = True
+        if self.is_worker and self.rank not in self._stops:
             self._stops[self.rank] = self._next_promise
             self._tell_others([Word.STOP, 0, self._next_promise])
 
