@@ -6,6 +6,7 @@ operations are for programs that keep arrays of their own on the ranks' GPUs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from cavs.distributed.comm.messages import (
     offsets,
 )
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
-from cavs.distributed.comm.nccl.group import NCCLGroup, NCCLStream, Peers, Started
+from cavs.distributed.comm.nccl.group import NCCLGroup, Peers, Started
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -42,20 +43,10 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     overlaps = True
 
     def __init__(self, control: Communicator, ordinal: int) -> None:
-        self._control = control
         self._owned: Communicator | None = None  # `control`, if it was made for this group
-        self._made: NCCLStream | None = None
         self._memory: CupyMemory | None = None
         self._one: DeviceArray | None = None
-        super().__init__(control, ordinal)  # which may abort
-
-    @property
-    def _stream(self) -> NCCLStream:
-        """The stream, created for the first operation: sums of gradients need none."""
-        with self._changing:
-            if self._made is None:
-                self._made = NCCLStream(self, self._control)
-            return self._made
+        super().__init__(control, ordinal)
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
         """See `Operations`. Before this returns, `operation` has run, but for the work of GPUs.
@@ -67,23 +58,37 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     # ---- operations ----------------------------------------------------------------------------
 
     def all_reduce(self, array: OnDevice) -> None:
-        own, code = self._own(array)
-        call = own.address, own.address, own.size, code, self._nccl.NCCL_SUM
-        name = f"all-reduce of {own.nbytes} bytes"
-        self._stream.run(name, [own], lambda comm, stream: comm.allReduce(*call, stream))
+        own = self._in_place("all-reduce", "allReduce", array, self._nccl.NCCL_SUM)
         self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
 
     def reduce(self, array: OnDevice, root: int) -> None:
         check_rank(root, self.size)
-        own, code = self._own(array)
-        call = own.address, own.address, own.size, code, self._nccl.NCCL_SUM, root
-        name = f"reduce of {own.nbytes} bytes to rank {self.names[root]}"
-        self._stream.run(name, [own], lambda comm, stream: comm.reduce(*call, stream))
+        to = f" to rank {self.names[root]}"
+        own = self._in_place("reduce", "reduce", array, self._nccl.NCCL_SUM, root, where=to)
         self.sent_bytes += own.nbytes if self.rank != root else 0
 
+    def broadcast(self, array: OnDevice, root: int) -> None:
+        check_rank(root, self.size)
+        by = f" by rank {self.names[root]}"
+        own = self._in_place("broadcast", "broadcast", array, root, where=by)
+        self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
+
+    def _in_place(
+        self, name: str, call: str, array: OnDevice, *more: int, where: str = ""
+    ) -> DeviceArray:
+        """Run a `call` of NCCL that reads and writes all of an array."""
+        own = self._own(array)
+        arguments = own.address, own.address, own.size, self.code(own.dtype), *more
+        self._stream.run(
+            f"{name} of {own.nbytes} bytes{where}",
+            [own],
+            lambda comm, stream: getattr(comm, call)(*arguments, stream),
+        )
+        return own
+
     def reduce_scatter(self, array: OnDevice, counts: Sequence[int]) -> DeviceArray:
-        own, code, add = *self._own(array), self._nccl.NCCL_SUM
-        parts = self._cut(own, counts)
+        own = self._own(array)
+        parts, code, add = self._cut(own, counts), self.code(own.dtype), self._nccl.NCCL_SUM
         mine = parts[self.rank]
 
         def calls(comm: Any, stream: int) -> None:
@@ -99,23 +104,21 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         return mine
 
     def all_gather_into(self, array: OnDevice, counts: Sequence[int]) -> None:
-        own, code = self._own(array)
+        own = self._own(array)
         parts = self._cut(own, counts)
-        self._gather(parts[self.rank], parts, own, code)
+        self._gather(parts[self.rank], parts, own)
 
     def all_gather(self, array: OnDevice) -> list[DeviceArray]:
-        own, code = self._own(array)
+        own = self._own(array)
         rows, inner = [told[0] for told in self._rows([own])], own.shape[1:]
         whole = self._new((sum(rows), *inner), own.dtype)
-        width = DeviceArray(0, inner, own.dtype).size
-        parts = self._cut(whole, [n * width for n in rows])
-        self._gather(own, parts, whole, code)
+        parts = self._cut(whole, [n * math.prod(inner) for n in rows])
+        self._gather(own, parts, whole)
         return [part.shaped((n, *inner)) for n, part in zip(rows, parts, strict=True)]
 
-    def _gather(
-        self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray, code: int
-    ) -> None:
+    def _gather(self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray) -> None:
         """Send `mine` of every rank to all, into `parts` of `whole`."""
+        code = self.code(whole.dtype)
 
         def calls(comm: Any, stream: int) -> None:
             if len({part.size for part in parts}) == 1:
@@ -132,7 +135,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
 
     def all_to_all(self, parts: Sequence[OnDevice]) -> list[DeviceArray]:
         check_parts(parts, self.size)
-        mine = [self._own(part)[0] for part in parts]
+        mine = [self._own(part) for part in parts]
         own = mine[self.rank]
         rows = [told[self.rank] for told in self._rows(mine)]
         got = [
@@ -144,28 +147,20 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         self._transfer("all-to-all", sends, receives, None)
         return got
 
-    def broadcast(self, array: OnDevice, root: int) -> None:
-        check_rank(root, self.size)
-        own, code = self._own(array)
-        call = own.address, own.address, own.size, code, root
-        name = f"broadcast of {own.nbytes} bytes by rank {self.names[root]}"
-        self._stream.run(name, [own], lambda comm, stream: comm.broadcast(*call, stream))
-        self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
-
     def send(self, array: OnDevice, to: int) -> None:
-        own, _ = self._own(array, to)
+        own = self._own(array, to)
         name = f"send of {own.nbytes} bytes to rank {self.names[to]}"
         self._transfer(name, [(own, to)], [], [to])
 
     def receive(self, array: OnDevice, source: int) -> None:
-        own, _ = self._own(array, source)
+        own = self._own(array, source)
         name = f"receive of {own.nbytes} bytes from rank {self.names[source]}"
         self._transfer(name, [], [(own, source)], [source])
 
     def exchange(
         self, sends: Sequence[tuple[OnDevice, int]], receives: Sequence[tuple[OnDevice, int]]
     ) -> None:
-        out, into = ([(self._own(a, r)[0], r) for a, r in of] for of in (sends, receives))
+        out, into = ([(self._own(a, r), r) for a, r in of] for of in (sends, receives))
         to, sources = ({r for _, r in of} for of in (out, into))
         ends, starts = (sorted(self.names[r] for r in of) for of in (to, sources))
         name = f"exchange to ranks {ends} and from {starts}"
@@ -209,26 +204,18 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         part._owned, part.timeout = control, self.timeout
         return part
 
-    def abort(self) -> None:
-        """End pending operations, which others may never join; every later one raises."""
-        super().abort()
-        if self._made is not None:
-            self._made.close()
-
     def close(self) -> None:
         """See `Operations`. Free what NCCL holds, once all that was started has ended."""
         try:
-            if self._made is not None:
-                self._made.close()
-        finally:
             super().close()
+        finally:
             if self._owned is not None:
                 self._owned.close()
 
     # ---- arrays --------------------------------------------------------------------------------
 
-    def _own(self, array: OnDevice, peer: int | None = None) -> tuple[DeviceArray, int]:
-        """Return an array and NCCL's number of its type; ConfigError if it cannot be sent."""
+    def _own(self, array: OnDevice, peer: int | None = None) -> DeviceArray:
+        """Return an array as a DeviceArray; ConfigError if it cannot be sent."""
         if peer is not None:
             check_peer(peer, self.rank, self.size)
         own = DeviceArray.of(array)
@@ -242,7 +229,8 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
                     f"cuda:{self.ordinal}",
                     hint=f"move it there, as with cupy.cuda.Device({self.ordinal})",
                 )
-        return own, self.code(own.dtype)
+        self.code(own.dtype)
+        return own
 
     def _cut(self, own: DeviceArray, counts: Sequence[int]) -> list[DeviceArray]:
         check_counts(counts, own.size, self.size)

@@ -1,8 +1,8 @@
-"""GPUs of one rank each as a group of CuPy's NCCL: how it is made, and how it ends.
+"""GPUs of one rank each as a group of CuPy's NCCL: how it is made, its operations, and its end.
 
-NCCL starts on a stream and goes on by itself; nothing here waits for another rank, but to make the
-group. Errors are found when the stream is waited for, or at the next call; `abort` ends operations
-that other ranks never join.
+A thread hands operations to NCCL, which may wait in there for ranks that it has not spoken to yet;
+they go on by themselves on a stream. Whoever waits for one looks at an event behind it, and gives
+the group up if that does not come: `abort` ends operations that other ranks never join.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,11 +23,16 @@ from cavs.distributed.comm.nccl.device_array import SIZES, DeviceArray
 from cavs.distributed.comm.progress import Job, Progress
 from cavs.errors import CommunicationError, ConfigError, DeviceError, ProcessLocal
 
-_JOIN_GLANCE = 0.05  # seconds between two looks at how far the ranks are in making a group
+T = TypeVar("T")
+Calls = Callable[[Any, int], None]  # takes CuPy's communicator and a stream
+Peers = Sequence[int] | None  # the ranks that an operation is with; None: all
 # NcclError and CUDARuntimeError are the first; CuPy looks names up in a table without NCCL's newest
 # errors, in progress (7) and timeout (8).
 ERRORS = (RuntimeError, KeyError)
-T = TypeVar("T")
+_JOIN_GLANCE = 0.05  # seconds between two looks at how far the ranks are in making a group
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at an event
+_GLANCE = 1.0  # seconds between two looks at errors that NCCL has found
+_MORE = "NCCL_DEBUG=INFO tells more; collectives='mpi' does without"
 
 
 def _text(error: Exception) -> str:
@@ -65,13 +69,14 @@ class NCCLGroup(ProcessLocal):
         self.cuda: Any = self._cupy.cuda
         self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
         self.names, self.timeout = control.names, control.timeout
-        self._name = self.names[self.rank]  # number of this rank in the world
         self.sent_bytes = 0  # by the formulas of rings
+        self._control, self._stream = control, NCCLStream(self, control)
+        self._name = self.names[self.rank]  # number of this rank in the world
         self._comm: Any = None
         self._given_up, self._changing = False, threading.Lock()
         own, failed = None, ""
         try:
-            own = self._nccl.get_unique_id() if control.rank == 0 else None
+            own = self._nccl.get_unique_id() if self.rank == 0 else None
         except ERRORS as error:
             failed = _text(error)
         code = type(own).__name__  # bytes, or of older CuPys a tuple
@@ -82,26 +87,25 @@ class NCCLGroup(ProcessLocal):
         progress = Progress()  # NCCL waits in C for those that do not come
         job = progress.start(self.call, (lambda: self._join(unique),))
         try:
-            late = self._late(job, control)
+            late = self._late(job)
         except CommunicationError:
             self._give_up()
             raise
+        if late or not job.done:  # not done, because of one that failed: it tells the others
+            self._give_up()
         if job.done:
             progress.close()
             job.wait()  # raises what kept this rank from it
         if late:
-            self._give_up()
             raise DeviceError(
                 f"NCCL on rank {self._name}: ranks {late} have not joined the group of {self.size} "
                 f"within {control.timeout:g} s",
-                hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
+                hint=_MORE,
             )
-        if not job.done:  # because of one that failed: it tells the others
-            self._give_up()
 
-    def _late(self, job: Job[None], control: Communicator) -> list[int]:
+    def _late(self, job: Job[None]) -> list[int]:
         """Wait until all ranks have joined or one has failed; return the names of late ones."""
-        end = time.monotonic() + control.timeout
+        control, end = self._control, time.monotonic() + self.timeout
         while True:
             done = job.ends_within(_JOIN_GLANCE)
             joined = done and self._comm is not None
@@ -174,16 +178,20 @@ class NCCLGroup(ProcessLocal):
         self.call(self.comm.check_async_error)
 
     def abort(self) -> None:
-        """End pending operations, which others may never join; nothing may be called after it."""
+        """End pending operations, which others may never join; every later one raises."""
         comm, self._comm = self._comm, None
         if comm is not None:
             self.call(comm.abort)
+        self._stream.close()
 
     def close(self) -> None:
         """Free what NCCL holds, once all that was started has ended."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            self.call(comm.destroy)
+        try:
+            self._stream.close()
+        finally:
+            comm, self._comm = self._comm, None
+            if comm is not None:
+                self.call(comm.destroy)
 
     def call(self, work: Callable[[], T]) -> T:
         """Return `work()` with this rank's GPU current; errors of CuPy become a DeviceError."""
@@ -193,19 +201,12 @@ class NCCLGroup(ProcessLocal):
         except ERRORS as error:
             raise DeviceError(
                 f"NCCL on rank {self._name}, cuda:{self.ordinal}: {_text(error)}",
-                hint="NCCL_DEBUG=INFO tells more; collectives='mpi' does without",
+                hint=_MORE,
             ) from error
 
 
-Calls = Callable[[Any, int], None]  # takes CuPy's communicator and a stream
-Peers = Sequence[int] | None  # the ranks that an operation is with; None: all
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks at an event
-_GLANCE = 1.0  # seconds between two looks at what NCCL has met
-
-
-@dataclass(frozen=True, eq=False)
-class StreamRequest:
-    """An operation that the thread hands over; what comes of that is an event behind it.
+class StreamRequest(NamedTuple):
+    """An operation that the thread hands over; `handing` results in an event behind it.
 
     peers: the ranks that have to do their part in it, or in those before it.
     """
@@ -223,8 +224,8 @@ class NCCLStream:
     """
 
     def __init__(self, group: NCCLGroup, control: Communicator) -> None:
-        self._group, self._cuda, self._control = group, group.cuda, control
-        self._stream = group.call(lambda: self._cuda.Stream(non_blocking=True))
+        self._group, self._control = group, control
+        self._stream: Any = None  # created for the first operation: sums of gradients need none
         self._launches = Progress()
         self._last: StreamRequest | None = None
         self._turn, self._waits = threading.RLock(), True
@@ -253,14 +254,16 @@ class NCCLStream:
         with self._turn:
             if self._broken is not None:
                 raise self._broken
-            group, stream, runtime = self._group, self._stream.ptr, self._cuda.runtime
-            comm = group.comm
+            group, comm, cuda = self._group, self._group.comm, self._group.cuda
+            if self._stream is None:
+                self._stream = group.call(lambda: cuda.Stream(non_blocking=True))
+            stream = self._stream.ptr
             streams = sorted({array.stream for array in arrays})
             before = group.call(lambda: [self._mark(at) for at in streams])
 
             def launch() -> Any:
                 for event in before:
-                    runtime.streamWaitEvent(stream, event.ptr)
+                    cuda.runtime.streamWaitEvent(stream, event.ptr)
                 group.grouped(lambda: calls(comm, stream))
                 return self._mark(stream)
 
@@ -276,8 +279,8 @@ class NCCLStream:
 
     def _mark(self, stream: int) -> Any:
         """Return an event behind all that a stream has been given."""
-        event = self._cuda.Event(disable_timing=True)
-        self._cuda.runtime.eventRecord(event.ptr, stream)
+        event = self._group.cuda.Event(disable_timing=True)
+        self._group.cuda.runtime.eventRecord(event.ptr, stream)
         return event
 
     def reached(self, last: StreamRequest | None) -> bool:
