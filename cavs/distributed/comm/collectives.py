@@ -31,7 +31,7 @@ from cavs.distributed.comm.messages import (
     even_counts,
     offsets,
 )
-from cavs.distributed.comm.progress import DeferredJob, Job, Progress
+from cavs.distributed.comm.progress import Job, Progress
 from cavs.errors import CommunicationError, ProcessLocal
 
 T = TypeVar("T")
@@ -99,7 +99,9 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
         if self.overlaps:
             return self._progress.start(operation, arguments)
-        return DeferredJob(self._defer, (operation, *arguments), self._deferred)
+        job = Job(self._defer, (operation, *arguments), self._deferred)
+        self._deferred.append(job)
+        return job
 
     def _defer(self, operation: Callable[..., T], *arguments: Any) -> T:
         self._deferring = True
@@ -157,8 +159,9 @@ class Collectives(ProcessLocal, Communicator, ABC):
             self._sum_in_common(everyone, counts)
             return
         self._code = Code.RING
-        self._reduce_scatter(flat, counts)
-        self._all_gather_into(flat, counts)
+        parts = self._cut(flat, counts)
+        self._scatter_sums(parts)
+        self._ring(parts, 0)
 
     def _tree_all_reduce(self, flat: Array) -> None:
         """Sum up a binomial tree to rank 0 and send the sum down again: 2 log2 N steps."""
@@ -228,16 +231,19 @@ class Collectives(ProcessLocal, Communicator, ABC):
     # ---- parts of arrays -----------------------------------------------------------------------
 
     def reduce_scatter(self, array: Array, counts: Sequence[int]) -> Array:
+        parts = self._cut(array, counts)
+        name = f"reduce-scatter of {array.nbytes} bytes"
+        self._run(Code.REDUCE_SCATTER, name, self._scatter_sums, parts)
+        return parts[self.rank]
+
+    def _cut(self, array: Array, counts: Sequence[int]) -> list[Array]:
         flat = as_row(array)
         check_counts(counts, flat.size, self.size)
-        name = f"reduce-scatter of {flat.nbytes} bytes"
-        self._run(Code.REDUCE_SCATTER, name, self._reduce_scatter, flat, counts)
-        begin, end = offsets(counts)[self.rank]
-        return flat[begin:end]
+        return [flat[begin:end] for begin, end in offsets(counts)]
 
-    def _reduce_scatter(self, flat: Array, counts: Sequence[int]) -> None:
+    def _scatter_sums(self, parts: Sequence[Array]) -> None:
         """Part p starts at rank p + 1 and is complete when it reaches rank p."""
-        self._ring([flat[a:b] for a, b in offsets(counts)], 1, add=True)
+        self._ring(parts, 1, add=True)
 
     def _ring(self, parts: Sequence[Array], first: int, *, add: bool = False) -> None:
         """Pass parts from rank to rank, in place, beginning with part rank - `first`.
@@ -254,13 +260,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 coming += into
 
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
-        flat = as_row(array)
-        check_counts(counts, flat.size, self.size)
-        name = f"all-gather of {flat.nbytes} bytes"
-        self._run(Code.ALL_GATHER, name, self._all_gather_into, flat, counts)
-
-    def _all_gather_into(self, flat: Array, counts: Sequence[int]) -> None:
-        self._ring([flat[a:b] for a, b in offsets(counts)], 0)
+        parts = self._cut(array, counts)
+        self._run(Code.ALL_GATHER, f"all-gather of {array.nbytes} bytes", self._ring, parts, 0)
 
     def all_gather(self, array: Array) -> list[Array]:
         as_row(array)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,18 +45,20 @@ Known = Callable[[int], str]
 Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that do not answer
 
 
-class WaitResult(NamedTuple):
-    """Result of the search of rank `source`."""
-
-    source: int
-    text: str
-
-
 class WaitRegister:
-    """The waits of rank `number` of the world, which the others ask for; this one is alone."""
+    """The waits of rank `number` of the world, which the others ask for.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    everyone: those of the ranks in this process, by number. lock: held while they are read.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        everyone: Mapping[int, WaitRegister] | None = None,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.number, self._lock = number, lock or nullcontext()
+        self._everyone = {number: self} if everyone is None else everyone
         self.waits: list[PendingWait] = []
 
     def own(self) -> list[Wait]:
@@ -67,7 +70,8 @@ class WaitRegister:
 
     def ask(self) -> dict[int, list[Wait]]:
         """Return the waits of all ranks that answer soon, and of this one."""
-        return {self.number: self.own()}
+        with self._lock:
+            return {number: register.own() for number, register in self._everyone.items()}
 
     def tell(self, group: str, text: str, stuck: Said) -> None:
         """Tell ranks in which waits they are `stuck`, and that nothing goes on in `group`, if any.
@@ -75,9 +79,9 @@ class WaitRegister:
         text: the ranks to blame.
         """
 
-    def told(self, group: str, serial: int) -> WaitResult | None:
-        """Return the result of another rank that ends a wait, if there is one."""
-        return None
+    def told(self, group: str, serial: int) -> str:
+        """Return the ranks to blame, if another rank has told so, and which one; else ""."""
+        return ""
 
 
 @dataclass(eq=False)
@@ -148,14 +152,11 @@ class PendingWait:
 
     def _told(self) -> CommunicationError | None:
         found = self.register.told(self.group, self.serial)
-        if found is None:
+        if not found:
             return None
         self.over = True
-        return CommunicationError(
-            f"rank {self.register.number} in {self.operation}: {found.text}, as rank "
-            f"{found.source} found out",
-            hint=HINT,
-        )
+        me = self.register.number
+        return CommunicationError(f"rank {me} in {self.operation}: {found}", hint=HINT)
 
 
 def led(peers: Iterable[int], said: Said) -> set[int]:

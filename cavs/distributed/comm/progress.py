@@ -14,10 +14,18 @@ T = TypeVar("T")
 
 
 class Job(Handle[T]):
-    """An operation and, once it ran, its result or `error`."""
+    """An operation and, once it ran, its result or `error`.
 
-    def __init__(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> None:
-        self._operation, self._arguments = operation, arguments
+    queued: where no thread runs jobs, those that `wait` runs, in order, until this one has run.
+    """
+
+    def __init__(
+        self,
+        operation: Callable[..., T],
+        arguments: tuple[Any, ...],
+        queued: deque[Job[Any]] | None = None,
+    ) -> None:
+        self._operation, self._arguments, self._queued = operation, arguments, queued
         self._finished = threading.Event()
         self._result: T | None = None
         self.error: BaseException | None = None
@@ -42,42 +50,25 @@ class Job(Handle[T]):
         return self._finished.wait(seconds)
 
     def wait(self) -> T:
+        while self._queued and not self.done:
+            self._queued.popleft().run()
         self._finished.wait()
         if self.error is not None:
             raise self.error
         return self._result  # type: ignore[return-value]
 
 
-class DeferredJob(Job[T]):
-    """Runs when it is waited for, after those `queued` earlier: where one thread communicates."""
-
-    def __init__(
-        self, operation: Callable[..., T], arguments: tuple[Any, ...], queued: deque[Job[Any]]
-    ) -> None:
-        super().__init__(operation, arguments)
-        self._queued = queued
-        queued.append(self)
-
-    def wait(self) -> T:
-        while self._queued and not self.done:
-            self._queued.popleft().run()
-        return super().wait()
-
-
 class Progress:
     """A thread that runs jobs in the order they were given."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._pending = 0
-        self._changed = threading.Lock()
+        self._jobs: queue.Queue[Job[Any] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
     @property
     def idle(self) -> bool:
         """True if every job has run."""
-        with self._changed:
-            return self._pending == 0
+        return self._jobs.unfinished_tasks == 0
 
     def is_here(self) -> bool:
         """True on the thread that runs jobs."""
@@ -90,16 +81,14 @@ class Progress:
             self._thread = threading.Thread(target=self._loop, name="cavs-progress", daemon=True)
             self._thread.start()
         job = Job(operation, arguments)
-        with self._changed:
-            self._pending += 1
         self._jobs.put(job)
         return job
 
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            with self._changed:
-                self._pending -= 1
+            self._jobs.task_done()
+        self._jobs.task_done()
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""

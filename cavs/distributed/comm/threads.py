@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
-from cavs.distributed.comm.hang_detection import Wait, WaitRegister
+from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.messages import Code, Message, Mismatch, label_of
@@ -26,19 +26,9 @@ class _Board:
     def __init__(self, names: Iterable[int]) -> None:
         self.changed = threading.Condition()  # one lock for all groups
         self.aborted = ""
-        self.registers = {name: _ThreadRegister(name, self) for name in names}
-
-
-class _ThreadRegister(WaitRegister):
-    """The waits of one rank, which the others read."""
-
-    def __init__(self, number: int, board: _Board) -> None:
-        super().__init__(number)
-        self._board = board
-
-    def ask(self) -> dict[int, list[Wait]]:
-        with self._board.changed:
-            return {number: register.own() for number, register in self._board.registers.items()}
+        self.registers: dict[int, WaitRegister] = {}
+        for name in names:
+            self.registers[name] = WaitRegister(name, self.registers, self.changed)
 
 
 class _World:
