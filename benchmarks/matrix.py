@@ -233,7 +233,7 @@ def faults(case: Case, result: dict[str, Any], equal: float) -> list[str]:
 def measure(c: Communicator, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure on every rank."""
     if not given.common_memory:
-        MPICommunicator._map_common = lambda self, nbytes: None  # type: ignore[method-assign]
+        MPICommunicator.common_memory = lambda self, nbytes: None  # type: ignore[method-assign]
     records = []
     for table in given.tables:
         made = partial(treebank, os.path.join(given.data, "sst")) if given.data else trees

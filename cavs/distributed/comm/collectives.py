@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from cavs.distributed.comm.common_memory import CommonMemory
+from cavs.distributed.comm.common_memory import CommonMemory, map_common
 from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait, WaitRegister, nothing
 from cavs.distributed.comm.interfaces import Array, Communicator, Handle
 from cavs.distributed.comm.messages import (
@@ -31,7 +30,7 @@ from cavs.distributed.comm.messages import (
     even_counts,
     offsets,
 )
-from cavs.distributed.comm.progress import Job, Progress
+from cavs.distributed.comm.progress import Progress
 from cavs.errors import CommunicationError, ProcessLocal
 
 T = TypeVar("T")
@@ -56,8 +55,6 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.timeout, self.overlaps, self.sent_bytes = timeout, True, 0
         self._register, self._group = register, group
         self._progress = Progress()
-        self._deferred: deque[Job[Any]] = deque()  # not begun yet
-        self._deferring = False  # True if the caller is such a job
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
         self._common: list[CommonMemory] = []
@@ -97,26 +94,13 @@ class Collectives(ProcessLocal, Communicator, ABC):
     # ---- order ---------------------------------------------------------------------------------
 
     def start(self, operation: Callable[..., T], *arguments: Any) -> Handle[T]:
-        if self.overlaps:
-            return self._progress.start(operation, arguments)
-        job = Job(self._defer, (operation, *arguments), self._deferred)
-        self._deferred.append(job)
-        return job
-
-    def _defer(self, operation: Callable[..., T], *arguments: Any) -> T:
-        self._deferring = True
-        try:
-            return operation(*arguments)
-        finally:
-            self._deferring = False
+        return self._progress.start(operation, arguments, threaded=self.overlaps)
 
     def _run(self, code: Code, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """Run the operation now, or after those in the background."""
-        if self.overlaps and not self._progress.is_here() and not self._progress.idle:
-            job: Job[T] = self._progress.start(self._run, (code, name, operation, *arguments))
-            return job.wait()
-        if self._deferred and not self._deferring:
-            self._deferred[-1].wait()
+        if not (self._progress.idle or self._progress.is_here()):
+            queued: Handle[T] = self.start(self._run, code, name, operation, *arguments)
+            return queued.wait()
         with self._turn:
             self.operations += 1
             self.operation, self._code = name, code
@@ -175,9 +159,6 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 self._send([], [(other, self.rank + step)])
                 flat += other
             step *= 2
-        self._tree_broadcast(flat)
-
-    def _tree_broadcast(self, flat: Array) -> None:
         step = 1 << max(self.size - 1, 0).bit_length()
         while (step := step // 2) >= 1:
             if self.rank % (2 * step) == 0 and self.rank + step < self.size:
@@ -189,15 +170,11 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def common_memory(self, nbytes: int) -> Array | None:
         self._common = [common for common in self._common if common.is_alive]
-        found = self._map_common(nbytes) if self.size > 1 else None
+        found = map_common(self.rank, nbytes, self.share) if self.size > 1 else None
         if found is None:
             return None
         self._common.append(CommonMemory(found, self.rank))
         return found[self.rank]
-
-    def _map_common(self, nbytes: int) -> list[Array] | None:
-        """Return memory of all ranks, by rank; None where they cannot see each other's."""
-        return None
 
     def _in_common(self, flat: Array) -> list[Array]:
         """Return `flat` in the memory of every rank; nothing if it is stored elsewhere."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,29 +18,25 @@ DTYPES = (*_BITS, "float16", "float32", "float64", _BFLOAT16)
 _CODES = {np.dtype(name): i for i, name in enumerate(DTYPES) if name != _BFLOAT16}
 
 
-class Code(IntEnum):
-    """Code of the operation that a message belongs to; sums by different algorithms differ."""
+class Code(Enum):
+    """The operation that a message belongs to, in words; sums by different algorithms differ."""
 
-    SEND = 0
-    TREE = 1
-    RING = 2
-    COMMON = 3
-    REDUCE = 4
-    REDUCE_SCATTER = 5
-    ALL_GATHER = 6
-    ALL_TO_ALL = 7
-    BROADCAST = 8
-    BARRIER = 9
-    SHARE = 10
-    SPLIT = 11
-    MAILBOX = 12
+    SEND = "send"
+    TREE = "all-reduce up a tree"
+    RING = "all-reduce around a ring"
+    COMMON = "all-reduce in common memory"
+    REDUCE = "reduce"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_GATHER = "all-gather"
+    ALL_TO_ALL = "all-to-all"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+    SHARE = "share"
+    SPLIT = "split"
+    MAILBOX = "mailbox"
 
 
-_SUMS = {
-    Code.TREE: "all-reduce up a tree",
-    Code.RING: "all-reduce around a ring",
-    Code.COMMON: "all-reduce in common memory",
-}
+_OPERATIONS = tuple(Code)
 
 
 def as_row(array: Array) -> Array:
@@ -75,7 +71,7 @@ def _code(array: Array) -> int:
 
 def label_of(operation: Code, array: Array) -> int:
     """Return the label of a message of `array`: its operation and dtype."""
-    return operation * len(DTYPES) + _code(array)
+    return _OPERATIONS.index(operation) * len(DTYPES) + _code(array)
 
 
 class Mismatch(NamedTuple):
@@ -100,8 +96,7 @@ class Mismatch(NamedTuple):
         if code != own_code:
             theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
         if number != own_number:
-            name = _SUMS.get(Code(number)) or Code(number).name.lower().replace("_", "-")
-            theirs += f" in {name}"
+            theirs += f" in {_OPERATIONS[number].value}"
         return CommunicationError(
             f"rank {names[self.source]} sent {theirs}, rank {names[rank]} expects {mine} in "
             f"{operation}",

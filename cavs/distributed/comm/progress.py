@@ -1,10 +1,9 @@
-"""Operations in the background: one thread, first come, first served."""
+"""Operations in the background: first come, first served."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,16 +15,17 @@ T = TypeVar("T")
 class Job(Handle[T]):
     """An operation and, once it ran, its result or `error`.
 
-    queued: where no thread runs jobs, those that `wait` runs, in order, until this one has run.
+    run_next: runs the next job of those that have not begun; False if there is none. None if a
+    thread runs them.
     """
 
     def __init__(
         self,
         operation: Callable[..., T],
         arguments: tuple[Any, ...],
-        queued: deque[Job[Any]] | None = None,
+        run_next: Callable[[], bool] | None = None,
     ) -> None:
-        self._operation, self._arguments, self._queued = operation, arguments, queued
+        self._operation, self._arguments, self._run_next = operation, arguments, run_next
         self._finished = threading.Event()
         self._result: T | None = None
         self.error: BaseException | None = None
@@ -50,8 +50,8 @@ class Job(Handle[T]):
         return self._finished.wait(seconds)
 
     def wait(self) -> T:
-        while self._queued and not self.done:
-            self._queued.popleft().run()
+        while self._run_next is not None and not self.done and self._run_next():
+            pass
         self._finished.wait()
         if self.error is not None:
             raise self.error
@@ -59,11 +59,12 @@ class Job(Handle[T]):
 
 
 class Progress:
-    """A thread that runs jobs in the order they were given."""
+    """Jobs, which run in the order they were given: on a thread, or when one is waited for."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[Job[Any] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
+        self._runner: threading.Thread | None = None  # runs a job now
 
     @property
     def idle(self) -> bool:
@@ -71,24 +72,36 @@ class Progress:
         return self._jobs.unfinished_tasks == 0
 
     def is_here(self) -> bool:
-        """True on the thread that runs jobs."""
-        return threading.current_thread() is self._thread
+        """True if the caller is a job."""
+        return threading.current_thread() is self._runner
 
-    def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Job[T]:
-        """Queue a job; the first starts the thread."""
-        if self._thread is None:
+    def start(
+        self, operation: Callable[..., T], arguments: tuple[Any, ...], *, threaded: bool = True
+    ) -> Job[T]:
+        """Queue a job. threaded: False if it runs in its `wait`, where one thread communicates."""
+        job = Job(operation, arguments, None if threaded else self._run_next)
+        self._jobs.put(job)
+        if threaded and self._thread is None:
             # A daemon: a peer that hangs must not keep this process alive.
             self._thread = threading.Thread(target=self._loop, name="cavs-progress", daemon=True)
             self._thread.start()
-        job = Job(operation, arguments)
-        self._jobs.put(job)
         return job
 
     def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while self._run_next(block=True):
+            pass
+
+    def _run_next(self, *, block: bool = False) -> bool:
+        try:
+            job = self._jobs.get(block)
+        except queue.Empty:
+            return False
+        before, self._runner = self._runner, threading.current_thread()
+        if job is not None:
             job.run()
-            self._jobs.task_done()
+        self._runner = before
         self._jobs.task_done()
+        return job is not None
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""

@@ -8,8 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
@@ -42,7 +40,6 @@ class _World:
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
-        self.memory: dict[int, Array] = {}  # common, the last of each rank
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
     def lost(self) -> LostPeerError:
@@ -108,17 +105,6 @@ class ThreadCommunicator(Collectives):
         part = ThreadCommunicator(group, members.index(self.rank), timeout=self.timeout)
         self._parts.append(part)
         return part
-
-    def _map_common(self, nbytes: int) -> list[Array]:
-        mine = np.zeros(nbytes, np.uint8)
-        every = self.share(nbytes)
-        with self._world.changed:
-            self._world.memory[self.rank] = mine
-        self.barrier()
-        with self._world.changed:
-            found = [self._world.memory[r] for r in range(len(every))]
-        self.barrier()
-        return found
 
     def mailbox(self) -> ThreadMailbox:
         box = ThreadMailbox(self._world, self._mailboxes, self.rank)

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
-from cavs.distributed.comm.common_memory import map_common
-from cavs.distributed.comm.interfaces import Array, Communicator, LostPeerError
+from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
 from cavs.distributed.comm.messages import Code, Message, Mismatch
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
@@ -50,20 +49,15 @@ class MPICommunicator(Collectives):
     _register: MPIWaitRegister
 
     def __init__(
-        self,
-        comm: Any = None,
-        *,
-        timeout: float = 300.0,
-        register: MPIWaitRegister | None = None,
-        asks: Any = None,
+        self, comm: Any = None, *, timeout: float = 300.0, register: MPIWaitRegister | None = None
     ) -> None:
-        """register: of the group that this one is a part of. asks: a communicator of the same ranks
-        for a register of their own. With either of them only this object uses `comm`."""
+        """register: the waits of these ranks, or of a group that they are a part of. With it, only
+        this object uses `comm`."""
         mpi: Any = load_mpi(timeout)
         self._mpi, self._no_ulfm = mpi, errors_of_ulfm(mpi)
-        self._is_part, whole = register is not None, comm is None
+        self._is_part, whole = False, comm is None
         try:
-            if register is None and asks is None:
+            if register is None:
                 # Its own messages cannot meet those of the program that uses cavs.
                 with inside("MPI_Comm_dup", timeout):
                     comm = (mpi.COMM_WORLD if whole else comm).Dup()
@@ -145,10 +139,9 @@ class MPICommunicator(Collectives):
         part = self._run(
             Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
-        return MPICommunicator(part, timeout=self.timeout, register=self._register)
-
-    def _map_common(self, nbytes: int) -> list[Array] | None:
-        return map_common(self.rank, nbytes, self.share)
+        made = MPICommunicator(part, timeout=self.timeout, register=self._register)
+        made._is_part = True
+        return made
 
     def mailbox(self) -> MPIMailbox:
         if not self.overlaps:
@@ -206,7 +199,8 @@ class MPICommunicator(Collectives):
             while asks.Get_size() < left.Get_size():  # one more died in between, as all see
                 left, asks = asks, self._surviving(self._comm.Shrink)
         self.close()
-        return MPICommunicator(left, timeout=self.timeout, asks=asks)
+        register = MPIWaitRegister(self._mpi, asks, _names(self._mpi, left))
+        return MPICommunicator(left, timeout=self.timeout, register=register)
 
     def _surviving(self, call: Callable[[], Any]) -> Any:
         try:
@@ -250,16 +244,13 @@ def check_survivable(c: Communicator) -> None:
     """
     if not isinstance(c, MPICommunicator) or c.size == 1:
         return
+    cure = "start with: cavs launch --elastic"
     if ends_all():
-        raise ConfigError(
-            "elastic=True, but cavs launch was started without --elastic: when a rank dies, it "
-            "ends the others",
-            hint="start with: cavs launch --elastic",
-        )
-    if os.environ.get(_FAULT_TOLERANT, "").lower() not in _ON:
-        raise ConfigError(
-            "elastic=True, but this MPI was started without fault tolerance: when a rank dies, so "
-            "do the others",
-            hint="start with: cavs launch --elastic, or mpirun --with-ft ulfm --mca "
-            f"async_mpi_finalize 1; where it is switched on otherwise, set {_FAULT_TOLERANT}=1",
-        )
+        found = "cavs launch was started without --elastic: when a rank dies, it ends the others"
+    elif os.environ.get(_FAULT_TOLERANT, "").lower() not in _ON:
+        found = "this MPI was started without fault tolerance: when a rank dies, so do the others"
+        cure += ", or mpirun --with-ft ulfm --mca async_mpi_finalize 1; where it is switched on "
+        cure += f"otherwise, set {_FAULT_TOLERANT}=1"
+    else:
+        return
+    raise ConfigError(f"elastic=True, but {found}", hint=cure)
