@@ -17,20 +17,10 @@ from cavs.errors import CommunicationError, ConfigError
 from cavs.train.coordination import leaves_state_valid
 
 E = TypeVar("E", bound=BaseException)
-PHASES = (
-    "start",
-    "batch",  # reached only by a rank whose batch failed, while the others begin a step
-    "step",
-    "exchanges",
-    "end of step",
-    "evaluation",
-    "fit",
-    "save",
-    "end",
-    "settle",
-    "snapshot",
-)
-_UNCHANGED = ("batch", "snapshot", "step", "end of step")  # no rank has updated anything by then
+# No rank has updated anything in these phases. Only a rank whose batch failed, while the others
+# begin a step, comes to "batch".
+_UNCHANGED = ("batch", "snapshot", "step", "end of step")
+PHASES = (*_UNCHANGED, "start", "exchanges", "evaluation", "fit", "save", "end", "settle")
 _SPARED = ("step", "evaluation")  # an error there may leave intact what a checkpoint needs
 _LEFT = "its program has ended, without Trainer.close()"
 _SHOWN = 8  # differences, or ranks that differ in one, in an error

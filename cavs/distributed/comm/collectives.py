@@ -22,11 +22,10 @@ from cavs.distributed.comm.messages import (
     Code,
     Message,
     as_row,
-    check_array,
     check_counts,
     check_parts,
-    check_peer,
     check_rank,
+    dtype_code,
     even_counts,
     offsets,
 )
@@ -98,7 +97,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def _run(self, code: Code, name: str, operation: Callable[..., T], *arguments: Any) -> T:
         """Run the operation now, or after those in the background."""
-        if not (self._progress.idle or self._progress.is_here()):
+        if not self._progress.is_free:
             queued: Handle[T] = self.start(self._run, code, name, operation, *arguments)
             return queued.wait()
         with self._turn:
@@ -257,7 +256,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def all_to_all(self, parts: Sequence[Array]) -> list[Array]:
         check_parts(parts, self.size)
         for part in parts:
-            check_array(part)
+            dtype_code(part)
         return self._run(Code.ALL_TO_ALL, "all-to-all", self._all_to_all, parts)
 
     def _all_to_all(self, parts: Sequence[Array]) -> list[Array]:
@@ -321,7 +320,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for _, rank in (*sends, *receives):
-            check_peer(rank, self.rank, self.size)
+            check_rank(rank, self.size, self.rank)
         rows = [[(as_row(array), rank) for array, rank in of] for of in (sends, receives)]
         to, sources = (sorted({self.names[r] for _, r in of}) for of in rows)
         self._run(Code.SEND, f"exchange to ranks {to} and from {sources}", self._send, *rows)

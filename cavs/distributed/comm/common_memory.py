@@ -63,24 +63,18 @@ def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> lis
 
     rank: of this process. share: brings all ranks everybody's JSON value.
     """
-    token = os.urandom(_TOKEN)
-    own = descriptor = None
+    token, descriptor = os.urandom(_TOKEN), None
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.memfd_create(_NAME)
         os.ftruncate(descriptor, nbytes + _TOKEN)
-        own = _map(descriptor, nbytes)
-        own[nbytes:] = np.frombuffer(token, np.uint8)
+        os.pwrite(descriptor, token, nbytes)
     try:
         every = share([socket.gethostname(), os.getpid(), descriptor, token.hex(), nbytes])
         found: list[Array] = []
         with contextlib.suppress(OSError):
-            for r, (host, process, number, mark, size) in enumerate(every):
-                if number is None or host != every[rank][0] or size != nbytes:
-                    break
-                memory = own if r == rank else _map_other(process, number, nbytes)
-                if memory is None or memory[nbytes:].tobytes().hex() != mark:
-                    break
-                found.append(memory[:nbytes])
+            for host, process, number, mark, size in every:
+                if number is not None and host == every[rank][0] and size == nbytes:
+                    found.append(_map(f"/proc/{process}/fd/{number}", nbytes, mark))
         usable = all(share(len(found) == len(every)))
     finally:
         if descriptor is not None:
@@ -88,22 +82,17 @@ def map_common(rank: int, nbytes: int, share: Callable[[Any], list[Any]]) -> lis
     return found if usable else None
 
 
-def _map_other(process: int, number: int, nbytes: int) -> Array:
-    """Map the memory of another process; OSError for any other file that `number` leads to."""
-    path = f"/proc/{process}/fd/{number}"
+def _map(path: str, nbytes: int, mark: str) -> Array:
+    """Map the memory of a process; OSError for any other file that `path` leads to."""
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)
-    file = os.open(path, os.O_RDWR)
-    try:
-        if os.fstat(file).st_size != nbytes + _TOKEN:
+    with open(path, "r+b", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != nbytes + _TOKEN:
             raise FileNotFoundError(path)
-        return _map(file, nbytes)
-    finally:
-        os.close(file)
-
-
-def _map(descriptor: int, nbytes: int) -> Array:
-    memory = mmap.mmap(descriptor, nbytes + _TOKEN)
+        memory = mmap.mmap(file.fileno(), nbytes + _TOKEN)
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    array = np.frombuffer(memory, np.uint8)
+    if array[nbytes:].tobytes().hex() != mark:
+        raise FileNotFoundError(path)
+    return array[:nbytes]

@@ -41,23 +41,19 @@ _OPERATIONS = tuple(Code)
 
 def as_row(array: Array) -> Array:
     """Return the elements as one row, the same memory; ConfigError if they cannot be sent."""
-    check_array(array)
+    dtype_code(array)
     if not array.flags.c_contiguous:
         raise not_contiguous(array.shape, array.strides)
     return array.reshape(-1)
 
 
-def check_array(array: Array) -> None:
-    """Raise ConfigError if it is no array of a dtype that can be sent."""
+def dtype_code(array: Array) -> int:
+    """Return the number of its dtype; ConfigError if it is no array, or cannot be sent."""
     if not isinstance(array, np.ndarray):
         raise ConfigError(
             f"a {type(array).__name__} is no NumPy array",
             hint="pass an array, in which operations leave what they make",
         )
-    _code(array)
-
-
-def _code(array: Array) -> int:
     code = _CODES.get(array.dtype)
     if code is None and array.dtype.name == _BFLOAT16:
         code = DTYPES.index(_BFLOAT16)
@@ -71,7 +67,7 @@ def _code(array: Array) -> int:
 
 def label_of(operation: Code, array: Array) -> int:
     """Return the label of a message of `array`: its operation and dtype."""
-    return _OPERATIONS.index(operation) * len(DTYPES) + _code(array)
+    return _OPERATIONS.index(operation) * len(DTYPES) + dtype_code(array)
 
 
 class Mismatch(NamedTuple):
@@ -120,15 +116,10 @@ def even_counts(total: int, parts: int) -> list[int]:
     return [whole + (i < rest) for i in range(parts)]
 
 
-def check_rank(rank: int, size: int) -> None:
-    """Raise ConfigError if no rank of `size` has this number."""
+def check_rank(rank: int, size: int, own: int | None = None) -> None:
+    """Raise ConfigError if no rank of `size` has this number, or only this rank, `own`, has it."""
     if not 0 <= rank < size:
         raise ConfigError(f"there is no rank {rank}", hint=f"ranks are 0 to {size - 1}")
-
-
-def check_peer(rank: int, own: int, size: int) -> None:
-    """Raise ConfigError if this is no other rank of `size` than `own`."""
-    check_rank(rank, size)
     if rank == own:
         raise ConfigError(f"rank {rank} is this one", hint="it has the array already")
 

@@ -67,13 +67,9 @@ class Progress:
         self._runner: threading.Thread | None = None  # runs a job now
 
     @property
-    def idle(self) -> bool:
-        """True if every job has run."""
-        return self._jobs.unfinished_tasks == 0
-
-    def is_here(self) -> bool:
-        """True if the caller is a job."""
-        return threading.current_thread() is self._runner
+    def is_free(self) -> bool:
+        """True if no job is before the caller: all have run, or it is one itself."""
+        return not self._jobs.unfinished_tasks or threading.current_thread() is self._runner
 
     def start(
         self, operation: Callable[..., T], arguments: tuple[Any, ...], *, threaded: bool = True

@@ -83,9 +83,7 @@ class SingleCommunicator(Collectives):
     """A process alone: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        # There is no other rank; the timeout is that of NCCL, which is set up with this
-        # communicator.
-        super().__init__(0, [0], 300.0, WaitRegister(0), "alone")
+        super().__init__(0, [0], TIMEOUT, WaitRegister(0), "alone")  # a timeout for NCCL
         self.overlaps = False
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
-from cavs.distributed.comm.messages import Code, Message, Mismatch
+from cavs.distributed.comm.messages import Code, Message
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
 from cavs.distributed.comm.mpi.requests import CALLS, Channel, Requests
@@ -91,12 +91,6 @@ class MPICommunicator(Collectives):
             peers = [r for _, r in (*sends, *receives)]
             raise self._failed(peers, error, lost=self._is_loss(error)) from error
 
-    def _mixed_up(self, found: Mismatch) -> CommunicationError:
-        """Return the error of a wrong message; tell all, who would wait for this rank in vain."""
-        error = found.error(self.names, self.rank, self.operation)
-        self._register.tell(self._group, error.what, {self.names[r]: () for r in self._others()})
-        return error
-
     def _failed(self, peers: Sequence[int], why: object, *, lost: bool) -> CommunicationError:
         """Return the error of the operation with `peers`. lost: True if a rank has died."""
         others = sorted({self.names[r] for r in peers})
@@ -128,7 +122,11 @@ class MPICommunicator(Collectives):
                 if now - looked > _GLANCE:
                     looked = now
                     if found := requests.mismatch():
-                        raise self._mixed_up(found)
+                        error = found.error(self.names, self.rank, self.operation)
+                        # The others would wait for this rank in vain.
+                        others = {self.names[r]: () for r in self._others()}
+                        self._register.tell(self._group, error.what, others)
+                        raise error
                     waiting.look()
                     if now - started > self.timeout:
                         raise waiting.hung(self.timeout)

@@ -8,7 +8,7 @@ past the end of an array that is too short for what it receives.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Requests:
                 if i < len(self._tags):
                     first.setdefault(posted[i][1][1], i)
             for source, i in first.items():
-                if not self._finds(source, status):
+                if not self._ask(channel.comm.Iprobe, source, self._mpi.ANY_TAG, status):
                     continue
                 number, _, _ = channel.read(status.tag)
                 if self._tags[i] != status.tag and channel.read(self._tags[i])[0] == number:
@@ -111,12 +111,6 @@ class Requests:
         _, wanted, _ = channel.read(self._tags[i])
         _, label, more = channel.read(tag)
         return Mismatch(source, begin + count, label, array.nbytes, wanted, more)
-
-    def _finds(self, source: int, status: Any) -> bool:
-        try:
-            return bool(self._channel.comm.Iprobe(source, self._mpi.ANY_TAG, status))
-        except self._mpi.Exception:  # it is gone
-            return False
 
     def _posted(self) -> list[tuple[int, Message]]:
         """Return where in its array, in bytes, each request begins, and its message."""
@@ -134,10 +128,11 @@ class Requests:
 
     def _open(self) -> list[int]:
         """Return the numbers of the requests that have not ended; a query without effect."""
-        return [i for i, request in enumerate(self._requests) if not self._has_ended(request)]
+        return [i for i, request in enumerate(self._requests) if not self._ask(request.Get_status)]
 
-    def _has_ended(self, request: Any) -> bool:
+    def _ask(self, query: Callable[..., Any], *arguments: Any) -> bool:
+        """Return the answer of MPI; False if a peer is gone."""
         try:
-            return bool(request.Get_status())
-        except self._mpi.Exception:  # its peer is gone
+            return bool(query(*arguments))
+        except self._mpi.Exception:
             return False

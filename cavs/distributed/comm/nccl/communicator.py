@@ -7,7 +7,7 @@ operations are for programs that keep arrays of their own on the ranks' GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from cavs.cuda.memory import CupyMemory
@@ -15,12 +15,11 @@ from cavs.distributed.comm.interfaces import Communicator, Operations
 from cavs.distributed.comm.messages import (
     check_counts,
     check_parts,
-    check_peer,
     check_rank,
     offsets,
 )
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
-from cavs.distributed.comm.nccl.group import NCCLGroup, Peers, Started
+from cavs.distributed.comm.nccl.group import NCCLGroup, Peers
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -48,13 +47,6 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         self._one: DeviceArray | None = None
         super().__init__(control, ordinal)
 
-    def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
-        """See `Operations`. Before this returns, `operation` has run, but for the work of GPUs.
-
-        Ranks have exchanged the shapes that they need then.
-        """
-        return self._stream.start(operation, arguments)
-
     # ---- operations ----------------------------------------------------------------------------
 
     def all_reduce(self, array: OnDevice) -> None:
@@ -79,7 +71,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         """Run a `call` of NCCL that reads and writes all of an array."""
         own = self._own(array)
         arguments = own.address, own.address, own.size, self.code(own.dtype), *more
-        self._stream.run(
+        self._run(
             f"{name} of {own.nbytes} bytes{where}",
             [own],
             lambda comm, stream: getattr(comm, call)(*arguments, stream),
@@ -99,7 +91,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
                 if part.size:
                     comm.reduce(part.address, part.address, part.size, code, add, root, stream)
 
-        self._stream.run(f"reduce-scatter of {own.nbytes} bytes", [own], calls)
+        self._run(f"reduce-scatter of {own.nbytes} bytes", [own], calls)
         self.sent_bytes += own.nbytes - mine.nbytes
         return mine
 
@@ -129,7 +121,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
                 if part.size:
                     comm.broadcast(source.address, part.address, part.size, code, root, stream)
 
-        self._stream.run(f"all-gather of {whole.nbytes} bytes", [mine, whole], calls)
+        self._run(f"all-gather of {whole.nbytes} bytes", [mine, whole], calls)
         # Around a ring a rank passes on all but what the next one has.
         self.sent_bytes += whole.nbytes - parts[(self.rank + 1) % self.size].nbytes
 
@@ -177,7 +169,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
             for own, source in receives:
                 comm.recv(own.address, own.size, self.code(own.dtype), source, stream)
 
-        self._stream.run(name, [own for own, _ in (*sends, *receives)], calls, peers)
+        self._run(name, [own for own, _ in (*sends, *receives)], calls, peers)
         self.sent_bytes += sum(own.nbytes for own, _ in sends)
 
     def barrier(self) -> None:
@@ -217,7 +209,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
     def _own(self, array: OnDevice, peer: int | None = None) -> DeviceArray:
         """Return an array as a DeviceArray; ConfigError if it cannot be sent."""
         if peer is not None:
-            check_peer(peer, self.rank, self.size)
+            check_rank(peer, self.size, self.rank)
         own = DeviceArray.of(array)
         if own.size:
             runtime, at = self.cuda.runtime, own.address

@@ -16,13 +16,8 @@ from cavs.errors import ConfigError
 # Types that NCCL and the host can both add, as `__cuda_array_interface__` names them.
 # NumPy has no bfloat16: ml_dtypes, CuPy and torch say V2.
 _STRINGS = {
-    "float16": "<f2",
-    "bfloat16": "<V2",
-    "float32": "<f4",
-    "float64": "<f8",
-    "int32": "<i4",
-    "int64": "<i8",
-    "uint8": "|u1",
+    name: "<V2" if name == "bfloat16" else np.dtype(name).str
+    for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8")
 }
 SIZES = {name: int(string[2:]) for name, string in _STRINGS.items()}  # bytes
 _NAMES = {string: name for name, string in _STRINGS.items()}
@@ -79,9 +74,10 @@ class DeviceArray:
         if read_only:
             raise ConfigError(f"an array of shape {shape} may not be written", hint="pass a copy")
         name = _NAMES[string]
-        strides = interface.get("strides")
-        if strides is not None and not _dense(shape, strides, SIZES[name]):
-            raise not_contiguous(shape, strides)
+        if (strides := interface.get("strides")) is not None:
+            like = as_strided(np.empty(1, f"V{SIZES[name]}"), shape, strides)  # of any memory
+            if not like.flags.c_contiguous:
+                raise not_contiguous(shape, strides)
         stream = interface.get("stream") or 0
         return DeviceArray(address, shape, name, 0 if stream == _LEGACY else stream, array)
 
@@ -114,8 +110,3 @@ class DeviceArray:
             "stream": self.stream or _LEGACY,
             "version": 3,
         }
-
-
-def _dense(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """True if the elements are consecutive, as NumPy defines it; no memory is read."""
-    return as_strided(np.empty(1, f"V{itemsize}"), shape, strides).flags.c_contiguous

@@ -56,12 +56,23 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
     return cupy, nccl
 
 
+class StreamRequest(NamedTuple):
+    """An operation that the thread hands over; `handing` results in an event behind it.
+
+    peers: the ranks that have to do their part in it, or in those before it.
+    """
+
+    name: str
+    handing: Job[Any]
+    peers: Sequence[int]
+
+
 class NCCLGroup(ProcessLocal):
     """The ranks of `control`, each with GPU number `ordinal` of its process.
 
-    control: a communicator on the host, which carries NCCL's unique id. All ranks make one
-    together, and all of them fail if one has not joined within the timeout of `control`. Methods
-    raise `DeviceError`; after one, `abort` is all that is left to do.
+    control: a communicator on the host, which carries NCCL's unique id, and what ranks tell of
+    waits. All ranks make one together, and all of them fail if one has not joined within the
+    timeout of `control`. Methods raise `DeviceError`; after one, `abort` is all that is left to do.
     """
 
     def __init__(self, control: Communicator, ordinal: int) -> None:
@@ -70,17 +81,29 @@ class NCCLGroup(ProcessLocal):
         self.rank, self.size, self.ordinal = control.rank, control.size, ordinal
         self.names, self.timeout = control.names, control.timeout
         self.sent_bytes = 0  # by the formulas of rings
-        self._control, self._stream = control, NCCLStream(self, control)
-        self._name = self.names[self.rank]  # number of this rank in the world
+        self._control, self._name = control, self.names[self.rank]
         self._comm: Any = None
         self._given_up, self._changing = False, threading.Lock()
+        self._stream: Any = None  # created for the first operation: sums of gradients need none
+        self._launches = Progress()
+        self._last: StreamRequest | None = None
+        self._turn, self._waits = threading.RLock(), True
+        self._kept: list[DeviceArray] = []  # arrays that NCCL may still access
+        self._peers: set[int] = set()  # of all pending operations
+        self._broken: CommunicationError | DeviceError | None = None
+        self._make()
+
+    # ---- the group -----------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Join the other ranks, or raise on all."""
         own, failed = None, ""
         try:
             own = self._nccl.get_unique_id() if self.rank == 0 else None
         except ERRORS as error:
             failed = _text(error)
         code = type(own).__name__  # bytes, or of older CuPys a tuple
-        numbers, code, failed = control.share([own and list(own), code, failed])[0]
+        numbers, code, failed = self._control.share([own and list(own), code, failed])[0]
         if numbers is None:
             raise DeviceError(f"NCCL on rank {self.names[0]} makes no id: {failed}")
         unique = bytes(numbers) if code == "bytes" else tuple(numbers)
@@ -99,7 +122,7 @@ class NCCLGroup(ProcessLocal):
         if late:
             raise DeviceError(
                 f"NCCL on rank {self._name}: ranks {late} have not joined the group of {self.size} "
-                f"within {control.timeout:g} s",
+                f"within {self.timeout:g} s",
                 hint=_MORE,
             )
 
@@ -129,21 +152,6 @@ class NCCLGroup(ProcessLocal):
         with self._changing:
             self._given_up = True
         self.abort()
-
-    def sum_ranges(self, ranges: Sequence[tuple[int, int]], dtype: str, stream: int) -> None:
-        """Sum `ranges`, (address on the device, elements), over the ranks, in place.
-
-        They start on `stream`, a driver's handle, after all that it has been given.
-        """
-        comm, code, add = self.comm, self.code(dtype), self._nccl.NCCL_SUM
-
-        def launch() -> None:
-            for at, count in ranges:
-                comm.allReduce(at, at, count, code, add, stream)
-
-        self.call(lambda: self.grouped(launch))
-        total = sum(count for _, count in ranges) * SIZES[dtype]
-        self.sent_bytes += 2 * (self.size - 1) * total // self.size
 
     @property
     def alive(self) -> bool:
@@ -182,13 +190,15 @@ class NCCLGroup(ProcessLocal):
         comm, self._comm = self._comm, None
         if comm is not None:
             self.call(comm.abort)
-        self._stream.close()
+        self._launches.close()
 
     def close(self) -> None:
         """Free what NCCL holds, once all that was started has ended."""
         try:
-            self._stream.close()
+            if self.alive:
+                self._finish(self._last)
         finally:
+            self._launches.close()
             comm, self._comm = self._comm, None
             if comm is not None:
                 self.call(comm.destroy)
@@ -204,37 +214,28 @@ class NCCLGroup(ProcessLocal):
                 hint=_MORE,
             ) from error
 
+    # ---- operations ----------------------------------------------------------------------------
 
-class StreamRequest(NamedTuple):
-    """An operation that the thread hands over; `handing` results in an event behind it.
+    def sum_ranges(self, ranges: Sequence[tuple[int, int]], dtype: str, stream: int) -> None:
+        """Sum `ranges`, (address on the device, elements), over the ranks, in place.
 
-    peers: the ranks that have to do their part in it, or in those before it.
-    """
+        They start on `stream`, a driver's handle, after all that it has been given.
+        """
+        comm, code, add = self.comm, self.code(dtype), self._nccl.NCCL_SUM
 
-    name: str
-    handing: Job[Any]
-    peers: Sequence[int]
+        def launch() -> None:
+            for at, count in ranges:
+                comm.allReduce(at, at, count, code, add, stream)
 
+        self.call(lambda: self.grouped(launch))
+        total = sum(count for _, count in ranges) * SIZES[dtype]
+        self.sent_bytes += 2 * (self.size - 1) * total // self.size
 
-class NCCLStream:
-    """One operation after another of `group`, behind what the streams of their arrays were given.
+    def start(self, operation: Callable[..., T], *arguments: Any) -> Started[T]:
+        """See `Operations`. Before this returns, `operation` has run, but for the work of GPUs.
 
-    An operation may take `group.timeout` seconds from when it is waited for. control: what ranks
-    tell of such waits goes over it.
-    """
-
-    def __init__(self, group: NCCLGroup, control: Communicator) -> None:
-        self._group, self._control = group, control
-        self._stream: Any = None  # created for the first operation: sums of gradients need none
-        self._launches = Progress()
-        self._last: StreamRequest | None = None
-        self._turn, self._waits = threading.RLock(), True
-        self._kept: list[DeviceArray] = []  # arrays that NCCL may still access
-        self._peers: set[int] = set()  # one for each pending operation
-        self._broken: CommunicationError | DeviceError | None = None
-
-    def start(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> Started[T]:
-        """Run `operation`, which calls `run`, without waiting for anything that it hands over."""
+        Ranks have exchanged the shapes that they need then.
+        """
         with self._turn:
             before, self._waits = self._waits, False
             try:
@@ -244,53 +245,52 @@ class NCCLStream:
                 self._waits = before
             return Started(self, job, self._last)
 
-    def run(
+    def _run(
         self, name: str, arrays: Sequence[DeviceArray], calls: Calls, peers: Peers = None
     ) -> None:
-        """Run `calls` on CuPy's communicator and a stream, as one operation.
+        """Run `calls` as one operation, behind what the streams of its arrays were given.
 
-        arrays: what it reads and writes. peers: see `Peers`.
+        In `start`, don't wait for it; else for at most `timeout` seconds. arrays: what it reads and
+        writes. peers: see `Peers`.
         """
         with self._turn:
             if self._broken is not None:
                 raise self._broken
-            group, comm, cuda = self._group, self._group.comm, self._group.cuda
+            comm, cuda = self.comm, self.cuda
             if self._stream is None:
-                self._stream = group.call(lambda: cuda.Stream(non_blocking=True))
+                self._stream = self.call(lambda: cuda.Stream(non_blocking=True))
             stream = self._stream.ptr
             streams = sorted({array.stream for array in arrays})
-            before = group.call(lambda: [self._mark(at) for at in streams])
+            before = self.call(lambda: [self._mark(at) for at in streams])
 
             def launch() -> Any:
                 for event in before:
                     cuda.runtime.streamWaitEvent(stream, event.ptr)
-                group.grouped(lambda: calls(comm, stream))
+                self.grouped(lambda: calls(comm, stream))
                 return self._mark(stream)
 
             self._kept += arrays
-            self._peers.update(range(group.size) if peers is None else peers)
-            others = sorted(self._peers - {group.rank})
-            last = self._last = StreamRequest(
-                name, self._launches.start(group.call, (launch,)), others
-            )
-            waits = self._waits
+            self._peers.update(range(self.size) if peers is None else peers)
+            handing = self._launches.start(self.call, (launch,))
+            last = StreamRequest(name, handing, sorted(self._peers - {self.rank}))
+            self._last, waits = last, self._waits
         if waits:
-            self.finish(last)
+            self._finish(last)
 
     def _mark(self, stream: int) -> Any:
         """Return an event behind all that a stream has been given."""
-        event = self._group.cuda.Event(disable_timing=True)
-        self._group.cuda.runtime.eventRecord(event.ptr, stream)
+        event = self.cuda.Event(disable_timing=True)
+        self.cuda.runtime.eventRecord(event.ptr, stream)
         return event
 
-    def reached(self, last: StreamRequest | None) -> bool:
-        """True if `finish` would return, or raise, at once."""
-        if last is None or not self._group.alive:
+    def _reached(self, last: StreamRequest | None) -> bool:
+        """True if `_finish` would return, or raise, at once."""
+        if last is None or not self.alive:
             return True
         job = last.handing
-        return job.done and (job.error is not None or self._group.call(lambda: job.wait().done))
+        return job.done and (job.error is not None or self.call(lambda: job.wait().done))
 
-    def finish(self, last: StreamRequest | None) -> None:
+    def _finish(self, last: StreamRequest | None) -> None:
         """Wait for the end of an operation.
 
         CommunicationError if it does not come in time, DeviceError if NCCL says why: the group is
@@ -298,16 +298,16 @@ class NCCLStream:
         """
         if last is not None:
             try:
-                if not self.reached(last):
+                if not self._reached(last):
                     self._wait(last)
                 if self._broken is not None:
                     raise self._broken
-                _ = self._group.comm  # DeviceError if another thread has given it up
+                _ = self.comm  # DeviceError if another thread has given it up
                 last.handing.wait()
             except (CommunicationError, DeviceError) as error:
                 if self._broken is None:
                     self._broken = error
-                    self._group.abort()
+                    self.abort()
                 raise
         with self._turn:
             if last is self._last:
@@ -318,38 +318,30 @@ class NCCLStream:
         begin = look = time.monotonic()
         pause = _SHORTEST
         with self._control.waiting(last.name, lambda: last.peers) as waiting:
-            while not self.reached(last):
+            while not self._reached(last):
                 if last.handing.ends_within(pause):
                     time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
                 now = time.monotonic()
-                if now - begin > self._group.timeout:
-                    raise waiting.hung(self._group.timeout, f"for NCCL in {last.name}")
+                if now - begin > self.timeout:
+                    raise waiting.hung(self.timeout, f"for NCCL in {last.name}")
                 if now - look > _GLANCE:
-                    self._group.check()
+                    self.check()
                     waiting.look()
                     look = now
-
-    def close(self) -> None:
-        """End the thread, once all that was started has ended or been given up."""
-        try:
-            if self._group.alive:
-                self.finish(self._last)
-        finally:
-            self._launches.close()
 
 
 class Started(Handle[T]):
     """A `Handle` of what was handed to NCCL."""
 
-    def __init__(self, stream: NCCLStream, job: Job[T], last: StreamRequest | None) -> None:
-        self._stream, self._job, self._last = stream, job, last
+    def __init__(self, group: NCCLGroup, job: Job[T], last: StreamRequest | None) -> None:
+        self._group, self._job, self._last = group, job, last
 
     @property
     def done(self) -> bool:
-        return self._job.error is not None or self._stream.reached(self._last)
+        return self._job.error is not None or self._group._reached(self._last)
 
     def wait(self) -> T:
         result = self._job.wait()  # it has run: raises what it raised
-        self._stream.finish(self._last)
+        self._group._finish(self._last)
         return result
