@@ -33,7 +33,7 @@ _GRACE = 3.0  # seconds that others have to answer
 _PAUSE = 1e-3  # seconds between two looks for answers
 
 
-class Post:
+class _Messages:
     """Bytes sent between any ranks of `comm`, which nothing else uses; raises errors of MPI."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -98,15 +98,15 @@ class MPIMailbox(Mailbox):
 
     def __init__(self, mpi: Any, comm: Any, names: Sequence[int], register: WaitRegister) -> None:
         super().__init__(comm.Get_rank(), names)
-        self._mpi, self._post, self._register = mpi, Post(mpi, comm), register
+        self._mpi, self._messages, self._register = mpi, _Messages(mpi, comm), register
         self._pieces: dict[int, list[Array]] = defaultdict(list)
 
     def _deliver(self, to: int, coded: Array) -> None:
         *pieces, last = (coded[i : i + LARGEST] for i in range(0, coded.size, LARGEST))
         try:
             with CALLS:  # letters of two threads do not mix
-                self._post.send(to, _MORE, *pieces)
-                self._post.send(to, _LAST, last)
+                self._messages.send(to, _MORE, *pieces)
+                self._messages.send(to, _LAST, last)
         except self._mpi.Exception as error:
             raise LostPeerError(
                 f"rank {self.names[self.rank]} writes to rank {self.names[to]}: {error}"
@@ -115,7 +115,7 @@ class MPIMailbox(Mailbox):
     def _arrived(self) -> Letter | None:
         self._register.listen()
         try:
-            while found := self._post.next():
+            while found := self._messages.next():
                 source, tag, piece = found
                 pieces = self._pieces[source]
                 pieces.append(piece)
@@ -129,14 +129,14 @@ class MPIMailbox(Mailbox):
     def leave(self) -> None:
         """See `Mailbox`. The others learn of it where MPI has ULFM."""
         with contextlib.suppress(*errors_of_ulfm(self._mpi)):
-            self._post.revoke()
+            self._messages.revoke()
         super().close()
 
     def close(self) -> None:
         super().close()
         limit = time.monotonic() + _FLUSH
         with contextlib.suppress(self._mpi.Exception):  # to ranks that are gone nothing leaves
-            while not self._post.is_empty() and time.monotonic() < limit:
+            while not self._messages.is_empty() and time.monotonic() < limit:
                 time.sleep(_SHORTEST)
 
 
@@ -156,7 +156,7 @@ class MPIWaitRegister(WaitRegister):
     def __init__(self, mpi: Any, comm: Any, names: tuple[int, ...]) -> None:
         super().__init__(names[comm.Get_rank()])
         self.waits = self._waits
-        self._mpi, self._post, self._names = mpi, Post(mpi, comm), names
+        self._mpi, self._messages, self._names = mpi, _Messages(mpi, comm), names
         self._questions = itertools.count()
         self._answers: dict[int, dict[int, list[Wait]]] = defaultdict(dict)
         self.missed = False  # True if MPI has reported here that a rank is gone
@@ -198,23 +198,23 @@ class MPIWaitRegister(WaitRegister):
         """Stop answering: no rank asks here any more."""
         with CALLS:
             self._registers.discard(self)
-            self._post.revoke()
+            self._messages.revoke()
 
     def _send(self, name: int, tag: int, value: Any) -> None:
         with contextlib.suppress(self._mpi.Exception):  # a dead rank needs none
-            self._post.send(self._names.index(name), tag, json.dumps(value).encode())
+            self._messages.send(self._names.index(name), tag, json.dumps(value).encode())
 
     def _take(self) -> None:
         """Answer the questions and keep the answers that are here."""
         try:
-            while found := self._post.next():
+            while found := self._messages.next():
                 source, tag, data = found
                 self._read(self._names[source], tag, json.loads(data.tobytes()))
         except self._mpi.Exception:
             self.missed = True
             # Else MPI would say so every time, and let no other message through.
             with contextlib.suppress(*errors_of_ulfm(self._mpi)), CALLS:
-                self._post.comm.Ack_failed()
+                self._messages.comm.Ack_failed()
 
     def _read(self, source: int, tag: int, value: Any) -> None:
         if tag == _ASK:

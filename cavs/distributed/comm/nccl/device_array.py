@@ -75,7 +75,7 @@ class DeviceArray:
             raise ConfigError(f"an array of shape {shape} may not be written", hint="pass a copy")
         name = _NAMES[string]
         if (strides := interface.get("strides")) is not None:
-            like = as_strided(np.empty(1, f"V{SIZES[name]}"), shape, strides)  # of any memory
+            like = as_strided(np.empty(1, f"V{SIZES[name]}"), shape, strides)  # nothing is read
             if not like.flags.c_contiguous:
                 raise not_contiguous(shape, strides)
         stream = interface.get("stream") or 0

@@ -89,7 +89,7 @@ class NCCLGroup(ProcessLocal):
         self._last: StreamRequest | None = None
         self._turn, self._waits = threading.RLock(), True
         self._kept: list[DeviceArray] = []  # arrays that NCCL may still access
-        self._peers: set[int] = set()  # of all pending operations
+        self._peers: set[int] = set()  # all that pending operations are with
         self._broken: CommunicationError | DeviceError | None = None
         self._make()
 
