@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,17 +47,11 @@ Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that 
 class WaitRegister:
     """The waits of rank `number` of the world, which the others ask for.
 
-    everyone: those of the ranks in this process, by number. lock: held while they are read.
+    ask: returns the waits of all ranks, by rank; None: of this one alone.
     """
 
-    def __init__(
-        self,
-        number: int,
-        everyone: Mapping[int, WaitRegister] | None = None,
-        lock: AbstractContextManager[object] | None = None,
-    ) -> None:
-        self.number, self._lock = number, lock or nullcontext()
-        self._everyone = {number: self} if everyone is None else everyone
+    def __init__(self, number: int, ask: Callable[[], dict[int, list[Wait]]] | None = None) -> None:
+        self.number, self._ask = number, ask
         self.waits: list[PendingWait] = []
 
     def own(self) -> list[Wait]:
@@ -70,8 +63,7 @@ class WaitRegister:
 
     def ask(self) -> dict[int, list[Wait]]:
         """Return the waits of all ranks that answer soon, and of this one."""
-        with self._lock:
-            return {number: register.own() for number, register in self._everyone.items()}
+        return {self.number: self.own()} if self._ask is None else self._ask()
 
     def tell(self, group: str, text: str, stuck: Said) -> None:
         """Tell ranks in which waits they are `stuck`, and that nothing goes on in `group`, if any.

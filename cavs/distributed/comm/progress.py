@@ -15,17 +15,13 @@ T = TypeVar("T")
 class Job(Handle[T]):
     """An operation and, once it ran, its result or `error`.
 
-    run_next: runs the next job of those that have not begun; False if there is none. None if a
-    thread runs them.
+    run_next: where no thread runs jobs, runs the next one; False if there is none.
     """
 
-    def __init__(
-        self,
-        operation: Callable[..., T],
-        arguments: tuple[Any, ...],
-        run_next: Callable[[], bool] | None = None,
-    ) -> None:
-        self._operation, self._arguments, self._run_next = operation, arguments, run_next
+    run_next: Callable[[], bool] | None = None
+
+    def __init__(self, operation: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+        self._operation, self._arguments = operation, arguments
         self._finished = threading.Event()
         self._result: T | None = None
         self.error: BaseException | None = None
@@ -50,7 +46,7 @@ class Job(Handle[T]):
         return self._finished.wait(seconds)
 
     def wait(self) -> T:
-        while self._run_next is not None and not self.done and self._run_next():
+        while self.run_next is not None and not self.done and self.run_next():
             pass
         self._finished.wait()
         if self.error is not None:
@@ -75,9 +71,11 @@ class Progress:
         self, operation: Callable[..., T], arguments: tuple[Any, ...], *, threaded: bool = True
     ) -> Job[T]:
         """Queue a job. threaded: False if it runs in its `wait`, where one thread communicates."""
-        job = Job(operation, arguments, None if threaded else self._run_next)
+        job = Job(operation, arguments)
         self._jobs.put(job)
-        if threaded and self._thread is None:
+        if not threaded:
+            job.run_next = self._run_next
+        elif self._thread is None:
             # A daemon: a peer that hangs must not keep this process alive.
             self._thread = threading.Thread(target=self._loop, name="cavs-progress", daemon=True)
             self._thread.start()

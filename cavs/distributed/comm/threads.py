@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from cavs.distributed.comm.collectives import Collectives
-from cavs.distributed.comm.hang_detection import WaitRegister
+from cavs.distributed.comm.hang_detection import Wait, WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.messages import Code, Message, Mismatch, label_of
@@ -18,29 +18,29 @@ from cavs.errors import CommunicationError
 T = TypeVar("T")
 
 
-class _Board:
-    """State that all ranks and groups of a world share."""
-
-    def __init__(self, names: Iterable[int]) -> None:
-        self.changed = threading.Condition()  # one lock for all groups
-        self.aborted = ""
-        self.registers: dict[int, WaitRegister] = {}
-        for name in names:
-            self.registers[name] = WaitRegister(name, self.registers, self.changed)
-
-
 class _World:
-    """Mail between the ranks of one group. names: their numbers on the board."""
+    """State that the ranks of one group share, and all parts of `whole`, the group of all ranks.
 
-    def __init__(self, board: _Board, names: Sequence[int]) -> None:
-        self.board, self.changed = board, board.changed
-        self.names = list(names)
+    names: numbers of its ranks in `whole`.
+    """
+
+    def __init__(self, names: Iterable[int], whole: _World | None = None) -> None:
+        self.names, self.whole = list(names), whole or self
+        self.changed: threading.Condition = whole.changed if whole else threading.Condition()
+        # In `whole` alone:
+        self.aborted = ""
+        self.registers = {name: WaitRegister(name, self.ask) for name in self.names}
         self.mail: dict[tuple[int, int], deque[tuple[Code, Array]]] = defaultdict(deque)
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
+
+    def ask(self) -> dict[int, list[Wait]]:
+        """Return the waits of all ranks."""
+        with self.changed:
+            return {number: register.own() for number, register in self.registers.items()}
 
     def lost(self) -> LostPeerError:
         """Return the error that ranks have died."""
@@ -51,7 +51,7 @@ class ThreadCommunicator(Collectives):
     """Rank `rank` of a group whose ranks live in one process; `run_threads` makes them."""
 
     def __init__(self, world: _World, rank: int, *, timeout: float = 60.0) -> None:
-        register = world.board.registers[world.names[rank]]
+        register = world.whole.registers[world.names[rank]]
         super().__init__(rank, world.names, timeout, register, str(id(world)))
         self._world = world
         self._splits = self._mailboxes = 0
@@ -83,8 +83,8 @@ class ThreadCommunicator(Collectives):
             return
         with self._waiting(self.operation, silent) as waiting:
             while not world.mail[sources[0], self.rank]:
-                if world.board.aborted:
-                    raise CommunicationError(world.board.aborted)
+                if world.whole.aborted:
+                    raise CommunicationError(world.whole.aborted)
                 if world.leaving or sources[0] in world.dead:
                     raise world.lost()
                 if not world.changed.wait(limit - time.monotonic()):
@@ -101,7 +101,7 @@ class ThreadCommunicator(Collectives):
         world = self._world
         with world.changed:
             names = [world.names[r] for r in members]
-            group = world.groups.setdefault((self._splits, color), _World(world.board, names))
+            group = world.groups.setdefault((self._splits, color), _World(names, world.whole))
         part = ThreadCommunicator(group, members.index(self.rank), timeout=self.timeout)
         self._parts.append(part)
         return part
@@ -148,16 +148,15 @@ class ThreadCommunicator(Collectives):
                         raise waiting.hung(self.timeout)
             members = sorted(world.leaving - world.dead)
             if world.smaller is None:
-                names = [world.names[r] for r in members]
-                world.smaller = _World(_Board(names), names)
+                world.smaller = _World(world.names[r] for r in members)
         self.close()
         return ThreadCommunicator(world.smaller, members.index(self.rank), timeout=self.timeout)
 
     def abort(self, message: str) -> None:
-        board = self._world.board
-        with board.changed:
-            board.aborted = message
-            board.changed.notify_all()
+        world = self._world.whole
+        with world.changed:
+            world.aborted = message
+            world.changed.notify_all()
 
 
 class ThreadMailbox(Mailbox):
@@ -179,8 +178,8 @@ class ThreadMailbox(Mailbox):
 
     def _arrived(self) -> Letter | None:
         with self._world.changed:
-            if self._world.board.aborted:
-                raise CommunicationError(self._world.board.aborted)
+            if self._world.whole.aborted:
+                raise CommunicationError(self._world.whole.aborted)
             if self._world.dead:
                 raise self._world.lost()
         return None
@@ -193,7 +192,7 @@ def run_threads(
 
     If ranks raise, the others are ended and the first exception by rank is raised again here.
     """
-    world = _World(_Board(range(size)), range(size))
+    world = _World(range(size))
     results: list[Any] = [None] * size
     errors: list[tuple[bool, int, BaseException]] = []
 
@@ -202,7 +201,7 @@ def run_threads(
         try:
             results[rank] = work(communicator)
         except BaseException as error:  # raised again by the caller's thread
-            told = bool(world.board.aborted)
+            told = bool(world.whole.aborted)
             errors.append((told, rank, error))
             communicator.abort(f"rank {rank} failed: {error}")
         finally:

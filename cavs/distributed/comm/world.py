@@ -83,7 +83,8 @@ class SingleCommunicator(Collectives):
     """A process alone: every operation is done at once, and nothing is sent."""
 
     def __init__(self) -> None:
-        super().__init__(0, [0], TIMEOUT, WaitRegister(0), "alone")  # a timeout for NCCL
+        # The timeout is for NCCL, which is set up with this communicator.
+        super().__init__(0, [0], TIMEOUT, WaitRegister(0), "alone")
         self.overlaps = False
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:

@@ -70,17 +70,9 @@ class _Messages:
                     return source, tag, data
         return None
 
-    def revoke(self) -> None:
-        """Let the other ranks learn that this one has left, where MPI has ULFM."""
-        with CALLS:
-            self.comm.Revoke()
-
 
 def _pop_if_ended(queue: deque[T]) -> T | None:
-    """Remove and return the first of `queue`, which begins with a request, if that has ended.
-
-    One that raises, because a rank has died, is removed as well.
-    """
+    """Remove and return the first of `queue` if its request has ended; remove one that fails."""
     first = queue.popleft()
     if first[0].Test():
         return first
@@ -128,8 +120,8 @@ class MPIMailbox(Mailbox):
 
     def leave(self) -> None:
         """See `Mailbox`. The others learn of it where MPI has ULFM."""
-        with contextlib.suppress(*errors_of_ulfm(self._mpi)):
-            self._messages.revoke()
+        with contextlib.suppress(*errors_of_ulfm(self._mpi)), CALLS:
+            self._messages.comm.Revoke()
         super().close()
 
     def close(self) -> None:
@@ -198,7 +190,7 @@ class MPIWaitRegister(WaitRegister):
         """Stop answering: no rank asks here any more."""
         with CALLS:
             self._registers.discard(self)
-            self._messages.revoke()
+            self._messages.comm.Revoke()
 
     def _send(self, name: int, tag: int, value: Any) -> None:
         with contextlib.suppress(self._mpi.Exception):  # a dead rank needs none

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from cavs.cuda.memory import CupyMemory
 from cavs.distributed.comm.interfaces import Communicator, Operations
@@ -22,7 +23,6 @@ from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
 from cavs.distributed.comm.nccl.group import NCCLGroup, Peers
 from cavs.errors import ConfigError, DeviceError
 
-T = TypeVar("T")
 _Part = tuple[DeviceArray, int]  # and the rank it goes to or comes from
 
 
@@ -106,7 +106,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         whole = self._new((sum(rows), *inner), own.dtype)
         parts = self._cut(whole, [n * math.prod(inner) for n in rows])
         self._gather(own, parts, whole)
-        return [part.shaped((n, *inner)) for n, part in zip(rows, parts, strict=True)]
+        return [replace(part, shape=(n, *inner)) for n, part in zip(rows, parts, strict=True)]
 
     def _gather(self, mine: DeviceArray, parts: Sequence[DeviceArray], whole: DeviceArray) -> None:
         """Send `mine` of every rank to all, into `parts` of `whole`."""

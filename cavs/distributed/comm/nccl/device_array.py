@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -95,10 +94,6 @@ class DeviceArray:
         """Return the elements from `begin` to `end` as one row, the same memory."""
         at = self.address + begin * SIZES[self.dtype]
         return replace(self, address=at, shape=(end - begin,))
-
-    def shaped(self, shape: Sequence[int]) -> DeviceArray:
-        """Return the same elements in another shape."""
-        return replace(self, shape=tuple(shape))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

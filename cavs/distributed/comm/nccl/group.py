@@ -83,7 +83,6 @@ class NCCLGroup(ProcessLocal):
         self.sent_bytes = 0  # by the formulas of rings
         self._control, self._name = control, self.names[self.rank]
         self._comm: Any = None
-        self._given_up, self._changing = False, threading.Lock()
         self._stream: Any = None  # created for the first operation: sums of gradients need none
         self._launches = Progress()
         self._last: StreamRequest | None = None
@@ -108,17 +107,21 @@ class NCCLGroup(ProcessLocal):
             raise DeviceError(f"NCCL on rank {self.names[0]} makes no id: {failed}")
         unique = bytes(numbers) if code == "bytes" else tuple(numbers)
         progress = Progress()  # NCCL waits in C for those that do not come
-        job = progress.start(self.call, (lambda: self._join(unique),))
+
+        def join() -> Any:
+            return self._nccl.NcclCommunicator(self.size, unique, self.rank)
+
+        job = progress.start(self.call, (join,))
+        late, ended = None, False
         try:
             late = self._late(job)
-        except CommunicationError:
-            self._give_up()
-            raise
-        if late or not job.done:  # not done, because of one that failed: it tells the others
-            self._give_up()
-        if job.done:
+            ended = job.done  # else one has failed, which tells the others
+        finally:
+            if late or not ended:  # leave the group, whether or not the others complete it
+                progress.start(self.call, (lambda: job.wait().abort(),))
+        if ended:
             progress.close()
-            job.wait()  # raises what kept this rank from it
+            self._comm = job.wait()  # raises what kept this rank from it
         if late:
             raise DeviceError(
                 f"NCCL on rank {self._name}: ranks {late} have not joined the group of {self.size} "
@@ -126,37 +129,18 @@ class NCCLGroup(ProcessLocal):
                 hint=_MORE,
             )
 
-    def _late(self, job: Job[None]) -> list[int]:
+    def _late(self, job: Job[Any]) -> list[int]:
         """Wait until all ranks have joined or one has failed; return the names of late ones."""
         control, end = self._control, time.monotonic() + self.timeout
         while True:
             done = job.ends_within(_JOIN_GLANCE)
-            joined = done and self._comm is not None
+            joined = done and job.error is None
             told = np.array([joined, done and not joined, time.monotonic() > end], np.float64)
             control.all_reduce(told)
             if told[0] == self.size or told[1]:
                 return []
             if told[2]:
                 return [self.names[r] for r, here in enumerate(control.share(joined)) if not here]
-
-    def _join(self, unique: bytes | tuple[int, ...]) -> None:
-        made = self._nccl.NcclCommunicator(self.size, unique, self.rank)
-        with self._changing:
-            if not self._given_up:
-                self._comm = made
-                return
-        made.abort()
-
-    def _give_up(self) -> None:
-        """Leave the group, whether or not the others complete it."""
-        with self._changing:
-            self._given_up = True
-        self.abort()
-
-    @property
-    def alive(self) -> bool:
-        """True if the group has been neither given up nor closed."""
-        return self._comm is not None
 
     @property
     def comm(self) -> Any:
@@ -195,7 +179,7 @@ class NCCLGroup(ProcessLocal):
     def close(self) -> None:
         """Free what NCCL holds, once all that was started has ended."""
         try:
-            if self.alive:
+            if self._comm is not None:
                 self._finish(self._last)
         finally:
             self._launches.close()
@@ -209,10 +193,8 @@ class NCCLGroup(ProcessLocal):
             with current_gpu(self._cupy, self.ordinal):
                 return work()
         except ERRORS as error:
-            raise DeviceError(
-                f"NCCL on rank {self._name}, cuda:{self.ordinal}: {_text(error)}",
-                hint=_MORE,
-            ) from error
+            where = f"NCCL on rank {self._name}, cuda:{self.ordinal}"
+            raise DeviceError(f"{where}: {_text(error)}", hint=_MORE) from error
 
     # ---- operations ----------------------------------------------------------------------------
 
@@ -285,7 +267,7 @@ class NCCLGroup(ProcessLocal):
 
     def _reached(self, last: StreamRequest | None) -> bool:
         """True if `_finish` would return, or raise, at once."""
-        if last is None or not self.alive:
+        if last is None or self._comm is None:
             return True
         job = last.handing
         return job.done and (job.error is not None or self.call(lambda: job.wait().done))
