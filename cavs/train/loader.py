@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from types import MethodType
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from cavs.config import require, require_count, require_flag
 from cavs.errors import CavsError, CheckpointError, ConfigError, DataError, raised_at
 from cavs.train.batch_cache import BatchCache
 from cavs.train.data_set import digest_of, edge_types, sizes_of, with_edge_types
+from cavs.train.epoch import EpochOrder, Ids, Parts, changed, parts_of
 from cavs.train.prefetch import prefetch
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
@@ -49,6 +50,10 @@ class DataLoader:
         cache: Keep batches and their schedules for the next epochs: True, or a limit in bytes.
             Needs ``shuffle=False``.
         collate: ``(graphs, ids) -> batch``; by default `cavs.data.batch`.
+
+    `batch_size` may be set at any time. Within an epoch, the graphs that have not been yielded are
+    cut into batches of the new size, so that every graph still comes once; batches that were
+    prepared ahead are prepared again. Set it on the thread that iterates.
 
     Every ``iter(loader)`` runs the next epoch. An evaluation does not count as one, unless a
     subclass has an ``__iter__`` of its own, which an evaluation uses. `state_dict` holds the
@@ -89,12 +94,10 @@ class DataLoader:
             )
         if len(graphs) == 0:
             raise ConfigError("DataLoader got no graphs", hint="pass at least one graph")
-        if drop_last and len(graphs) < batch_size:
-            raise ConfigError(
-                f"drop_last=True leaves nothing of {len(graphs)} graphs at batch_size={batch_size}",
-                hint="pass a smaller batch_size or drop_last=False",
-            )
-        self.graphs, self.batch_size, self.shuffle, self.seed = graphs, batch_size, shuffle, seed
+        _check_leaves_some(graphs, batch_size, drop_last)
+        self.graphs, self.shuffle, self.seed = graphs, shuffle, seed
+        self._first_batch_size = batch_size  # the argument
+        self._parts: Parts = ((0, batch_size),)  # the running epoch, or the next one
         self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
         self._prepare: Callable[[], Prepare | None] = _none
         self.collate = collate or _collate
@@ -103,13 +106,38 @@ class DataLoader:
         self._digest: int | None = None
         self._epoch, self._position = 0, 0  # in the running iteration, or at the next one
         self._running = False
+        self._ahead: Generator[Any] | None = None  # batches of the running iteration
         self._cache = BatchCache(_NO_LIMIT if cache is True else int(cache)) if cache else None
         self._edge_types: Mapping[str, Any] | None = None  # edge features, without rows
 
+    @property
+    def batch_size(self) -> int:
+        """Graphs per batch, from the next batch on; see `DataLoader`."""
+        return self._parts[-1][1]
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        require_count("batch_size", size)
+        _check_leaves_some(self.graphs, size, self.drop_last)
+        if size != self.batch_size:
+            self._parts = changed(self._parts, self._position, size)
+            if self._ahead is not None:
+                self._ahead.close()
+
     def __len__(self) -> int:
-        """Number of batches per epoch."""
-        whole, rest = divmod(len(self.graphs), self.batch_size)
+        """Number of batches of the running epoch, or of the next one if none runs."""
+        return self._count(self._epoch, self._parts)
+
+    def _count(self, epoch: int, parts: Parts) -> int:
+        if len(parts) > 1:
+            return len(self._order.batches(epoch, parts))
+        whole, rest = divmod(len(self.graphs), parts[0][1])
         return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def _order(self) -> EpochOrder:
+        count, sizes = len(self.graphs), self._bucket_sizes
+        return EpochOrder(count, self.shuffle, self.seed, self.drop_last, sizes)
 
     @property
     def prepare(self) -> Prepare | None:
@@ -125,8 +153,8 @@ class DataLoader:
             self._prepare = lambda: prepare
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without `prepare`, since a session cannot be copied."""
-        return vars(self) | {"_prepare": _none}
+        """Return the state without `prepare` and threads, which cannot be copied."""
+        return vars(self) | {"_prepare": _none, "_ahead": None}
 
     @property
     def epoch(self) -> int:
@@ -169,36 +197,38 @@ class DataLoader:
             sizes.append(size)
         return np.array(sizes, dtype=np.int64)
 
-    def epoch_ids(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the indices of the graphs of every batch of `epoch`, at any time the same."""
-        count, size = len(self.graphs), self.batch_size
-        rng = np.random.default_rng((self.seed, epoch))
-        order = rng.permutation(count) if self.shuffle else np.arange(count)
-        order = order.astype(np.int64, copy=False)
-        if self.drop_last:
-            order = order[: count // size * size]
-        if self._bucket_sizes is not None:
-            order = order[np.argsort(self._bucket_sizes[order], -1, "stable")]
-        batches = [order[i : i + size] for i in range(0, len(order), size)]
-        if self._bucket_sizes is not None and self.shuffle:
-            batches = [batches[i] for i in rng.permutation(len(batches))]
-        return batches
+    def epoch_ids(self, epoch: int) -> list[Ids]:
+        """Return the indices of the graphs of every batch of `epoch`."""
+        parts = self._parts if epoch == self._epoch else ((0, self.batch_size),)
+        return self._order.batches(epoch, parts)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or the rest of one that `load_state_dict` set."""
         if self._running:  # an earlier iteration was left before its end
-            self._epoch, self._position = self._epoch + 1, 0
+            self._begin_epoch(self._epoch + 1)
         self._running = True
-        epoch, first = self._epoch, self._position
+        epoch, position, parts = self._epoch, self._position, None
+        while parts is not self._parts:
+            parts = self._parts
+            with closing(self._rest_of(epoch, position)) as items:
+                self._ahead = items
+                for item in items:  # ends early if the batch size changes
+                    position += 1
+                    self._epoch, self._position = epoch, position
+                    yield item
+        self._begin_epoch(epoch + 1)
+        self._running = False
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._position, self._parts = epoch, 0, ((0, self.batch_size),)
+
+    def _rest_of(self, epoch: int, first: int) -> Generator[Any]:
         batches = self.epoch_ids(epoch)[first:]
 
         def make(i: int) -> Any:
             return self._make(batches[i], epoch, first + i)
 
-        for i, item in enumerate(prefetch(make, len(batches), self.prefetch)):
-            self._epoch, self._position = epoch, first + i + 1
-            yield item
-        self._epoch, self._position, self._running = epoch + 1, 0, False
+        return prefetch(make, len(batches), self.prefetch)
 
     def whole_epoch(self) -> Iterator[Any]:
         """Return all global batches of the current epoch; the loader does not advance."""
@@ -269,6 +299,9 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader and everything its order depends on, as JSON values."""
         state = {name: getattr(self, name) for name in _IDENTITY if name != "num_graphs"}
+        state["batch_size"] = self._first_batch_size
+        if self._parts != ((0, self._first_batch_size),):
+            state["batch_sizes"] = [list(part) for part in self._parts]
         if self._sizes is None:
             self._sizes = sizes_of(self.graphs)
         return state | {
@@ -310,13 +343,24 @@ class DataLoader:
                 hint="resume with the same graphs in the same order",
             )
         epoch, position = state["epoch"], state["position"]
-        if not (isinstance(epoch, int) and isinstance(position, int)) or not (
-            epoch >= 0 and 0 <= position <= len(self)
-        ):
+        whole = isinstance(epoch, int) and isinstance(position, int) and min(epoch, position) >= 0
+        parts = parts_of(state, position) if whole else self._parts
+        count = self._count(epoch, parts) if whole else len(self)
+        if not whole or position > count:
             raise CheckpointError(
-                f"the loader was saved at epoch {epoch!r}, batch {position!r} of {len(self)}"
+                f"the loader was saved at epoch {epoch!r}, batch {position!r} of {count}"
             )
         self._epoch, self._position, self._running = epoch, position, False
+        self._parts = parts
+
+
+def _check_leaves_some(graphs: Sequence[Any], batch_size: int, drop_last: bool) -> None:
+    """Raise `ConfigError` if an epoch would have no batch."""
+    if drop_last and len(graphs) < batch_size:
+        raise ConfigError(
+            f"drop_last=True leaves nothing of {len(graphs)} graphs at batch_size={batch_size}",
+            hint="pass a smaller batch_size or drop_last=False",
+        )
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

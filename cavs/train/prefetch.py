@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
 from cavs.errors import CavsError
@@ -66,7 +66,7 @@ def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None
             channel.changed.notify_all()
 
 
-def prefetch(make: Callable[[int], T], count: int, depth: int) -> Iterator[T]:
+def prefetch(make: Callable[[int], T], count: int, depth: int) -> Generator[T]:
     """Yield ``make(0) ... make(count - 1)``, computed by a thread, at most `depth` ahead.
 
     An exception in `make` is raised here, after the items before it. The thread ends with the
