@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
+from cavs.distributed.adaptation.group import Ranks
 from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
@@ -26,6 +27,7 @@ from cavs.train.coordination import Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
+from cavs.train.monitors import Monitor, StepFacts
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -41,7 +43,12 @@ class RankCoordinator(Coordinator):
     def __init__(self, training: RankTraining) -> None:
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
+        self._ranks = Ranks(self.survivors)
         self._printed = 0  # number of warnings of the split
+
+    @property
+    def group(self) -> Ranks:
+        return self._ranks
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -172,7 +179,7 @@ class RankCoordinator(Coordinator):
         training.note_loader(train)
         if training.begun:
             self.survivors.run_settled(training.compare_fits)
-        elif isinstance(training.requested, str):
+        elif isinstance(training.requested, str) or training.fit_facts["policies"]:
             # The replicas must be known before the loader shards its first batch.
             self.survivors.run_resilient(lambda: self.begin(train.peek()))
         split, ranks = session.split, session.position[1]
@@ -198,6 +205,42 @@ class RankCoordinator(Coordinator):
                 self.training.report_error("batch", error)
             self._reset_split()  # the times of batches sharded ahead will not come either
             raise
+
+    @contextmanager
+    def guard_policies(self) -> Iterator[None]:
+        with self.training.guard("policy"):
+            yield
+
+    def watch(self, monitors: Sequence[Monitor]) -> None:
+        """See `Coordinator`. Raises `ConfigError` where ranks do not sum all gradients."""
+        strategy = self.session.strategy
+        reading = next((m for m in monitors if m.reads_norms or m.wants), None)
+        if reading is not None and strategy is not None and strategy.has_stale:
+            stale = next(leaf.name for leaf in strategy.leaves if leaf.sync.is_stale)
+            raise ConfigError(
+                f"monitor {reading.name} compares the gradients of ranks, but {stale} is stale: "
+                "its owner applies them one by one",
+                hint="use a synchronous strategy, or no monitor of gradients",
+            )
+        self.session.monitors = monitors
+
+    def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
+        assert isinstance(outcome, StepReport)
+        norm, replicas = outcome.grad_norm, len(outcome.rank_graphs)
+        if not self.session.average and replicas:  # gradients are added; monitors take their mean
+            norm /= replicas
+        return StepFacts(
+            outcome.seconds or seconds,
+            batch.num_graphs,
+            norm,
+            outcome.rank_graphs,
+            outcome.rank_seconds[:replicas],
+            outcome.rank_squares,
+        )
+
+    def batch_size_changed(self) -> None:
+        self._reset_split()
+        self.training.reshard_loader(in_steps=True)
 
     def sum_losses(self, loss_sum: float) -> float:
         """See `Coordinator`. Synchronous ranks know the sum; asynchronous ones their own losses."""
@@ -250,7 +293,7 @@ class RankCoordinator(Coordinator):
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
-    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
+    def may_save(self, error: Exception, *, evaluating: bool, in_policy: bool = False) -> bool:
         """See `Coordinator`. All ranks save together, so all must know of the error."""
         where = "evaluation" if evaluating else "stale" if self.session.stale.serves else "step"
         return may_save(error, where) and not self.session.asynchronous

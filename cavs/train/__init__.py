@@ -1,10 +1,12 @@
 """Training: optimisers, schedules, the data loader, checkpoints, metrics and the trainer."""
 
-from cavs.train import metrics, optim, schedules
+from cavs.train import metrics, monitors, optim, schedules
 from cavs.train.checkpoint import Checkpoint, load_parameters, read_checkpoint, save_checkpoint
 from cavs.train.fit_options import FitResult
 from cavs.train.loader import DataLoader
 from cavs.train.metrics import Metric
+from cavs.train.monitors import Monitor
+from cavs.train.policy import Policy, TrainingRun
 from cavs.train.trainer import Trainer
 
 __all__ = [
@@ -12,9 +14,13 @@ __all__ = [
     "DataLoader",
     "FitResult",
     "Metric",
+    "Monitor",
+    "Policy",
     "Trainer",
+    "TrainingRun",
     "load_parameters",
     "metrics",
+    "monitors",
     "optim",
     "read_checkpoint",
     "save_checkpoint",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +20,8 @@ from cavs.train.checkpoint import Checkpoint
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
+from cavs.train.monitors import Monitor, StepFacts
+from cavs.train.ranks import OneRank, RankGroup
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -35,6 +37,11 @@ class Coordinator(Protocol):
     """
 
     # ---- steps
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks of the training, for policies."""
+        ...
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
         """Return ``advance(batch)``, one step that all processes make together."""
@@ -71,6 +78,22 @@ class Coordinator(Protocol):
         """Yield the batches of an epoch; report an error in producing one to other processes."""
         ...
 
+    def guard_policies(self) -> AbstractContextManager[None]:
+        """Return the context in which hooks of policies run; it reports an error in them."""
+        ...
+
+    def watch(self, monitors: Sequence[Monitor]) -> None:
+        """Let `monitors` observe the gradients of the next step."""
+        ...
+
+    def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
+        """Return the facts of a step for monitors; seconds: since the step before."""
+        ...
+
+    def batch_size_changed(self) -> None:
+        """Forget how batches were divided that the loader had made ahead."""
+        ...
+
     def sum_losses(self, loss_sum: float) -> float:
         """Return the sum of the losses of the epoch so far over all processes."""
         ...
@@ -95,8 +118,11 @@ class Coordinator(Protocol):
 
     # ---- checkpoints
 
-    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
-        """True if a checkpoint may be written after `error` has ended a `fit`."""
+    def may_save(self, error: Exception, *, evaluating: bool, in_policy: bool = False) -> bool:
+        """True if a checkpoint may be written after `error` has ended a `fit`.
+
+        in_policy: True if a hook of a policy raised it in this process.
+        """
         ...
 
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
@@ -119,6 +145,7 @@ class SingleProcess(Coordinator):
     """Coordinator of a training on one process: there is no other to agree with."""
 
     writes_files = True
+    group = OneRank()
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
         return advance(batch)
@@ -141,6 +168,19 @@ class SingleProcess(Coordinator):
     def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
         return batches
 
+    def guard_policies(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def watch(self, monitors: Sequence[Monitor]) -> None:
+        """See `Coordinator`. The gradient of one process is that of the whole batch."""
+
+    def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
+        graphs = batch.num_graphs
+        return StepFacts(seconds, graphs, outcome.grad_norm, (graphs,), (seconds,))
+
+    def batch_size_changed(self) -> None:
+        """See `Coordinator`."""
+
     def sum_losses(self, loss_sum: float) -> float:
         return loss_sum
 
@@ -156,8 +196,8 @@ class SingleProcess(Coordinator):
     def reduce_metrics(self, sums: Array) -> Array:
         return sums
 
-    def may_save(self, error: Exception, *, evaluating: bool) -> bool:
-        return leaves_state_valid(error, evaluating=evaluating)
+    def may_save(self, error: Exception, *, evaluating: bool, in_policy: bool = False) -> bool:
+        return leaves_state_valid(error, evaluating=evaluating or in_policy)
 
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         write({})

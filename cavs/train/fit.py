@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cavs.errors import CavsError, CheckpointError, NumericsError
+from cavs.train.adaptation import Adaptation
 from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.coordination import Coordinator
@@ -117,6 +118,11 @@ class Fit:
                 self._lock(self.path, lock, held)
             if resume_point is not None and resume_point.progress:
                 self._resume(resume_point)
+            self.adaptation = Adaptation(
+                options, state, coordinator, train, self.run, self._log_record
+            )
+            if resume_point is not None:
+                self.adaptation.load_state_dict(resume_point.progress)
             logs = options.log is not None and self.coordinator.writes_files
             self.log = JsonLines(options.log) if logs and options.log is not None else None
             self.held = held.pop_all()
@@ -157,6 +163,7 @@ class Fit:
             "monitor": self.monitor.name,
             "dev": self.options.dev is not None,
             "loader": self.loader_state or self.train.state_dict(),
+            **self.adaptation.state_dict(),
         }
 
     def go(self) -> FitResult:
@@ -173,12 +180,19 @@ class Fit:
                 epochs=options.epochs,
                 loader=self.train.state_dict(),
             )
+            adaptation = self.adaptation
             with self.interrupt:
-                while run.epoch < options.epochs:
+                with self._saving_on_error(evaluating=True):
+                    adaptation.call("before_train")
+                while run.epoch < options.epochs and not adaptation.run.stopping:
                     if options.patience is not None and run.bad_epochs > options.patience:
                         self.result.stopped_early = True
                         break
                     self._epoch()
+                if adaptation.run.stopping:
+                    self.result.status = "stopped"
+                with self._saving_on_error(evaluating=True):
+                    adaptation.call("after_train")
             # Asked outside of the block, where Ctrl-C acts at once again, so that none is missed.
             if self.coordinator.should_stop_at_end(self.interrupt.requested):
                 self._stop()
@@ -188,13 +202,19 @@ class Fit:
             return self.result
 
     def _epoch(self) -> None:
-        state, run = self.state, self.run
+        state, run, adaptation = self.state, self.run, self.adaptation
+        if not run.trained and self.train.first == 0:
+            with self._saving_on_error(evaluating=True):
+                adaptation.call("before_epoch")
         number, total = run.epoch + 1, len(self.train)
         title = f"epoch {number}/{self.options.epochs}"
         with Progress(title, total, done=self.train.first, enabled=self.shows) as bar:
             if not run.trained:
                 with self._saving_on_error(evaluating=False):
                     self._train(bar)
+                if self.train.position > 0:  # a policy has ended the run within the epoch
+                    self._checkpoint(improved=False)
+                    return
                 run.loss_sum = self.coordinator.sum_losses(run.loss_sum)
                 run.trained = True
             train_loss = run.loss_sum / max(run.loss_count, 1)
@@ -215,6 +235,8 @@ class Fit:
             shown += [f"dev {name} {value:.4f}" for name, value in values.items()]
             took = f"{record['graphs_per_second']:.0f} graphs/s  {duration(bar.seconds)}"
             bar.finish("  ".join([*shown, took]) + ("  best so far" if improved else ""))
+        with self._saving_on_error(evaluating=True):
+            adaptation.call("after_epoch")
         run.epoch, run.trained, run.loss_sum, run.loss_count = number, False, 0.0, 0
         self.result.epochs.append(record)
         self._log("epoch", record | {"best": improved})
@@ -223,13 +245,16 @@ class Fit:
 
     def _train(self, bar: Progress) -> None:
         run, loop, every = self.run, self.loop, self.options.checkpoint_every
+        adaptation = self.adaptation
 
         def count(ended: Iterable[Step]) -> None:
-            for batch, outcome in ended:
+            for step in ended:
                 run.step = self.state.steps
-                run.loss_sum += outcome.loss
+                run.loss_sum += step.outcome.loss
                 run.loss_count += 1
-                bar.advance(batch.num_graphs, loss=run.loss_sum / run.loss_count)
+                shown = adaptation.shown()
+                bar.advance(step.batch.num_graphs, loss=run.loss_sum / run.loss_count, **shown)
+                adaptation.after_step(step)
 
         def stop_if_asked() -> None:
             if self.coordinator.should_stop(self.interrupt.requested):
@@ -242,6 +267,7 @@ class Fit:
             try:
                 for batch in self.coordinator.guard_batches(batches):
                     launched, loader_state = launched + 1, self.train.state_dict()
+                    adaptation.before_step()
                     count(loop.launch(batch))
                     stop_if_asked()
                     self.since_checkpoint += 1
@@ -249,10 +275,17 @@ class Fit:
                         count(loop.land())
                         self._checkpoint(improved=False)
                         stop_if_asked()
+                    left = len(self.train) - self.train.position
+                    if adaptation.run.stopping and left > 0:
+                        break
+                    bar.total = self.train.position + left
                 count(loop.land())
             except BaseException:
                 count(loop.land())
                 if loader_state is not None:  # a resumed run repeats the batches not counted
+                    now = self.train.state_dict()  # policies may have changed the batch size
+                    if now["epoch"] == loader_state["epoch"]:
+                        loader_state = now
                     uncounted = launched - (run.loss_count - counted)
                     position = loader_state["position"] - uncounted
                     self.loader_state = loader_state | {"position": position}
@@ -281,7 +314,11 @@ class Fit:
             yield
         except Exception as error:
             state = self.state
-            if self.path is not None and self.coordinator.may_save(error, evaluating=evaluating):
+            in_policy = self.adaptation.failed is error
+            may_save = self.coordinator.may_save
+            if self.path is not None and may_save(
+                error, evaluating=evaluating, in_policy=in_policy
+            ):
                 try:
                     if state.steps > self.saved:
                         self._checkpoint(improved=False)
@@ -353,6 +390,9 @@ class Fit:
     def _record(self, event: str, **record: Any) -> None:
         self._log(event, record)
         self._call_back(event, record)
+
+    def _log_record(self, event: str, **record: Any) -> None:
+        self._log(event, record)
 
     def _log(self, event: str, record: Mapping[str, Any]) -> None:
         if self.log is not None:

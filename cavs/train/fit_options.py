@@ -11,6 +11,8 @@ from cavs.config import require, require_count, require_flag
 from cavs.errors import ConfigError
 from cavs.train.loader import DataLoader
 from cavs.train.metrics import Measure, Metric
+from cavs.train.monitors import Monitor
+from cavs.train.policy import Policy
 
 Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
 OnEvent = Callable[[str, Mapping[str, Any]], object]
@@ -31,6 +33,8 @@ class FitOptions:
     log: str | os.PathLike[str] | None = None
     progress: bool = True
     on_event: OnEvent | None = None
+    policies: Sequence[Policy] = ()
+    monitors: Sequence[Monitor] = ()
 
     def check(self, train: object) -> None:
         """Raise `ConfigError` for an argument that is invalid or does not fit the others."""
@@ -95,7 +99,8 @@ class FitResult:
 
     `epochs` has one record for each epoch of this call: ``epoch``, ``train_loss`` (a mean over
     batches), ``lr``, ``step``, ``seconds``, ``graphs_per_second`` and the values on `dev` as
-    ``dev_NAME``.
+    ``dev_NAME``. `stopped_early` tells of the end of patience. `status` is ``"finished"``, or
+    ``"stopped"`` where a policy ended the run.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -103,3 +108,4 @@ class FitResult:
     best: float | None = None
     best_epoch: int | None = None
     stopped_early: bool = False
+    status: str = "finished"

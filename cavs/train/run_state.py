@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from cavs.train.checkpoint import (
 from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
-_FIT_KEYS = ("fit", "monitor", "dev", "loader")
+_FIT_KEYS = ("fit", "monitor", "dev", "loader", "policies", "monitors")
 
 
 @dataclass
@@ -112,6 +113,12 @@ def read_resumable(
         raise CheckpointError(
             f"{path} has no optimiser settings, step and seed to resume from",
             hint="load() takes over the parameters alone; save() of a Trainer writes all",
+        )
+    scale = stored.progress.get("lr_scale", 1.0)
+    if not isinstance(scale, float) or not 0 < scale < math.inf:
+        raise CheckpointError(
+            f"{path} has lr_scale {scale!r}, but lr_scale must be a number above 0",
+            hint="the file was changed; take an older checkpoint",
         )
     for name, value, limit in (("step", step, 2**63), ("seed", seed, 2**64)):
         if not 0 <= value < limit:

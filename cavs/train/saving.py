@@ -59,6 +59,7 @@ def save(
                 hint="lower lr, or set max_norm",
             )
     own = {"step": state.steps, "seed": state.seed, **state.settings()}
+    own["lr_scale"] = state.lr_scale
     own["session"] = engine.state_dict()
     engine.keep_dtype()
     require_same_parameters(state.model, state.parameters)
@@ -114,4 +115,5 @@ def restore(
             np.copyto(target, saved)
     engine.invalidate()
     state.steps, state.seed = stored.progress["step"], stored.progress["seed"]
+    state.lr_scale = stored.progress.get("lr_scale", 1.0)
     return stored

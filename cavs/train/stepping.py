@@ -30,6 +30,7 @@ class TrainingState:
         optimizer: The optimiser, with a `Plateau` schedule of its own.
         states: State arrays of the optimiser for each parameter; see `init_states`.
         steps: Number of updates so far.
+        lr_scale: Scale of the optimiser's rate, which policies change.
         seed: Seed of everything random inside a step.
         max_norm: Global norm to which gradients are clipped.
         config: JSON object that is stored in every checkpoint.
@@ -61,7 +62,7 @@ class TrainingState:
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")
         self._scales = optimizer.scales(self.parameters)
         self.states: list[list[Array]] = []
-        self.steps = 0
+        self.steps, self.lr_scale = 0, 1.0
         self.last_checkpoint: Path | None = None
 
     def init_states(self, engine: Engine) -> None:
@@ -78,8 +79,11 @@ class TrainingState:
         if self.optimizer.lacks_states(parameters, self.states):
             engine.keep_dtype()
             self.optimizer.complete_states(parameters, self.states)
+        hyper = self.optimizer.hyper(step) | self._scales
+        if self.lr_scale != 1.0:
+            hyper["lr"] *= self.lr_scale
         return {
-            "hyper": self.optimizer.hyper(step) | self._scales,
+            "hyper": hyper,
             "states": self.states,
             "seed": self.seed,
             "step": step,

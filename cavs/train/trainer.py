@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -25,7 +25,9 @@ from cavs.train.fit import Fit
 from cavs.train.fit_options import FitOptions, FitResult, Metrics, OnEvent
 from cavs.train.loader import DataLoader, Prepare
 from cavs.train.metrics import as_metrics
+from cavs.train.monitors import Monitor
 from cavs.train.optim import Optimizer, TrainableParameter
+from cavs.train.policy import Policy
 from cavs.train.run_state import ResumePoint, fit_progress
 from cavs.train.stepping import Step, Stepper, TrainingState, lose_steps
 
@@ -220,6 +222,8 @@ class Trainer(ProcessLocal):
         log: str | os.PathLike[str] | None = None,
         progress: bool = True,
         on_event: OnEvent | None = None,
+        policies: Sequence[Policy] = (),
+        monitors: Sequence[Monitor] = (),
     ) -> FitResult:
         """Train for `epochs` epochs (counted from the start of a resumed run).
 
@@ -245,6 +249,11 @@ class Trainer(ProcessLocal):
             on_event: Called with the records of the log, as ``on_event("epoch", record)``; events
                 are "start", "epoch", "end", "interrupt", "numerics" and "error". An exception in
                 it ends the run; at an "epoch" the checkpoint of that has been written.
+            policies: Adapt the training while it runs; see `cavs.train.Policy`. Their states are
+                stored in checkpoints.
+            monitors: Further monitors than those of the policies; see `cavs.train.monitors`. With
+                policies or monitors, the log has a record ``"step"`` of every step, and
+                ``"change"`` of every change of a setting.
 
         Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
         """
@@ -260,6 +269,8 @@ class Trainer(ProcessLocal):
             log=log,
             progress=progress,
             on_event=on_event,
+            policies=policies,
+            monitors=monitors,
         )
         with self.coordinator.fitting(train, options):
             options = replace(options, metrics=as_metrics(metrics))

@@ -19,7 +19,7 @@ from cavs.train.coordination import leaves_state_valid
 E = TypeVar("E", bound=BaseException)
 # No rank has updated anything in these phases. Only a rank whose batch failed, while the others
 # begin a step, comes to "batch".
-_UNCHANGED = ("batch", "snapshot", "step", "end of step")
+_UNCHANGED = ("policy", "batch", "snapshot", "step", "end of step")
 PHASES = (*_UNCHANGED, "start", "exchanges", "evaluation", "fit", "save", "end", "settle")
 _SPARED = ("step", "evaluation")  # an error there may leave intact what a checkpoint needs
 _LEFT = "its program has ended, without Trainer.close()"
@@ -118,7 +118,8 @@ class Agreement:
         own = [
             w
             for w in _SPARED
-            if error is None or leaves_state_valid(error, evaluating=w == "evaluation")
+            if error is None
+            or leaves_state_valid(error, evaluating=w == "evaluation" or phase == "policy")
         ]
         text = None if error is None else describe(error)
         if excuse is not None:  # a rank that leaves writes no checkpoint with the others

@@ -196,8 +196,19 @@ class Survivors:
 
 
 def _encode(result: Any) -> Any:
-    return {"report": asdict(result)} if isinstance(result, StepReport) else {"value": result}
+    """Return a result as JSON values."""
+    if isinstance(result, StepReport):
+        return {"report": asdict(result)}
+    if isinstance(result, np.ndarray):
+        return {"array": result.tolist(), "dtype": result.dtype.name}
+    if isinstance(result, list):
+        return {"list": [_encode(item) for item in result]}
+    return {"value": result}
 
 
 def _decode(stored: Any) -> Any:
-    return StepReport(**stored["report"]) if "report" in stored else stored["value"]
+    if "report" in stored:
+        return StepReport(**stored["report"])
+    if "array" in stored:
+        return np.array(stored["array"], stored["dtype"])
+    return [_decode(x) for x in stored["list"]] if "list" in stored else stored["value"]

@@ -212,6 +212,8 @@ class RankTraining:
         else:
             dev = len(dev) if isinstance(dev, Sized) else type(dev).__name__
         self.fit_facts = {name: getattr(options, name) for name in _COMPARED} | {"dev": dev}
+        self.fit_facts["policies"] = [policy.name for policy in options.policies]
+        self.fit_facts["monitors"] = list(map(str, options.monitors))
 
     def note_loader(self, train: DataLoader) -> None:
         """Note the facts about the loader of a `fit` that ranks compare."""
@@ -224,12 +226,15 @@ class RankTraining:
         known = {"loader": self.loader_facts, **self.fit_facts}
         agreement.same({name: str(value) for name, value in known.items()})
 
-    def reshard_loader(self) -> None:
-        """Let the loader shard its next batches over the present replicas."""
+    def reshard_loader(self, *, in_steps: bool = False) -> None:
+        """Let the loader shard its next batches over the present replicas.
+
+        in_steps: True if a split that learns is to divide them when their steps begin.
+        """
         if self.collate is not None:
             before, split = self.collate.division, self.session.split
             # A new split is asked by steps only: the loaders of the ranks are at different batches.
-            ahead = before.ahead if before.split is split else math.inf
+            ahead = before.ahead if before.split is split and not in_steps else math.inf
             self.collate.division = LoaderSplit(self.session.position, split, ahead)
 
     # ---- errors --------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from cavs.distributed.sync.stale_server import StalePush, StaleServers, layout_o
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.edge_types import EdgeTypes
+from cavs.train.monitors import Monitor
 
 Array = NDArray[Any]
 
@@ -78,6 +79,7 @@ class StepContext:
         self.exchanging: Any = None  # the executor in that program
         self.int_features: list[str] = []  # in that program
         self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
+        self.monitors: Sequence[Monitor] = ()  # observe the next step
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
         self._roles: Roles | None = None
 

@@ -17,6 +17,7 @@ from cavs.distributed.balance.shards import ShardedBatch
 from cavs.distributed.comm.agreement import Consensus
 from cavs.distributed.comm.interfaces import Handle, LostPeerError
 from cavs.distributed.step.context import Array, StepContext, Update
+from cavs.distributed.step.observer import Observer
 from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
 from cavs.distributed.sync import Exchange, Piece, SparseServers
 from cavs.errors import CommunicationError, DeviceError
@@ -30,7 +31,9 @@ class StepReport:
     part. compute_seconds: of this rank's forward and backward. communication_seconds: of reducing
     gradients and of waiting for new values from their owners; exposed_seconds: the part of it
     outside of backward, with all of the latter. sent_bytes: by this rank. rank_seconds:
-    compute_seconds of every rank, where known. rank_reports: what the split of every rank reports
+    compute_seconds of every rank, where known. rank_graphs: the graphs of the batch that each
+    computed. rank_squares: squared norm of the mean gradient over these, where a monitor reads it.
+    seconds: since the step before, on rank 0. rank_reports: what the split of every rank reports
     to the others (`Balancer.report`).
     """
 
@@ -42,6 +45,9 @@ class StepReport:
     sent_bytes: int
     rank_seconds: tuple[float, ...] = ()
     rank_reports: tuple[tuple[float, ...], ...] = ()
+    rank_graphs: tuple[int, ...] = ()
+    rank_squares: tuple[float, ...] = ()
+    seconds: float = 0.0
 
     @property
     def overlap(self) -> float:
@@ -62,9 +68,10 @@ class Run:
     ) -> None:
         self.context, self.roles, self.executor = context, context.roles, executor
         self.update, self.part = update, part
-        self.loss = 0.0
+        self.loss, self.begun = 0.0, time.perf_counter()
         self.error: Exception | None = None
         self.pieces: list[Piece] = []
+        self.observer = Observer(context.monitors, context.session.parameters)
         self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
 
     def compute(self, inputs: Sequence[Any], totals: Array) -> None:
@@ -137,10 +144,10 @@ class Run:
         self.communication_seconds += seconds
         self.exposed_seconds += seconds
 
-    def report(self, loss: float, norm: float, sent_bytes: int, **ranks: Any) -> StepReport:
-        """Return the result of the step. ranks: `rank_seconds` and `rank_reports`, where known."""
+    def report(self, loss: float, norm: float, sent_bytes: int, **known: Any) -> StepReport:
+        """Return the result of the step. known: further fields of it."""
         seconds = self.compute_seconds, self.communication_seconds, self.exposed_seconds
-        return StepReport(loss, norm, *seconds, sent_bytes, **ranks)
+        return StepReport(loss, norm, *seconds, sent_bytes, **known)
 
     def _start(self) -> list[Handle[list[Piece]]]:
         start = self.roles.everyone.start
@@ -149,6 +156,8 @@ class Run:
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """Wait for the gradients of an exchange, then reduce them with the other ranks."""
         usable = exchange.wait(self.executor)
+        if self.observer.is_active and usable:
+            self.observer.take(exchange, self.executor)
         begun = time.perf_counter()
         group = self.roles.everyone if exchange.everyone else self.roles.replicas
         pieces = exchange.reduce(self.executor, usable, group)
@@ -158,9 +167,13 @@ class Run:
 
 @dataclass(eq=False)
 class SynchronousStep:
-    """Steps of one rank, as a replica or as a server: fetch, prepare, compute, agree, update."""
+    """Steps of one rank, as a replica or as a server: fetch, prepare, compute, agree, update.
+
+    ended: Time at which the last step had its results; 0 before the first.
+    """
 
     context: StepContext
+    ended: float = 0.0
 
     def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
@@ -201,12 +214,22 @@ class SynchronousStep:
         context, replicas = self.context, self.context.roles.count
         over = float(replicas if context.average else 1)  # gradients are sums over so many
         sums, hyper, rows = self._agree(run, self._squares(run, over) if run.error is None else 0.0)
+        seconds = hyper.pop("seconds")
         loss, norm = sums[0] / replicas, math.sqrt(sums[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
+            if run.observer.is_active:
+                run.observer.show(run.pieces, over)
             self._update(run, hyper, run.update.clip(norm), over)
-        reports = tuple(map(tuple, rows[:, 3:].tolist())) if rows.shape[1] > 3 else ()
-        ranks = {"rank_seconds": tuple(rows[:, 0].tolist()), "rank_reports": reports}
-        return run.report(loss, norm, context.sent_bytes - sent, **ranks)
+        own, graphs = 1.0, rows[:, 2]
+        if context.average:  # gradients are scaled for the mean over replicas, not over graphs
+            own = graphs.sum() / (replicas * np.maximum(graphs, 1))
+        ranks = {
+            "rank_seconds": tuple(rows[:, 0].tolist()),
+            "rank_reports": tuple(map(tuple, rows[:, 4:].tolist())) if rows.shape[1] > 4 else (),
+            "rank_graphs": tuple(graphs.astype(int).tolist()),
+            "rank_squares": tuple((rows[:, 3] * own**2).tolist()) if run.observer.norms else (),
+        }
+        return run.report(loss, norm, context.sent_bytes - sent, seconds=seconds, **ranks)
 
     def _squares(self, run: Run, over: float) -> float:
         """Return this rank's share of the square of the norm of all gradients."""
@@ -224,9 +247,10 @@ class SynchronousStep:
         """Return the results of a step, the same bits on all ranks, from one all-reduce.
 
         They are: loss and `squares`, summed over the ranks; hyperparameters of rank 0, since a
-        schedule may differ in its last bit on another processor; a row per replica, its seconds,
-        the mark and the size of its part, and reports of its split. Raises on all ranks if one
-        failed, or if they split the batch differently.
+        schedule may differ in its last bit on another processor, and its seconds since the step
+        before; a row per replica, its seconds, the mark and the size of its part, the squared norm
+        of its gradients, and reports of its split. Raises on all ranks if one failed, or if they
+        split the batch differently.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
         part, error = run.part, run.error
@@ -238,13 +262,14 @@ class SynchronousStep:
                 report = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
             except Exception as failed:  # raised at the consensus below
                 error = failed
-        hyper = run.update.hyper
+        hyper, now = run.update.hyper, time.perf_counter()
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
+        numbers["seconds"], self.ended = now - (self.ended or run.begun), now
         head = np.array([run.loss, squares, error is not None, *numbers.values()], np.float64)
         if c.rank != 0:
             head[3:] = 0
         share = (0, 0) if part is None else (part.mark, part.computed)
-        row = [run.compute_seconds, *share, *report]
+        row = [run.compute_seconds, *share, run.observer.square, *report]
         ends = np.zeros(len(head) + c.size * len(row))
         ends[: len(head)] = head
         rows = ends[len(head) :].reshape(c.size, -1)

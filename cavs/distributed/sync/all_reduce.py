@@ -21,6 +21,7 @@ from cavs.distributed.sync.operation import Operation, Pricing
 from cavs.distributed.sync.part import (
     Array,
     Gradients,
+    Local,
     Member,
     Piece,
     buckets,
@@ -305,6 +306,13 @@ class DeviceAllReduce(Exchange):
     def wait(self, gradients: Gradients) -> bool:
         """See `Exchange`. Gradients are launched then, not done: the stream waits for that."""
         return all([self.executor.follow_gradient(p) for p in self.parameters])
+
+    def local(self, gradients: Gradients) -> Iterator[Local]:
+        """See `Exchange`. Raises `DeviceError`: the gradients never leave the device."""
+        raise DeviceError(
+            "monitors read the gradients of each rank, but NCCL sums them on the devices",
+            hint="pass collectives='mpi', or no monitor of gradients",
+        )
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """See `Exchange`; started, not done, when it returns."""

@@ -43,6 +43,12 @@ class Piece:
         """Return the arguments of the engine."""
         return self.parameter, self.values, self.rows, self.stride, self.offset
 
+    def put(self, flat: Array) -> None:
+        """Write the values into a flat array of the parameter's elements; not of a table's rows."""
+        width = self.values.shape[-1]
+        rows = flat.reshape(1, -1) if self.values.ndim == 1 else flat.reshape(-1, self.stride or 1)
+        rows[:, self.offset : self.offset + width] = self.values
+
     def share(self, rank: int, ranks: int) -> Piece:
         """Return the share of `rank` where each of `ranks` has the same piece."""
         begin, end = (len(self.values) * r // ranks for r in (rank, rank + 1))
@@ -95,6 +101,10 @@ class Part:
             return Piece(self.parameter, values.reshape(-1), None, 1, self.offset, owned)
         rows = values.reshape(self.rows, self.width)
         return Piece(self.parameter, rows, None, self.stride, self.offset, owned)
+
+
+#: A gradient of one rank: parameter, part or None for all of it, rows of a table or None, values.
+Local = tuple[int, Part | None, Array | None, Array]
 
 
 def part_of(parameter: int, shape: Sequence[int], shard: Shard) -> Part:

@@ -18,7 +18,7 @@ from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem
 from cavs.distributed.sync.all_reduce import AllReduce
 from cavs.distributed.sync.operation import Operation, Pricing
-from cavs.distributed.sync.part import Gradients, Member, Piece
+from cavs.distributed.sync.part import Gradients, Local, Member, Piece
 from cavs.distributed.sync.synchroniser import Exchange, Facts, Runtime, Synchroniser
 
 
@@ -37,6 +37,11 @@ class FactorBroadcast(Exchange):
         super().__init__(members, runtime)
         (self.part,), self.executor = self.parts, runtime.executor
         self.total = np.empty(self.part.size, self.values[self.part.parameter].dtype)
+
+    def local(self, gradients: Gradients) -> Iterator[Local]:
+        product = np.zeros_like(self.total)
+        self.executor.add_product(*self.executor.factors(self.part.parameter), product)
+        yield self.part.parameter, None, None, product
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         left, right = self.executor.factors(self.part.parameter)

@@ -8,7 +8,7 @@ transfers; a run builds their exchanges, and the cost model reads the operations
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from cavs.distributed.sync.operation import Chain, Operation, Pricing, rooted, r
 from cavs.distributed.sync.part import (
     Array,
     Gradients,
+    Local,
     Member,
     Piece,
     sum_rows,
@@ -112,6 +113,17 @@ class Exchange(ABC):
     def wait(self, gradients: Gradients) -> bool:
         """Wait until the gradients of all parts are final; return False if the run failed."""
         return all([gradients.wait_gradient(p) for p in self.parameters])
+
+    def local(self, gradients: Gradients) -> Iterator[Local]:
+        """Yield this rank's gradients of the members, before `reduce` begins."""
+        for parameter in self.parameters:
+            rows, values = gradients.gradient_view(parameter)
+            if rows is not None:
+                yield parameter, None, rows, values
+                continue
+            for part in self.parts:
+                if part.parameter == parameter:
+                    yield parameter, part, None, part.view(values.reshape(-1))
 
     @abstractmethod
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:

@@ -368,3 +368,32 @@ class TestProcesses:
 
     def test_a_killed_rank_is_survived(self, tmp_path):
         survive_a_kill(tmp_path)
+
+
+class Averaging(cavs.train.Policy):
+    """Calls collectives at every step, so that a rank may die within one."""
+
+    def after_step(self, run):
+        assert run.all_reduce(2.0, "mean") == 2.0
+        assert run.set_batch_size(2 + run.step % 3)
+
+
+@pytest.mark.parametrize("messages", range(30, 130, 9))
+def test_a_rank_that_dies_near_a_call_of_a_policy_leaves_the_result_of_one_process(messages):
+    def work(c, rank):
+        mortal(c, rank, messages)
+        trainer = Trainer(
+            Tree(), cavs.optim.SGD(lr=0.05), communicator=c, elastic=True, dtype=np.float64
+        )
+        try:
+            trainer.fit(loader(), epochs=2, progress=False, policies=[Averaging()])
+        except Killed:
+            return None
+        return {n: p.value.copy() for n, p in trainer.parameters.items()}, trainer.steps
+
+    expected, steps = run_threads(1, lambda c: work(c, 9))[0]
+    for found in run_threads(3, lambda c: work(c, 2), timeout=patience(20)):
+        if found is not None:
+            assert found[1] == steps
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[0][name], value, rtol=1e-9, atol=1e-11)

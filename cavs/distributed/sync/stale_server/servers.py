@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +70,7 @@ class StaleServers:
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
         self._thread.start()
-        atexit.register(_close_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
     def sent_bytes(self) -> int:
@@ -355,10 +354,10 @@ class StaleServers:
                 self._box.post(r, words, arrays)
 
 
-def _close_at_exit(servers: weakref.ref[StaleServers], process: int) -> None:
-    """MPI ends with the process: no thread may call it then. A forked child is no rank."""
+def _close_at_exit(servers: weakref.ref[StaleServers]) -> None:
+    """MPI ends with the process: no thread may call it then."""
     alive = servers()
-    if alive is None or alive._box.closed or os.getpid() != process:
+    if alive is None or alive._box.closed:
         return
     alive.fail(CommunicationError(_LEFT))  # settled or not: others may go on to their next step
     alive.close()

@@ -1,0 +1,1 @@
+"""Changes of a running training that all ranks make together."""

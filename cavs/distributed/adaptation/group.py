@@ -1,0 +1,78 @@
+"""`Ranks`: the ranks of a training, as its policies see them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.elastic.survivors import Survivors
+from cavs.train.ranks import RankGroup
+
+Array = NDArray[Any]
+T = TypeVar("T")
+_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "min": np.min, "max": np.max, "mean": np.mean}
+
+
+class Ranks(RankGroup):
+    """The present ranks of a training.
+
+    Every call begins with a consensus: an error in a hook of another rank is raised here, and a
+    rank that makes another call is named. If a rank dies, the others repeat the call as far as
+    `Survivors` can.
+    """
+
+    def __init__(self, survivors: Survivors) -> None:
+        self._survivors, self._session = survivors, survivors.session
+
+    @property
+    def rank(self) -> int:
+        return self._session.communicator.rank
+
+    @property
+    def size(self) -> int:
+        return self._session.communicator.size
+
+    def all_reduce(self, array: Array, op: str) -> Array:
+        reduce = _REDUCTIONS[op]
+        return self._together(lambda c: reduce(np.stack(c.all_gather(array)), axis=0))
+
+    def broadcast(self, array: Array, root: int) -> Array:
+        def work(c: Communicator) -> Array:
+            result = array.copy()
+            c.broadcast(result, root)
+            return result
+
+        return self._together(work)
+
+    def all_gather(self, array: Array) -> list[Array]:
+        return self._together(lambda c: [part.copy() for part in c.all_gather(array)])
+
+    def same(self, data: bytes) -> bool:
+        """See `RankGroup`.
+
+        The ranks gather what each has: as one reduction of minima and one of maxima would, this
+        gives all the same verdict, and it tells what they differ in.
+        """
+        every = self._together(lambda c: c.share(data.decode()))
+        alike = len(set(every)) == 1
+        if not alike and self.rank == 0:
+            names = self._session.communicator.names
+            texts = [f"rank {r} {text}" for r, text in zip(names, every, strict=True)]
+            print(
+                f"cavs: ranks ask for different changes, none is made: {', '.join(texts[:8])}",
+                file=sys.stderr,
+                flush=True,
+            )
+        return alike
+
+    def _together(self, work: Callable[[Communicator], T]) -> T:
+        def attempt() -> T:
+            self._session.agreement.consensus("policy")
+            return work(self._session.communicator)
+
+        return self._survivors.run_resilient(attempt)

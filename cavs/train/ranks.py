@@ -1,0 +1,67 @@
+"""`RankGroup`: the ranks of a training, as policies see them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.config import require
+
+Array = NDArray[Any]
+#: Names of the reductions of `RankGroup.all_reduce`.
+REDUCTIONS = ("sum", "min", "max", "mean")
+
+
+class RankGroup(Protocol):
+    """The ranks of a training. All ranks make the same calls in the same order.
+
+    Every call raises an error that another rank has met since the last one.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, in [0, size)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def all_reduce(self, array: Array, op: str) -> Array:
+        """Return the sum, minimum, maximum or mean over the ranks, equal on all of them."""
+        ...
+
+    def broadcast(self, array: Array, root: int) -> Array:
+        """Return the array of rank `root`."""
+        ...
+
+    def all_gather(self, array: Array) -> list[Array]:
+        """Return the arrays of all ranks, by rank; first axes may differ."""
+        ...
+
+    def same(self, data: bytes) -> bool:
+        """Return True on all ranks if they have passed equal bytes, else False on all."""
+        ...
+
+
+class OneRank(RankGroup):
+    """The group of a training on one process."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, array: Array, op: str) -> Array:
+        return np.array(array)
+
+    def broadcast(self, array: Array, root: int) -> Array:
+        require(root == 0, "root", root, "0 on one process")
+        return np.array(array)
+
+    def all_gather(self, array: Array) -> list[Array]:
+        return [np.array(array)]
+
+    def same(self, data: bytes) -> bool:
+        return True
