@@ -13,7 +13,7 @@ from cavs.distributed.balance.shards import contiguous
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.coordinator import RankCoordinator
-from cavs.distributed.elastic import snapshot
+from cavs.distributed.elastic import survivors
 from cavs.errors import CavsError, CommunicationError, DeviceError, FeatureError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.step.test_consensus import outcomes, trainer
@@ -72,7 +72,9 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "steps, elastic", [(2, False), (2, True), (snapshot.EVERY, True)], ids=["", "elastic", "copied"]
+    "steps, elastic",
+    [(2, False), (2, True), (survivors.EVERY, True)],
+    ids=["", "elastic", "copied"],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("bad", BAD)

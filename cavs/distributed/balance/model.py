@@ -177,8 +177,7 @@ def _stationary(
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:
             factor = row[k] / pivot[k]
-            for j in range(k, len(row)):
-                row[j] -= factor * pivot[j]
+            row[k:] = [a - factor * b for a, b in zip(row[k:], pivot[k:], strict=True)]
     solved = list(x)
     for k in range(len(chosen) - 1, -1, -1):
         rest = sum(rows[k][j] * solved[chosen[j]] for j in range(k + 1, len(chosen)))

@@ -39,31 +39,19 @@ _COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every"
 
 @dataclass(eq=False)
 class RankTraining:
-    """State and session of one rank, and the settings that all ranks must have alike.
-
-    Attributes:
-        state: Model, optimiser and progress.
-        session: The engine.
-        requested: The strategy that the user asked for, or its name.
-        resources: Cluster for which a strategy is built.
-        elastic: True if survivors go on after a death.
-        precision, deterministic: As for `cavs.Session`.
-        begun: True after the handshake.
-        loader_facts, fit_facts: About the loader of a `fit`, and about its other arguments.
-        collate: The one of that loader.
-    """
+    """State and session of one rank, and the settings that all ranks must have alike."""
 
     state: TrainingState
     session: DistributedSession
-    requested: Strategy | str | None
-    resources: ResourceSpec | None
-    elastic: bool
-    precision: str
+    requested: Strategy | str | None  # strategy that the user asked for, or its name
+    resources: ResourceSpec | None  # cluster for which a strategy is built
+    elastic: bool  # survivors go on after a death
+    precision: str  # as for `cavs.Session`, and so is the next one
     deterministic: bool
-    begun: bool = False
-    loader_facts: dict[str, Any] = field(default_factory=dict)
-    fit_facts: dict[str, Any] = field(default_factory=dict)
-    collate: Collate | None = None
+    begun: bool = False  # the handshake has been made
+    loader_facts: dict[str, Any] = field(default_factory=dict)  # about the loader of a `fit`
+    fit_facts: dict[str, Any] = field(default_factory=dict)  # about its other arguments
+    collate: Collate | None = None  # function of that loader
 
     def __post_init__(self) -> None:
         c = self.session.communicator
@@ -100,18 +88,12 @@ class RankTraining:
         session.invalidate()
 
     def _facts(self) -> dict[str, str]:
-        session, state, split = self.session, self.state, self.session.split
+        session, split = self.session, self.session.split
         passes = session.session.passes
         on = "cpu" if session.session.device is None else "cuda"
         return facts(
-            state.model,
-            state.parameters,
-            state.optimizer,
-            state.seed,
+            self.state,
             str(self.requested) if session.strategy is None else session.strategy.digest,
-            steps=state.steps,
-            max_norm=state.max_norm,
-            options={k: v for k, v in state.config.items() if k != "data"},
             precision=self.precision,
             deterministic=self.deterministic,
             # A server without a device has other defaults.

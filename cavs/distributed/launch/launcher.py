@@ -86,27 +86,25 @@ def command_of(
     """
     if not arguments:
         raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
-    command = [launcher.path, "-n", str(ranks)]
-    if launcher.open_mpi:
-        if os.geteuid() == 0:
-            command.append("--allow-run-as-root")
-        if ranks > len(os.sched_getaffinity(0)):
-            command += ["--map-by", ":OVERSUBSCRIBE"]
-        command += ["--bind-to", "none"]  # the engine's threads go where there is room
-        if (elastic or watched) and launcher.survives:
-            command += ["--with-ft", "ulfm"]
-        if elastic:
-            # Its barrier in MPI_Finalize may wait for the dead for ever; Trainer.close has its own.
-            command += ["--mca", "async_mpi_finalize", "1"]
+    options = {
+        "--allow-run-as-root": os.geteuid() == 0,
+        "--map-by :OVERSUBSCRIBE": ranks > len(os.sched_getaffinity(0)),
+        "--bind-to none": True,  # the engine's threads go where there is room
+        "--with-ft ulfm": launcher.survives and (elastic or watched),
+        # The barrier in MPI_Finalize may wait for the dead for ever; Trainer.close has its own.
+        "--mca async_mpi_finalize 1": elastic,
+    }
     if elastic and not launcher.survives:
         raise DeviceError(
             f"{launcher.path} is not Open MPI's, or older than {_SURVIVES}; "
             "only that survives a lost rank",
             hint=_INSTALL,
         )
+    chosen = " ".join(option for option, applies in options.items() if applies).split()
     run = [] if _is_program(arguments) else ["-m", "cavs.cli"]
     kept = [sys.executable, "-I", "-S", supervisor.__file__] if watched else []
-    return [*command, *kept, sys.executable, *run, *arguments]
+    mpirun = [launcher.path, "-n", str(ranks), *(chosen if launcher.open_mpi else [])]
+    return [*mpirun, *kept, sys.executable, *run, *arguments]
 
 
 def environment_of(

@@ -37,6 +37,7 @@ from cavs.errors import CommunicationError, ConfigError
 from cavs.ir import Graph
 from cavs.ir.printer import number, print_node
 from cavs.train.checkpoint import model_name, version
+from cavs.train.stepping import TrainingState
 
 _STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are compared
 
@@ -236,25 +237,26 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def facts(
-    model: Any, parameters: Mapping[str, Any], optimizer: Any, seed: int, strategy: str, **more: Any
-) -> dict[str, str]:
+def facts(state: TrainingState, strategy: str, **more: Any) -> dict[str, str]:
     """Return the facts that ranks compare, by the names by which errors quote them."""
     shapes = {
         name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
-        for name, p in parameters.items()
+        for name, p in state.parameters.items()
     }
     return {
         "version of cavs": f"{version()} ({code_digest()})",
-        "model": model_name(model),
+        "model": model_name(state.model),
         "parameters": _short(shapes),
-        "optimizer": _rule(optimizer),
-        "seed": str(seed),
+        "optimizer": _rule(state.optimizer),
+        "seed": str(state.seed),
         "strategy": strategy,
         # All ranks apply the same updates, which are to come out in the same bits.
         "instructions": "base, which round it twice (as all ranks do with CAVS_ISA=base)"
         if isa() == "base"
         else "those that round a sum of products once",
+        "steps": str(state.steps),
+        "max_norm": str(state.max_norm),
+        "options": str({k: v for k, v in state.config.items() if k != "data"}),
         **{name: str(value) for name, value in more.items()},
     }
 

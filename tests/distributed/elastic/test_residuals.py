@@ -10,7 +10,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
-from cavs.distributed.elastic import snapshot
+from cavs.distributed.elastic import survivors
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.step.steps import SynchronousStep
 from cavs.distributed.sync import CompressedAllReduce
@@ -130,7 +130,7 @@ def test_a_step_counts_on_ranks_without_its_end(compressor, alone, monkeypatch):
 @pytest.mark.parametrize("compressor", KEEPING)
 def test_with_servers_no_residual_is_lost(compressor, messages, alone, monkeypatch):  # noqa: F811
     """All restore a copy with the residuals of every rank, and share them equally."""
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
     victim = messages % 3
     strategy = f"Parallax(compressor={compressor!r})"
     results = run_threads(

@@ -13,7 +13,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import LostPeerError, run_threads
-from cavs.distributed.elastic import snapshot
+from cavs.distributed.elastic import survivors
 from cavs.errors import CommunicationError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.elastic.test_survivors import Killed, survive_a_kill
@@ -137,7 +137,7 @@ def alone():
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
 
 
 def check(results, alone, left, same=None):

@@ -13,7 +13,7 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import LostPeerError, launcher_pipe, run_threads
 from cavs.distributed.coordinator import RankCoordinator
-from cavs.distributed.elastic import snapshot
+from cavs.distributed.elastic import survivors
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -234,7 +234,7 @@ SERVED = ["PartitionedPS", "PSLoadBalancing", "Parallax", "PS"]
 
 @pytest.mark.parametrize("messages", range(1, 240, 12))
 def test_an_owner_that_dies_anywhere_costs_nothing(messages, alone, capsys, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
     victim, strategy = messages % 3, SERVED[messages // 3 % len(SERVED)]
     results = survive(3, [(victim, messages)], strategy=strategy)
     assert results[victim] is None
@@ -276,7 +276,7 @@ def test_repeated_steps_have_their_former_rates_and_frozen_parameters(messages):
 
 @pytest.mark.parametrize("deaths", [[(1, 100), (3, 160)], [(0, 130), (1, 131)], [(0, 90), (2, 92)]])
 def test_two_owners_may_die(deaths, alone, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
     gone = [rank for rank, _ in deaths]
     results = survive(4, deaths, strategy="PartitionedPS")
     assert [r for r in range(4) if results[r] is None] == gone
@@ -293,7 +293,7 @@ def test_ranks_that_only_own_parameters_may_die_or_survive(victim, messages, alo
 
     Before the first step a strategy requested by name is built again: one rank computes, two own.
     """
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
     results = survive(4, [(victim, messages)], strategy="PSLoadBalancing(servers=2)")
     assert results[victim] is None
     left = [r for r in range(4) if r != victim]

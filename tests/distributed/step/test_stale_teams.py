@@ -10,7 +10,7 @@ import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.coordinator import RankCoordinator
-from cavs.distributed.elastic import snapshot
+from cavs.distributed.elastic import survivors
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.distributed.strategy.verify import problems
@@ -195,7 +195,7 @@ def test_a_stop_on_one_replica_stops_all_after_the_same_step(tmp_path):
 @pytest.mark.parametrize("acts", range(20, 140, 17))
 @pytest.mark.parametrize("strategy", [FREE[0], MIXED])
 def test_a_replica_may_die(strategy, acts, monkeypatch):
-    monkeypatch.setattr(snapshot, "EVERY", 4)
+    monkeypatch.setattr(survivors, "EVERY", 4)
     victim = acts % 4
 
     def work(c, strategy):
