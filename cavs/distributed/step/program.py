@@ -240,7 +240,7 @@ def code_digest() -> str:
 def facts(state: TrainingState, strategy: str, **more: Any) -> dict[str, str]:
     """Return the facts that ranks compare, by the names by which errors quote them."""
     shapes = {
-        name: [str(p.current().dtype), list(p.shape), bool(p.trainable)]
+        name: [str(p.current().dtype), list(p.current().shape), bool(p.trainable)]
         for name, p in state.parameters.items()
     }
     return {
