@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.distributed.adaptation.group import Ranks
@@ -23,13 +22,12 @@ from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.steps import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
-from cavs.train.coordination import Coordinator, Write
+from cavs.train.coordination import Array, Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
 from cavs.train.monitors import Monitor, StepFacts
 
-Array = NDArray[Any]
 T = TypeVar("T")
 
 

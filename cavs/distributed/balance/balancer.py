@@ -91,10 +91,7 @@ class Balancer(ProcessLocal, ABC, Generic[Known, Dealt]):
         return parts
 
     def on(self, device: Device | None) -> None:
-        """Set the device of this rank, None for its host, before each `report`.
-
-        Raises `DeviceError` if the device does not tell what is to be reported.
-        """
+        """Set the device of this rank, None for its host, before each `report`; may raise."""
 
     def report(self, rank: int, seconds: float) -> tuple[float, ...]:
         """Return the numbers that this `rank` shares with the others at the end of a step.
@@ -159,8 +156,8 @@ def whole_shares(
 ) -> list[int]:
     """Return `total` samples cut in proportion to `weights`, in whole numbers that add up to it.
 
-    Every share is at least 1, and at most `most`. Rounding is by largest remainder; equal ones go
-    to the first. Raises `ConfigError` if there are no such shares.
+    Every share is at least 1, and at most `most`. Rounding is by largest remainder, equal ones from
+    the first on. Raises `ConfigError` if there are no such shares.
     """
     wanted = np.asarray(weights, np.float64)
     limits = np.full(len(wanted), total) if most is None else np.asarray(most)

@@ -1,8 +1,8 @@
 """LB-BSP: how many graphs each rank gets, whatever they look like (Chen et al. 2020).
 
-Its two rules keep the global batch constant, change counts only between iterations, and must be run
-with the same input on all ranks, or on one that tells the others: predictions may come out in other
-bits on another processor, what follows from them does not.
+Its two rules keep the global batch constant and change counts only between iterations. All ranks
+run them with the same input, or one does and tells the others: predictions may have other bits on
+another processor, what follows from them does not.
 """
 
 from __future__ import annotations
@@ -23,12 +23,8 @@ from cavs.errors import ConfigError
 Use = Sequence[float] | None  # share in use now, by worker
 Usage = Callable[[], tuple[float, float]]  # returns shares of CPU and memory in use
 FULL_MEMORY = 0.95
-PREDICTORS: dict[str, Callable[[], Predictor]] = {
-    "memoryless": Memoryless,
-    "ema": EMA,
-    "arima": ARIMA,
-    "narx": NARX,
-}
+_PREDICTORS: tuple[type[Predictor], ...] = (Memoryless, EMA, ARIMA, NARX)
+PREDICTORS: dict[str, Callable[[], Predictor]] = {p.__name__.lower(): p for p in _PREDICTORS}
 
 
 def _check_counts(counts: Sequence[int]) -> None:
@@ -53,9 +49,8 @@ class SpeedRule:
     def learn(
         self, counts: Sequence[int], seconds: Sequence[float], cpu: Use = None, memory: Use = None
     ) -> list[float]:
-        """Return the speeds predicted for the next iteration, in samples a second.
-
-        counts: of the last one. seconds: of compute in it, without waiting, by worker.
+        """Return the speeds predicted for the next iteration, in samples a second, after one of
+        `counts` that took so many seconds of compute, without waiting, by worker.
         """
         check_seconds(seconds, len(self.counts))
         zeros = [0.0] * len(seconds)
@@ -133,9 +128,6 @@ class PairRule:
             self.step, self.window = 1, 20
 
 
-# ---- use of hosts and devices ------------------------------------------------------------------
-
-
 class HostUsage:
     """Usage of a Linux host by all its programs; zeros on other systems.
 
@@ -183,9 +175,7 @@ host_usage = HostUsage()
 
 
 def gpu_usage(memory: CupyMemory) -> Usage:
-    """Return the usage of the host's CPU and of the memory of a GPU, without that which a pool
-    keeps for later.
-    """
+    """Return the usage of the host's CPU and of a GPU's memory, without spare memory of a pool."""
 
     def usage() -> tuple[float, float]:
         free, total = memory.free_and_total()
@@ -202,17 +192,13 @@ def usage_on(device: Device | None) -> Usage:
     return gpu_usage(own if isinstance(own, CupyMemory) else CupyMemory(device.ordinal))
 
 
-# ---- balancers ---------------------------------------------------------------------------------
-
-
 class SpeedBalancer(CountBalancer):
     """Algorithm 1 of LB-BSP, for CPUs: counts in proportion to the speeds predicted of the ranks.
 
     predictor: makes the `Predictor` of a rank, by default the paper's. usage: gives the shares of
-    CPU and memory that are in use where this rank runs. The paper has no lag.
-
-    Each rank predicts its own speed and reports it, since predictions may differ by processor;
-    `update` without reports, or with two numbers each, predicts those of all ranks here.
+    CPU and memory that are in use where this rank runs. The paper has no lag. Each rank predicts
+    its own speed and reports it, since predictions may differ by processor; `update` without
+    reports, or with two numbers each, predicts those of all ranks here.
     """
 
     reports = 3  # use of CPU and memory, and the speed predicted

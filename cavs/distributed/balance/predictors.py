@@ -21,11 +21,9 @@ class Predictor(Protocol):
 
     def update(self, speed: float, cpu: float = 0.0, memory: float = 0.0) -> None:
         """Learn the speed of an iteration that ended, and the use when it began."""
-        ...
 
     def predict(self, cpu: float = 0.0, memory: float = 0.0) -> float:
         """Return the speed of the next iteration; only after the first `update`."""
-        ...
 
 
 @dataclass
@@ -182,15 +180,14 @@ def train(rows: Floats, width: int, seed: int, start: Weights | None = None) -> 
     else:
         hidden = rng.normal(0, _INPUTS**-0.5, (_INPUTS, width))
         parts = [hidden, np.zeros(width), rng.normal(0, width**-0.5, width), np.array(0.0)]
-    hidden, bias, output, offset = _descend(parts, x[:cut], y[:cut], x[cut:], y[cut:])
+    hidden, bias, output, offset = _descend(parts, x, y, cut)
     return Weights(hidden, bias, output, float(offset), mean, deviation)
 
 
-def _descend(
-    parts: list[Floats], x: Floats, y: Floats, x_held: Floats, y_held: Floats
-) -> list[Floats]:
-    """Adam on the mean square error until the held-out error has not fallen for 30 steps."""
-    first, second = [np.zeros_like(p) for p in parts], [np.zeros_like(p) for p in parts]
+def _descend(parts: list[Floats], x: Floats, y: Floats, cut: int) -> list[Floats]:
+    """Adam on the mean square error until that of rows beyond `cut` has not fallen in 30 steps."""
+    x, y, x_held, y_held = x[:cut], y[:cut], x[cut:], y[cut:]
+    first, second = ([np.zeros_like(p) for p in parts] for _ in range(2))
     best, least, since = parts, np.inf, 0
     for step in range(1, 1001):
         hidden, bias, output, offset = parts

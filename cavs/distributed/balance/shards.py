@@ -63,17 +63,13 @@ def by_counts(counts: Sequence[int]) -> Split:
 def left(split: Split, ranks: Sequence[int]) -> Split:
     """Return the split of survivors. ranks: the numbers that they had at first."""
     if hasattr(split, "update"):  # it has timing history of ranks that are gone
-        fresh = getattr(split, "fresh", None)
-        return contiguous if fresh is None else fresh()
+        return getattr(split, "fresh", lambda: contiguous)()
     return split.of(ranks) if isinstance(split, Counts) else split
 
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """The graphs of a global batch, to be divided when its step begins, and their ids.
-
-    make: collates parts of it.
-    """
+    """A global batch to be divided when its step begins. make: collates parts of it."""
 
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None = None
@@ -129,10 +125,6 @@ class ShardedBatch(WholeBatch):
             counts.append(sum(_present(graph, name) for graph in graphs))
         return np.array(counts, np.float64)
 
-    def divided_by(self, split: Split, position: tuple[int, int]) -> bool:
-        """True if `split` divided the batch for `position`."""
-        return self.split is split and self.position == position
-
     def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
         """Return the error of ranks with different marks. ways: `mark` and `computed` of each."""
         alike: dict[int, list[str]] = {}
@@ -150,8 +142,7 @@ class ShardedBatch(WholeBatch):
 def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Split) -> ShardedBatch:
     """Return the part of a rank. ConfigError if `split` does not give every graph to one rank.
 
-    position: the rank and the number of ranks; one beyond them computes nothing, and asks for no
-    split.
+    position: the rank and the number of ranks that compute; other ranks ask for no split.
     """
     (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
     make = whole.make if isinstance(whole, WholeBatch) else batch
@@ -164,29 +155,21 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
                 f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
                 hint="give the position of every graph to exactly one rank",
             )
-        part, mark = parts[rank], _mark(parts, graphs, ids)
+        part, mark = parts[rank], _mark(parts, whole)
     positions = part or [0]
     own = positions if ids is None else [ids[i] for i in positions]  # errors name them alike
     taken = [graphs[i] for i in positions]
     if not any(getattr(graph, "num_edges", 1) for graph in taken):
         taken = with_edge_types(taken, edge_types(graphs) or {})  # those of the global batch
+    local = make(taken, own)
     return ShardedBatch(
-        tuple(graphs),
-        None if ids is None else tuple(ids),
-        make,
-        local=make(taken, own),
-        empty=not part,
-        position=position,
-        split=split,
-        mark=mark,
+        graphs, ids, make, local=local, empty=not part, position=position, split=split, mark=mark
     )
 
 
-def _mark(
-    parts: Sequence[Sequence[int]], graphs: Sequence[Graph], ids: Sequence[int] | None
-) -> int:
+def _mark(parts: Sequence[Sequence[int]], whole: GraphBatch | WholeBatch) -> int:
     numbers = [n for part in parts for n in (len(part), *part)]
-    numbers += ids if ids is not None else [n for graph in graphs for n in _size(graph)]
+    numbers += [n for g in whole.graphs for n in _size(g)] if whole.ids is None else whole.ids
     return zlib.crc32(np.array(numbers, np.int64).tobytes())
 
 
@@ -209,8 +192,7 @@ def _present(graph: Graph, name: str) -> int:
 class LoaderSplit:
     """How a loader makes this rank's part of its batches.
 
-    ahead: number of batches that it makes before the current step ends. A split that must have
-    learned of later steps divides batches when their steps begin.
+    ahead: number of batches that it makes before the current step ends.
     """
 
     position: tuple[int, int]
@@ -219,20 +201,17 @@ class LoaderSplit:
 
     @property
     def waits(self) -> bool:
-        """True if batches are divided when their steps begin."""
+        """True if batches are divided when their steps begin, as the split learns until then."""
         rank, ranks = self.position
         return rank < ranks and getattr(self.split, "lag", math.inf) < self.ahead
 
 
 @dataclass
 class Collate:
-    """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone.
-
-    division: may be replaced by another while the loader's thread calls it.
-    """
+    """The ``collate`` of a DataLoader whose batches are global: makes this rank's part alone."""
 
     whole: Callable[..., Any]
-    division: LoaderSplit
+    division: LoaderSplit  # may be replaced by another while the loader's thread calls it
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> WholeBatch:
         """Return this rank's part of ``whole(graphs, ids)``."""

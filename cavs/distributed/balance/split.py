@@ -52,12 +52,10 @@ class _Sets:
     """
 
     def __init__(self, rows: Floats, model: CostModel) -> None:
-        self.rows, self.model = rows, model
-        ranks = len(model.slowness)
+        self.rows, self.model, ranks = rows, model, len(model.slowness)
         self.sums = np.zeros((ranks, rows.shape[1]))
         self.owner = np.full(len(rows), -1)
-        self.count = np.zeros(ranks, np.int64)
-        self.seconds = np.zeros(ranks)
+        self.count, self.seconds = np.zeros(ranks, np.int64), np.zeros(ranks)
 
     def time(self, sums: Floats, ranks: Any) -> Floats:
         """Predicted seconds of sets of graphs on `ranks`."""
@@ -121,10 +119,9 @@ class _Sets:
         """Move or exchange a graph of the slowest rank; return False if nothing gets faster."""
         slow = int(np.argmax(self.seconds))
         mine = np.flatnonzero(self.owner == slow)
-        for rank in np.argsort(self.seconds, kind="stable").tolist():
+        others = np.argsort(self.seconds, kind="stable")
+        for rank in others[others != slow].tolist():
             theirs = np.flatnonzero(self.owner == rank)
-            if rank == slow:
-                continue
             ends = np.full((len(mine), len(theirs) + 1), np.inf)
             if len(mine) > 1:
                 ends[:, -1] = self._ends(slow, rank, self.rows[mine])
@@ -171,8 +168,7 @@ def split_profiles(widths: Floats, edges: Floats, model: CostModel) -> Split:
     whole = model.predict(_features(rows.sum(axis=0)))
     low, high = float(whole / (1 / model.slowness).sum()), float(sets.seconds.max())
     for _ in range(_PACKINGS if high > _WASTE * low else 0):
-        limit = (low + high) / 2
-        packed = _Sets(rows, model)
+        packed, limit = _Sets(rows, model), (low + high) / 2
         if packed.pack(limit):
             packed.settle()
             sets, high = packed, float(packed.seconds.max())
@@ -199,10 +195,8 @@ class StructureBalancer(Balancer[CostModel, Floats]):
     ) -> None:
         self.model = model or CostModel(1)
         if model is not None and ranks not in (None, len(model.slowness)):
-            raise ConfigError(
-                f"a balancer of {ranks} ranks with a model of {len(model.slowness)}",
-                hint="leave ranks out: the model says how many they are",
-            )
+            what = f"a balancer of {ranks} ranks with a model of {len(model.slowness)}"
+            raise ConfigError(what, hint="leave ranks out: the model says how many they are")
         super().__init__(ranks if model is None else len(model.slowness), lag, timeout)
 
     def fresh(self) -> Self:

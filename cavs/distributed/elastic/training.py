@@ -11,13 +11,7 @@ from typing import Any
 
 from cavs.compiler.pipeline import default_passes
 from cavs.data import GraphBatch
-from cavs.distributed.balance.shards import (
-    Collate,
-    LoaderSplit,
-    ShardedBatch,
-    contiguous,
-    shard,
-)
+from cavs.distributed.balance.shards import Collate, LoaderSplit, ShardedBatch, contiguous, shard
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import agreed, attend, is_agreed
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables

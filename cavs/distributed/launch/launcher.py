@@ -192,9 +192,8 @@ class _Run:
     def wait(self) -> int:
         """Wait until all ranks have ended; return the exit status."""
         process, watch = self.process, self.watch
-        heeded = [
-            n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN
-        ]  # under nohup SIGHUP is
+        # Under nohup, one of them is ignored.
+        heeded = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]
         old = {n: signal.signal(n, self._stop) for n in heeded}
         try:
             while process.poll() is None:

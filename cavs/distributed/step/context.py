@@ -131,10 +131,11 @@ class StepContext:
     def shard(self, batch: GraphBatch | WholeBatch) -> ShardedBatch:
         """Return this rank's part of a global batch."""
         # A part that was cut for other ranks, or by another split, is cut again.
-        if not (isinstance(batch, ShardedBatch) and batch.divided_by(self.split, self.position)):
-            batch = shard(batch, self.position, self.split)
-        EdgeTypes(self.session.model).learn(batch.edge_features)  # this rank may have no edge
-        return batch
+        part = batch if isinstance(batch, ShardedBatch) else None
+        if part is None or part.split is not self.split or part.position != self.position:
+            part = shard(batch, self.position, self.split)
+        EdgeTypes(self.session.model).learn(part.edge_features)  # this rank may have no edge
+        return part
 
     def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:
         """Return `Session.ready`, with an executor that exchanges work with on any device."""

@@ -21,6 +21,7 @@ from cavs.distributed.strategy import variables_of
 from cavs.errors import ConfigError
 from cavs.runtime import Session
 from cavs.train.schedules import Cosine, Plateau, StepDecay, WarmUp
+from cavs.train.stepping import TrainingState
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.step.test_consensus import loader, outcomes, trainer
 from tests.distributed.step.test_stale_parameters import assert_same_bits, values_of
@@ -229,10 +230,10 @@ def test_precision_is_compared_and_ended_schedules_are_accepted():
         return [0.1, 0.2][step]
 
     model = Tree()
-    known = facts(model, model.parameters(), cavs.optim.SGD(lr=rate), 0, "", precision="tf32")
+    known = facts(TrainingState(model, cavs.optim.SGD(lr=rate)), "", precision="tf32")
     assert known["precision"] == "tf32"
     assert "0.1 after 0, 0.2 after 1, IndexError after 10" in known["optimizer"]
-    cosine = facts(model, model.parameters(), cavs.optim.SGD(lr=Cosine(0.1, 500)), 0, "")
+    cosine = facts(TrainingState(model, cavs.optim.SGD(lr=Cosine(0.1, 500))), "")
     assert "0.1 after 0" in cosine["optimizer"] and "0.0 after 1000" in cosine["optimizer"]
 
 
