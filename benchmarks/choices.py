@@ -34,7 +34,7 @@ from cavs.distributed.planning.builders import REGISTRY
 from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import calibrate, simulate
 from cavs.distributed.strategy import in_order
-from cavs.distributed.strategy.hosts import cluster_of, hosts_of
+from cavs.distributed.strategy.ranks import cluster_of, hosts_of
 from cavs.distributed.strategy.variable import measured_variables
 
 SLOWER = 0.1  # than the fastest builder

@@ -18,7 +18,7 @@ from cavs.distributed.balance import (
     StructureBalancer,
 )
 from cavs.distributed.balance.shards import Split
-from cavs.distributed.cluster.text import load_resources
+from cavs.distributed.cluster.resources import load_resources
 from cavs.distributed.comm import Communicator, LostPeerError
 from cavs.distributed.comm.agreement import is_agreed
 from cavs.distributed.comm.launcher_pipe import is_watched

@@ -8,7 +8,7 @@ from typing import Any
 from cavs.cli.distributed import one_voice
 from cavs.data.whole_file import write_whole
 from cavs.distributed import world
-from cavs.distributed.cluster.text import text_of
+from cavs.distributed.cluster.resources import text_of
 from cavs.distributed.comm import Communicator
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.planning.choice import measured_cluster

@@ -11,8 +11,7 @@ from typing import Any
 from cavs.cli import measure, options
 from cavs.cli.registry import Entry
 from cavs.data import GraphBatch, batch
-from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.cluster.text import load_resources
+from cavs.distributed.cluster.resources import ResourceSpec, load_resources
 from cavs.distributed.planning.auto import CANDIDATES, Candidate, compare, is_file, make_strategy
 from cavs.distributed.planning.builders import REGISTRY
 from cavs.distributed.planning.compute import Compute

@@ -23,7 +23,7 @@ from cavs.distributed.step.devices import device_of_rank
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.step.steps import StepReport
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.strategy.hosts import fits
+from cavs.distributed.strategy.ranks import fits
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import CommunicationError, renamed
 from cavs.frontend.model import Model

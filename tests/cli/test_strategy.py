@@ -12,8 +12,7 @@ import cavs
 from cavs import nn, ops
 from cavs.cli import main
 from cavs.cli.measure import measured
-from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.cluster.text import load_resources
+from cavs.distributed.cluster.resources import ResourceSpec, load_resources
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.agreement import is_agreed
 from cavs.distributed.strategy import load

@@ -31,7 +31,7 @@ from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.steps import StepReport
-from cavs.distributed.strategy.lost_ranks import without
+from cavs.distributed.strategy.ranks import without
 from cavs.errors import ConfigError, DeviceError
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.program import cluster, facts, guesses, same_trace
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.strategy.hosts import check_hosts, devices_of, hosts_of
+from cavs.distributed.strategy.ranks import check_hosts, devices_of, hosts_of
 from cavs.distributed.strategy.variable import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import CommunicationError, ConfigError

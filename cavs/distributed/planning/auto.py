@@ -9,8 +9,7 @@ from typing import ClassVar
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.builders import REGISTRY, Builder, build, find, register
 from cavs.distributed.planning.compute import Compute
-from cavs.distributed.planning.cost.predict import Prediction, predict
-from cavs.distributed.planning.cost.simulate import Simulation, simulate
+from cavs.distributed.planning.cost import Prediction, Simulation, predict, simulate
 from cavs.distributed.strategy import Strategy, Variable, load
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.sync.operation import NO_LOAD, Load
@@ -108,17 +107,17 @@ def make_strategy(
 
     Raises `ConfigError`.
     """
-    if is_file(text):
-        strategy = load(text)
-        # As in the run: a matrix whose gradient has no factors in this program is all-reduced.
-        matrices = [v for v in variables if len(v.shape) == 2 and v.factors is None]
-        known = [replace(v, factors=0.0) if v in matrices else v for v in variables]
-        try:
-            verify(strategy, known, resources)
-        except ConfigError as error:
-            raise ConfigError(f"{text}: {error.what}", hint=error.hint) from None
-        return strategy
-    return build(find(text).informed(compute or Compute(), load_of_step), variables, resources)
+    if not is_file(text):
+        return build(find(text).informed(compute or Compute(), load_of_step), variables, resources)
+    strategy = load(text)
+    # As in the run: a matrix whose gradient has no factors in this program is all-reduced.
+    matrices = [v for v in variables if len(v.shape) == 2 and v.factors is None]
+    known = [replace(v, factors=0.0) if v in matrices else v for v in variables]
+    try:
+        verify(strategy, known, resources)
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error.what}", hint=error.hint) from None
+    return strategy
 
 
 def is_file(text: str) -> bool:

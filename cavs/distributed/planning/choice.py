@@ -19,17 +19,8 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.planning.auto import is_file, make_strategy, measures
 from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import calibrate, cards, simulate
-from cavs.distributed.strategy import Strategy, Variable, in_order, load, to_text, variables_of
-from cavs.distributed.strategy.hosts import (
-    check_hosts,
-    cluster_of,
-    devices_of,
-    fits,
-    hosts_of,
-    in_rank_order,
-)
-from cavs.distributed.strategy.lost_ranks import without
-from cavs.distributed.strategy.text import from_text
+from cavs.distributed.strategy import Strategy, Variable, in_order, ranks, variables_of
+from cavs.distributed.strategy.text import from_text, load, to_text
 from cavs.distributed.strategy.variable import measured_variables
 
 _RUNS = 3  # the first compiles
@@ -55,20 +46,19 @@ def agreed_strategy(
     nothing. It gives the names of parameters in the order in which their gradients are done. Where
     no `resources` are given, ``auto`` measures the speed of messages, too. gone: ranks of
     `resources` that have died since; the others have the numbers that are left. gpus: True if ranks
-    compute on GPUs. passes: compile the model. tell: gets the time that ``auto`` predicts, on rank
-    0.
+    compute on GPUs. passes: of the compiler. tell: gets the predicted time of ``auto``, on rank 0.
     """
     c = agreement.communicator
-    hosts = hosts_of(c)
+    hosts = ranks.hosts_of(c)
     compute, order = Compute(), list[str]()
     if measures(name) and run is not None:
         compute, order = _measured(run, agreement)
     if resources is not None:
-        cluster = in_rank_order(resources, hosts)
+        cluster = ranks.in_rank_order(resources, hosts)
     elif measures(name):
         cluster = measured_cluster(c, gpus=gpus)
     else:
-        cluster = (devices_of if is_file(name) else cluster_of)(hosts, gpus=gpus)
+        cluster = (ranks.devices_of if is_file(name) else ranks.cluster_of)(hosts, gpus=gpus)
     text = ""
     with agreement.guard("step"):
         if c.rank == 0:
@@ -80,19 +70,20 @@ def agreed_strategy(
                 besides = "" if compute.seconds else " besides what it computes"
                 milliseconds = simulate(made, variables, cluster, compute).seconds * 1e3
                 tell(f"predicted {milliseconds:.3g} ms a step{besides}")
-            fits(made, c.size + len(gone))
-            made = without(made, gone, {v.name: v.shape for v in variables}) if gone else made
+            ranks.fits(made, c.size + len(gone))
+            if gone:
+                made = ranks.without(made, gone, {v.name: v.shape for v in variables})
             text = to_text(made)
     strategy = from_text(str(c.share(text)[0]))
     if not gone:
-        check_hosts(strategy, hosts, gpus=gpus)
+        ranks.check_hosts(strategy, hosts, gpus=gpus)
     return strategy
 
 
 def measured_cluster(c: Communicator, *, gpus: bool = False) -> ResourceSpec:
     """Return the hosts of the ranks and the measured network between them; all ranks call it."""
-    hosts = hosts_of(c)
-    cluster = cluster_of(hosts, gpus=gpus)
+    hosts = ranks.hosts_of(c)
+    cluster = ranks.cluster_of(hosts, gpus=gpus)
     network = calibrate(c, hosts, cluster.network)
     if gpus:  # gradients are on devices
         network = replace(network, common_bandwidth=0.0)
@@ -113,13 +104,13 @@ def number_of_replicas(
         return len(strategy.graph.replicas)
     if strategy is None or measures(strategy):
         return c.size
-    hosts, count = hosts_of(c), 0
+    hosts, count = ranks.hosts_of(c), 0
     with Agreement(c).guard("start"):
         if c.rank == 0:
             if is_file(strategy):  # it may fit some batches alone
                 made = load(strategy)
             else:
-                cluster = resources or cluster_of(hosts, gpus=True)
+                cluster = resources or ranks.cluster_of(hosts, gpus=True)
                 made = make_strategy(strategy, possible_variables(model), cluster)
             count = len(made.graph.replicas)
     return int(c.share(count)[0])
@@ -154,5 +145,5 @@ def _measured(run: Callable[[], Sequence[str]], agreement: Agreement) -> tuple[C
 
 def _has_free_core(c: Communicator) -> bool:
     names = c.share(socket.gethostname())
-    ranks = names.count(names[c.rank])
-    return ranks == 1 or ranks * num_threads() < len(os.sched_getaffinity(0))
+    count = names.count(names[c.rank])
+    return count == 1 or count * num_threads() < len(os.sched_getaffinity(0))

@@ -23,7 +23,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.compression import is_alike, share_of
 from cavs.distributed.step.devices import DeviceReplica
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.strategy.roles import Roles
+from cavs.distributed.strategy.ranks import Roles
 from cavs.distributed.sync import DeviceGroup, Exchange
 from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server import StalePush, StaleServers, layout_of

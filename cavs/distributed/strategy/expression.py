@@ -161,38 +161,29 @@ class NodeConfig:
         object.__setattr__(self, "shards", tuple(self.shards))
         for parts in self.partition:
             check_whole(self.name, "partition", parts, least=1)
-        if self.parts > 1:
-            self._check_shards()
-        elif self.shards:
-            count, partition = len(self.shards), list(self.partition)
+        shards = self.parts if self.parts > 1 else 0
+        if len(self.shards) != shards:
             raise ConfigError(
-                f"{self.name}: {count} shards, but its partition is {partition}",
-                hint="give the number of parts of every axis, or no shards",
+                f"{self.name}: partition {list(self.partition)} makes {shards} shards, "
+                f"{len(self.shards)} are given",
+                hint="give the number of parts of every axis and a node for each shard, or neither",
             )
-        elif not isinstance(self.synchroniser, Synchroniser):
+        if not shards and not isinstance(self.synchroniser, Synchroniser):
             *some, last = (cls.__name__ for cls in REGISTRY.values())
             hint = f"give {', '.join(some)} or {last}"
             refuse(self.name, "its synchroniser", self.synchroniser, hint)
-
-    def _check_shards(self) -> None:
-        if len(self.shards) != self.parts:
-            raise ConfigError(
-                f"{self.name}: partition {list(self.partition)} makes {self.parts} shards, "
-                f"{len(self.shards)} are given",
-                hint="give one node a shard",
-            )
-        if self.synchroniser is not None or self.placement or self.compressor != "none":
+        own = self.synchroniser is not None or self.placement or self.compressor != "none"
+        if shards and own:
             raise ConfigError(
                 f"{self.name}: a partitioned parameter has a synchroniser, placement or compressor",
                 hint="they belong to its shards",
             )
         for i, shard in enumerate(self.shards):
-            name = f"{self.name}/part_{i}"
-            if shard.partition or shard.name != name:
+            if shard.partition or shard.name != f"{self.name}/part_{i}":
                 partition = list(shard.partition)
                 raise ConfigError(
                     f"{self.name}: shard {i} is called {shard.name!r}, partition {partition}",
-                    hint=f"call it {name}, without partition",
+                    hint=f"call it {self.name}/part_{i}, without partition",
                 )
 
     @property
@@ -212,16 +203,13 @@ class NodeConfig:
         return self.synchroniser
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the node as lists, dicts, strings, numbers and booleans."""
+        """Return the node as sequences, dicts, strings, numbers and booleans."""
         if self.shards:
-            return {
-                "name": self.name,
-                "partition": list(self.partition),
-                "shards": [shard.to_dict() for shard in self.shards],
-            }
+            shards = [shard.to_dict() for shard in self.shards]
+            return {"name": self.name, "partition": self.partition, "shards": shards}
         return {
             "name": self.name,
-            "placement": list(self.placement),
+            "placement": self.placement,
             "synchroniser": {"type": self.sync.type, **asdict(self.sync)},
             "compressor": self.compressor,
         }
@@ -326,12 +314,11 @@ class Strategy:
         return all(leaf.sync.is_stale for leaf in self.leaves)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the strategy as lists, dicts, strings, numbers and booleans."""
-        graph = asdict(self.graph)
+        """Return the strategy as sequences, dicts, strings, numbers and booleans."""
         return {
             "format": FORMAT,
             "builder": self.builder,
-            "graph": graph | {name: list(graph[name]) for name in ("replicas", "servers")},
+            "graph": asdict(self.graph),
             "nodes": [node.to_dict() for node in self.nodes],
         }
 

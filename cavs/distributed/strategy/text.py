@@ -9,15 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavs.data.whole_file import write_whole
-from cavs.distributed.cluster.text import read_text
-from cavs.distributed.strategy.expression import (
-    FORMAT,
-    REGISTRY,
-    GraphConfig,
-    NodeConfig,
-    Strategy,
-    Synchroniser,
-)
+from cavs.distributed.cluster.resources import read_text
+from cavs.distributed.strategy.expression import FORMAT, REGISTRY, GraphConfig, NodeConfig, Strategy
 from cavs.errors import ConfigError
 
 _WANTED: dict[type, str] = {str: "a string", list: "a list", Mapping: "an object with named fields"}
@@ -25,74 +18,65 @@ _WANTED: dict[type, str] = {str: "a string", list: "a list", Mapping: "an object
 
 def from_dict(content: Any) -> Strategy:
     """Return the strategy of a `Strategy.to_dict`; ConfigError that names the field."""
-    fields = _fields(content, "strategy", ("format", "graph", "nodes"), ("builder",))
-    if fields["format"] != FORMAT:
+    fields = _fields(content, "strategy", Strategy, "format")
+    if (version := fields.pop("format")) != FORMAT:
         raise ConfigError(
-            f"strategy: format is {fields['format']!r}, this version reads {FORMAT}",
+            f"strategy: format is {version!r}, this version reads {FORMAT}",
             hint="build it again with cavs strategy show",
         )
-    graph = _fields(fields["graph"], "graph", ("replicas",), ("servers", "gradients"))
-    nodes = _typed(fields["nodes"], "nodes", list)
-    return Strategy(
-        graph=GraphConfig(
-            replicas=_strings(graph["replicas"], "graph.replicas"),
-            servers=_strings(graph.get("servers", []), "graph.servers"),
-            gradients=_typed(graph.get("gradients", "mean"), "graph.gradients", str),
-        ),
-        nodes=tuple(_node(node, f"nodes[{i}]") for i, node in enumerate(nodes)),
-        builder=_typed(fields.get("builder", ""), "builder", str),
-    )
+    return Strategy(**{name: _value(name, value, name) for name, value in fields.items()})
 
 
-def _node(content: Any, where: str) -> NodeConfig:
-    optional = ("partition", "placement", "synchroniser", "compressor", "shards")
-    fields = _fields(content, where, ("name",), optional)
-    synchroniser = None
-    if fields.get("synchroniser") is not None:
-        synchroniser = _synchroniser(fields["synchroniser"], f"{where}.synchroniser")
-    shards = _typed(fields.get("shards", []), f"{where}.shards", list)
-    return NodeConfig(
-        name=_typed(fields["name"], f"{where}.name", str),
-        synchroniser=synchroniser,
-        partition=tuple(_typed(fields.get("partition", []), f"{where}.partition", list)),
-        placement=_strings(fields.get("placement", []), f"{where}.placement"),
-        compressor=_typed(fields.get("compressor", "none"), f"{where}.compressor", str),
-        shards=tuple(_node(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
-    )
+def _values(content: Any, where: str, cls: type) -> dict[str, Any]:
+    """Return the values of the fields of `cls` in an object that stands at `where`."""
+    fields = _fields(content, where, cls)
+    return {name: _value(name, value, f"{where}.{name}") for name, value in fields.items()}
 
 
-def _synchroniser(content: Any, where: str) -> Synchroniser:
-    if not isinstance(content, Mapping) or content.get("type") not in list(REGISTRY):
-        raise ConfigError(f"{where} is {content!r}", hint=f"give a type of {', '.join(REGISTRY)}")
-    cls = REGISTRY[content["type"]]
-    known = dataclasses.fields(cls)
-    required = tuple(f.name for f in known if f.default is dataclasses.MISSING)
-    fields = _fields(content, where, ("type", *required), tuple(f.name for f in known))
-    return cls(**{name: value for name, value in fields.items() if name != "type"})
+def _value(field: str, value: Any, where: str) -> Any:
+    match field:
+        case "graph":
+            return GraphConfig(**_values(value, where, GraphConfig))
+        case "nodes" | "shards":
+            return tuple(NodeConfig(**_values(x, at, NodeConfig)) for x, at in _items(value, where))
+        case "replicas" | "servers" | "placement":
+            return tuple(_typed(x, at, str) for x, at in _items(value, where))
+        case "partition":
+            return tuple(_typed(value, where, list))
+        case "synchroniser" if value is None:
+            return None
+        case "synchroniser":
+            if not isinstance(value, Mapping) or value.get("type") not in list(REGISTRY):
+                hint = f"give a type of {', '.join(REGISTRY)}"
+                raise ConfigError(f"{where} is {value!r}", hint=hint)
+            cls = REGISTRY[value["type"]]
+            options = _fields(value, where, cls, "type")
+            return cls(**{name: option for name, option in options.items() if name != "type"})
+    return _typed(value, where, str)
 
 
-def _fields(
-    content: Any, where: str, required: tuple[str, ...], optional: tuple[str, ...]
-) -> dict[str, Any]:
-    fields = dict(_typed(content, where, Mapping))
-    missing = [name for name in required if name not in fields]
-    unknown = [name for name in fields if name not in (*required, *optional)]
+def _fields(content: Any, where: str, cls: type, *tags: str) -> dict[str, Any]:
+    """Return the fields of an object: `tags`, and some of `cls` with all that it needs."""
+    given, own = dict(_typed(content, where, Mapping)), dataclasses.fields(cls)
+    known = [*tags, *(x.name for x in own)]
+    needed = [*tags, *(x.name for x in own if x.default is dataclasses.MISSING)]
+    missing = [name for name in needed if name not in given]
+    unknown = [name for name in given if name not in known]
     if missing or unknown:
         what = f"misses {missing[0]!r}" if missing else f"has an unknown field {unknown[0]!r}"
-        known = ", ".join(dict.fromkeys((*required, *optional)))
-        raise ConfigError(f"{where} {what}", hint=f"its fields are {known}")
-    return fields
+        raise ConfigError(f"{where} {what}", hint=f"its fields are {', '.join(known)}")
+    return given
+
+
+def _items(value: Any, where: str) -> list[tuple[Any, str]]:
+    """Return the items of a list, and where each stands."""
+    return [(item, f"{where}[{i}]") for i, item in enumerate(_typed(value, where, list))]
 
 
 def _typed(value: Any, where: str, cls: type) -> Any:
     if not isinstance(value, cls):
         raise ConfigError(f"{where} is {value!r}", hint=f"give {_WANTED[cls]}")
     return value
-
-
-def _strings(value: Any, where: str) -> tuple[str, ...]:
-    items = enumerate(_typed(value, where, list))
-    return tuple(_typed(item, f"{where}[{i}]", str) for i, item in items)
 
 
 def to_text(strategy: Strategy) -> str:
@@ -112,12 +96,10 @@ def from_text(text: str, source: str = "strategy") -> Strategy:
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, which would else take the last value of a repeated name."""
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ConfigError(f"the field {name!r} stands twice in one object", hint="keep one")
-        fields[name] = value
-    return fields
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"the field {twice[0]!r} stands twice in one object", hint="keep one")
+    return dict(pairs)
 
 
 def save(strategy: Strategy, path: str | os.PathLike[str]) -> None:

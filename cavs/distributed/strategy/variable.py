@@ -16,7 +16,7 @@ from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.frontend.parameter import Module
 from cavs.inspect.loop_report import rows_of
-from cavs.ir import Graph, Node
+from cavs.ir import Graph
 from cavs.runtime import Session
 
 
@@ -101,25 +101,20 @@ def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Varia
 
 
 def measured_variables(
-    model: Model,
-    batch: GraphBatch | None,
-    *,
-    dtype: str = "float32",
-    passes: Passes | None = None,
+    model: Model, batch: GraphBatch | None, *, dtype: str = "float32", passes: Passes | None = None
 ) -> tuple[Variable, ...]:
     """Return the trainable parameters of `model`, measured on one replica's `batch`.
 
     The model is compiled for it as a replica compiles it, with `passes`, but on the CPU; nothing
-    runs. A table that is read in other ways than by lookups is not sparse. factors: rows of the
-    products that the engine would hand out in place of the gradient; None where it would not.
-    Without a batch all are unknown.
+    runs. A table that is read in other ways than by lookups is not sparse. factors: None where the
+    engine would not hand out factors in place of the gradient. Without a batch all are unknown.
     """
     found = variables_of(model, dtype=dtype)
     if batch is None:
         return found
     session = Session(model, dtype=dtype, passes=passes, replicated=True)
     executor, (schedule, _, ints), compiled = session.ready(batch)
-    program, uses = compiled.program, _uses(compiled.traced)
+    program = compiled.program
     present = {
         name: int(np.count_nonzero(values >= 0))
         for name, values in zip(program.int_features, ints, strict=True)
@@ -128,11 +123,10 @@ def measured_variables(
     def measured(variable: Variable) -> Variable:
         name, number = variable.name, program.parameters.index(variable.name)
         if variable.sparse and program.gradients.get(name) != "dense":
-            return replace(variable, **_looked_up(uses.get(name, []), batch))
-        factors = None
-        if executor.set_factored(number):
-            factors = _pairs(program, schedule, present, number)
-        return replace(variable, sparse=False, factors=factors)
+            return replace(variable, **_looked_up(compiled.traced, name, batch))
+        factored = executor.set_factored(number)
+        pairs = _pairs(program, schedule, present, number) if factored else None
+        return replace(variable, sparse=False, factors=pairs)
 
     return tuple(map(measured, found))
 
@@ -146,19 +140,14 @@ def trace_of(model: Model, batch: GraphBatch) -> Graph:
     return trace_model(model, schema, training=True)
 
 
-def _uses(graph: Graph) -> dict[str, list[Node]]:
-    """Return the nodes that read each parameter, by its name."""
-    found: dict[str, list[Node]] = {}
-    for node in graph.nodes():
-        for value in dict.fromkeys(node.inputs):
-            if value.op.name == "parameter":
-                named: Any = value.attr("parameter")
-                found.setdefault(str(named.name), []).append(node)
-    return found
-
-
-def _looked_up(uses: list[Node], batch: GraphBatch) -> dict[str, Any]:
+def _looked_up(graph: Graph, name: str, batch: GraphBatch) -> dict[str, Any]:
     """Return the numbers of rows of a table that are looked up, once, and twice, where known."""
+    uses = [
+        node
+        for node in graph.nodes()
+        for value in dict.fromkeys(node.inputs)
+        if value.op.name == "parameter" and value.attr("parameter").name == name
+    ]
     if not uses or any(node.inputs[1].op.name != "feature" for node in uses):
         return {}
     touched = [batch[node.inputs[1].attr("name")].reshape(-1) for node in uses]

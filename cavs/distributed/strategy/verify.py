@@ -1,8 +1,7 @@
 """Verification of a strategy for a model and a cluster, before anything runs.
 
-An expression can be well-formed and still not train the model: name devices that do not exist, cut
-a parameter in more parts than it has rows, or keep values where no gradient arrives. All such
-problems are found at once, each with its cure.
+An expression can be well-formed and name devices that do not exist, cut a parameter in more parts
+than it has rows, or keep values where no gradient arrives. All problems are found at once.
 """
 
 from __future__ import annotations
@@ -35,23 +34,41 @@ def problems(
 
     resources: the cluster; None leaves out what only it can say (which devices exist).
     """
-    known = {variable.name: variable for variable in variables}
-    found = list(_names(strategy, known))
-    if resources is not None:
-        found += [
-            absent(f"rank {rank}", device, resources.devices)
-            for rank, device in enumerate(strategy.graph.ranks)
-            if device not in resources.devices
-        ]
+    return list(_problems(strategy, {variable.name: variable for variable in variables}, resources))
+
+
+def _problems(
+    strategy: Strategy, known: dict[str, Variable], resources: ResourceSpec | None
+) -> Iterator[Problem]:
+    names = {node.name for node in strategy.nodes}
+    for name in known:
+        if name not in names:
+            yield Problem(f"the strategy says nothing about parameter {name}", "add a node for it")
+    for name in names - set(known):
+        yield Problem(
+            f"the strategy names parameter {name}, which the model does not train",
+            f"its parameters are {', '.join(known) or 'none'}",
+        )
+    for rank, device in enumerate(strategy.graph.ranks):
+        if resources is not None and device not in resources.devices:
+            yield absent(f"rank {rank}", device, resources.devices)
     for node in strategy.nodes:
-        if node.name in known:
-            found += _node(strategy, node, known[node.name], resources)
+        if variable := known.get(node.name):
+            try:
+                shards_of(node, variable.shape)
+            except ConfigError as error:
+                yield Problem(error.what, error.hint)
+            if variable.sparse:
+                yield from _table(node)
+            for leaf in node.leaves:
+                yield from _compressor(leaf, variable)
+                yield from leaf.sync.problems(strategy, leaf, variable, resources)
     for cls in REGISTRY.values():
-        found += cls.problems_together(strategy, known)
+        yield from cls.problems_together(strategy, known)
     used = {leaf.sync.owner for leaf in strategy.leaves}
-    unused = [device for device in strategy.graph.servers if device not in used]
-    hint = "remove it from servers, or use it"
-    return found + [Problem(f"server {device} owns no parameter", hint) for device in unused]
+    for device in strategy.graph.servers:
+        if device not in used:
+            yield Problem(f"server {device} owns no parameter", "remove it from servers, or use it")
 
 
 def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
@@ -66,47 +83,20 @@ def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
             )
 
 
-def _names(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Problem]:
-    names = {node.name for node in strategy.nodes}
-    for name in known:
-        if name not in names:
-            yield Problem(f"the strategy says nothing about parameter {name}", "add a node for it")
-    for name in names - set(known):
-        yield Problem(
-            f"the strategy names parameter {name}, which the model does not train",
-            f"its parameters are {', '.join(known) or 'none'}",
-        )
-
-
-def _node(
-    strategy: Strategy, node: NodeConfig, variable: Variable, resources: ResourceSpec | None
-) -> Iterator[Problem]:
-    try:
-        shards_of(node, variable.shape)
-    except ConfigError as error:
-        yield Problem(error.what, error.hint)
-    if variable.sparse:
-        yield from _table(node)
-    for leaf in node.leaves:
-        yield from _compressor(leaf, variable)
-        yield from leaf.sync.problems(strategy, leaf, variable, resources)
-
-
 def _table(node: NodeConfig) -> Iterator[Problem]:
     """Yield problems of a sparse parameter, whose touched rows are sent together for all shards."""
+    types = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
     if any(parts > 1 for parts in node.partition[1:]):
         yield Problem(
             f"{node.name}: partition {list(node.partition)} of a sparse parameter",
             "cut its axis 0: its gradient is rows",
         )
-    types = list(dict.fromkeys(leaf.sync.type for leaf in node.leaves))
     if len(types) > 1:
         yield Problem(
             f"{node.name}: shards of a sparse parameter go by {' and by '.join(types)}",
             "give all its shards parameter servers, or all of them all-reduce",
         )
-    levels = {x.sync.sums_on_hosts for x in node.leaves if x.sync.owner is not None}
-    if len(levels) > 1:
+    if len({x.sync.sums_on_hosts for x in node.leaves if x.sync.owner is not None}) > 1:
         yield Problem(
             f"{node.name}: of a sparse parameter some shards have two_level=True, others not",
             "give all its shards the same two_level",

@@ -16,7 +16,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy.expression import Problem, absent, check_names, check_whole
-from cavs.distributed.strategy.roles import leader_of
+from cavs.distributed.strategy.ranks import leader_of
 from cavs.distributed.sync.part import (
     Array,
     Gradients,

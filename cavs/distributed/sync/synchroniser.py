@@ -18,7 +18,7 @@ import numpy as np
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import Shard, Strategy
 from cavs.distributed.strategy import Synchroniser as Config
-from cavs.distributed.strategy.roles import Roles
+from cavs.distributed.strategy.ranks import Roles
 from cavs.distributed.sync.operation import Chain, Operation, Pricing, rooted, row_bytes
 from cavs.distributed.sync.part import (
     Array,

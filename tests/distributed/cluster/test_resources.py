@@ -13,9 +13,11 @@ from cavs.distributed.cluster.resources import (
     Network,
     Node,
     ResourceSpec,
+    load_resources,
     node_of,
+    parse_resources,
+    text_of,
 )
-from cavs.distributed.cluster.text import load_resources, parse_resources, text_of
 from cavs.errors import ConfigError
 
 TEXT = """\

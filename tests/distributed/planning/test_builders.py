@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cavs.distributed.cluster.resources import Node, ResourceSpec
 from cavs.distributed.planning import builders
 from cavs.distributed.planning.builders import REGISTRY, build, factors_pay, find
-from cavs.distributed.planning.builders.rules import smallest_divisor, smallest_non_divisor
+from cavs.distributed.planning.builders.builder import smallest_divisor, smallest_non_divisor
 from cavs.distributed.strategy import Variable, shards_of
 from cavs.distributed.strategy.verify import problems
 from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors

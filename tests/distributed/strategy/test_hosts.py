@@ -20,8 +20,7 @@ from cavs.distributed.planning.builders import build
 from cavs.distributed.planning.cost import calibrate
 from cavs.distributed.step import devices
 from cavs.distributed.strategy import GraphConfig, save, variables_of
-from cavs.distributed.strategy.hosts import check_hosts, cluster_of, hosts_of, in_rank_order
-from cavs.distributed.strategy.roles import Roles
+from cavs.distributed.strategy.ranks import Roles, check_hosts, cluster_of, hosts_of, in_rank_order
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.elastic.test_survivors import Killed, mortal
 from tests.distributed.mpirun import needs_mpi, run_ranks

@@ -6,7 +6,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.planning.builders import REGISTRY, build
 from cavs.distributed.planning.cost import bytes_by_rank
 from cavs.distributed.strategy import Variable
-from cavs.distributed.strategy.lost_ranks import without
+from cavs.distributed.strategy.ranks import without
 from cavs.distributed.strategy.verify import problems
 from cavs.distributed.sync import ParameterServer
 from cavs.errors import ConfigError

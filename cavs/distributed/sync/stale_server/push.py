@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
-from cavs.distributed.strategy.roles import leader_of
+from cavs.distributed.strategy.ranks import leader_of
 from cavs.distributed.sync.part import (
     Array,
     Gradients,

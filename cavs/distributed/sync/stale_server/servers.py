@@ -20,7 +20,7 @@ import numpy as np
 from cavs.distributed.comm.agreement import agreed, describe, failed_elsewhere
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, as_text
-from cavs.distributed.strategy.roles import leader_of
+from cavs.distributed.strategy.ranks import leader_of
 from cavs.distributed.sync.part import Array, pack, unpack
 from cavs.distributed.sync.stale_server.owner import Layout, Owner, Word
 from cavs.errors import CommunicationError
