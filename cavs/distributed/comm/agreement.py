@@ -28,13 +28,10 @@ _SHOWN = 8  # differences, or ranks that differ in one, in an error
 
 @dataclass
 class Consensus:
-    """Decisions of a phase: before it those of this rank, after it those of any rank.
+    """Decisions of a phase: before it those of this rank, after it those of any rank."""
 
-    new: a batch needs compiling. stop: training is to stop.
-    """
-
-    new: bool = False
-    stop: bool = False
+    new: bool = False  # a batch needs compiling
+    stop: bool = False  # training is to stop
 
 
 class Agreement:

@@ -22,9 +22,9 @@ from cavs.distributed.comm.messages import (
     Code,
     Message,
     as_row,
-    check_counts,
     check_parts,
     check_rank,
+    cuts,
     dtype_code,
     even_counts,
     offsets,
@@ -86,7 +86,6 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def _others(self) -> list[int]:
         return [r for r in range(self.size) if r != self.rank]
 
-    @abstractmethod
     def _check_alive(self) -> None:
         """Raise LostPeerError if a rank of the group is known to have died."""
 
@@ -214,8 +213,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def _cut(self, array: Array, counts: Sequence[int]) -> list[Array]:
         flat = as_row(array)
-        check_counts(counts, flat.size, self.size)
-        return [flat[begin:end] for begin, end in offsets(counts)]
+        return [flat[begin:end] for begin, end in cuts(counts, flat.size, self.size)]
 
     def _scatter_sums(self, parts: Sequence[Array]) -> None:
         """Part p starts at rank p + 1 and is complete when it reaches rank p."""

@@ -23,24 +23,18 @@ def nothing(rank: int) -> str:
 
 
 class Wait(NamedTuple):
-    """A wait of a rank, as it tells others of it.
+    """A wait of a rank, as it tells others of it."""
 
-    group: name of the ranks that wait for each other, the same on all of them. begun: number of
-    operations of the rank there so far; 0 if they are not counted. peers: the ranks that it waits
-    for, as far as it knows. over: True if it has given up. serial: number of the wait in its
-    process.
-    """
-
-    group: str
-    begun: int
+    group: str  # name of the ranks that wait for each other, the same on all of them
+    begun: int  # number of operations of the rank there so far; 0 if they are not counted
     operation: str
-    peers: Sequence[int]
-    over: bool
-    serial: int
+    peers: Sequence[int]  # that it waits for, as far as it knows
+    over: bool  # True if it has given up
+    serial: int  # number of the wait in its process
 
 
-Peers = Callable[[], Iterable[int]]
-Known = Callable[[int], str]
+Peers = Callable[[], Iterable[int]]  # returns the ranks that are waited for by now
+Known = Callable[[int], str]  # returns what is known of a rank of the world that is behind
 Said = Mapping[int, Sequence[Wait]]  # by rank of the world; without those that do not answer
 
 
@@ -78,18 +72,14 @@ class WaitRegister:
 
 @dataclass(eq=False)
 class PendingWait:
-    """A wait of this rank, registered while it lasts; one given up until the next of that group.
-
-    peers: returns the ranks that it waits for by now; called on any thread. check: raises if no
-    rank can come any more. known: returns what is known of a rank of the world that is behind.
-    """
+    """A wait of this rank, registered while it lasts; one given up until the next of that group."""
 
     register: WaitRegister
     group: str
     begun: int
     operation: str
-    peers: Peers
-    check: Callable[[], None]
+    peers: Peers  # called on any thread
+    check: Callable[[], None]  # raises if no rank can come any more
     known: Known
     over: bool = False
     serial: int = field(default_factory=itertools.count(1).__next__)

@@ -25,14 +25,11 @@ _WORD = 8  # bytes; arrays begin at multiples of it
 
 @dataclass(frozen=True)
 class Letter:
-    """A message from rank `source`.
-
-    words: whole numbers, of which the first says what it is. arrays: one axis each, the receiver's.
-    """
+    """A message from rank `source`."""
 
     source: int
-    words: tuple[int, ...]
-    arrays: tuple[Array, ...]
+    words: tuple[int, ...]  # the first says what the message is
+    arrays: tuple[Array, ...]  # of one axis each, the receiver's
 
     def text(self) -> str:
         """Return the first array as text."""

@@ -71,17 +71,14 @@ def label_of(operation: Code, array: Array) -> int:
 
 
 class Mismatch(NamedTuple):
-    """A message of `nbytes` from rank `source`, where `expected` bytes labelled `wanted` are due.
-
-    label: its own. more: True if further bytes follow it.
-    """
+    """A message of `nbytes` from rank `source` where `expected`, labelled `wanted`, are due."""
 
     source: int
     nbytes: int
     label: int
     expected: int
     wanted: int
-    more: bool = False
+    more: bool = False  # True if further bytes follow it
 
     def error(self, names: Sequence[int], rank: int, operation: str) -> CommunicationError:
         """Return the error of `rank`, which waits in `operation`. names: of ranks in the world."""
@@ -124,10 +121,11 @@ def check_rank(rank: int, size: int, own: int | None = None) -> None:
         raise ConfigError(f"rank {rank} is this one", hint="it has the array already")
 
 
-def check_counts(counts: Sequence[int], elements: int, size: int) -> None:
-    """Raise ConfigError if `counts` do not cut so many elements into one part for each rank."""
+def cuts(counts: Sequence[int], elements: int, size: int) -> list[tuple[int, int]]:
+    """Return `offsets`; ConfigError if they do not cut so many elements for all ranks."""
     if len(counts) != size or sum(counts) != elements or min(counts) < 0:
         raise ConfigError(f"counts {list(counts)} do not cut {elements} elements for {size} ranks")
+    return offsets(counts)
 
 
 def check_parts(parts: Sequence[Any], size: int) -> None:

@@ -74,15 +74,13 @@ class ThreadCommunicator(Collectives):
 
     def _await(self, sources: Sequence[int], limit: float) -> None:
         """Wait for a message of the first of `sources`; messages of the others are to follow."""
-        world = self._world
-
-        def silent() -> list[int]:
-            return [r for r in sources if not world.mail[r, self.rank]]
-
-        if world.mail[sources[0], self.rank]:
+        world, mail = self._world, self._world.mail
+        if mail[sources[0], self.rank]:
             return
-        with self._waiting(self.operation, silent) as waiting:
-            while not world.mail[sources[0], self.rank]:
+        with self._waiting(
+            self.operation, lambda: [r for r in sources if not mail[r, self.rank]]
+        ) as waiting:
+            while not mail[sources[0], self.rank]:
                 if world.whole.aborted:
                     raise CommunicationError(world.whole.aborted)
                 if world.leaving or sources[0] in world.dead:
@@ -201,7 +199,7 @@ def run_threads(
         try:
             results[rank] = work(communicator)
         except BaseException as error:  # raised again by the caller's thread
-            told = bool(world.whole.aborted)
+            told = bool(world.aborted)
             errors.append((told, rank, error))
             communicator.abort(f"rank {rank} failed: {error}")
         finally:

@@ -91,9 +91,6 @@ class SingleCommunicator(Collectives):
         if sends or receives:
             raise ConfigError("one rank has no other to send to", hint="run it on 2 ranks or more")
 
-    def _check_alive(self) -> None:
-        """Do nothing: this rank is alive."""
-
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         return SingleCommunicator()
 

@@ -26,14 +26,11 @@ _TASKS = "SLURM_STEP_NUM_TASKS"  # by srun for each task, whether or not it tell
 
 
 class Started(NamedTuple):
-    """The program `by` that started this process as one of `ranks`, None if it does not say.
-
-    hint: the cure if MPI sees another number.
-    """
+    """The program that started this process."""
 
     by: str
-    ranks: int | None
-    hint: str
+    ranks: int | None  # of which this process is one; None if the program does not say
+    hint: str  # the cure if MPI sees another number
 
 
 def started() -> Started | None:

@@ -69,7 +69,7 @@ class Requests:
         self._requests: list[Any] = []  # receives first, as in `_messages`
         self._messages: tuple[Message, ...] = (*receives, *sends)
         self._tags: list[int] = []  # one for each receive
-        self._found: tuple[int, int, int] | None = None
+        self._found: Mismatch | None = None
         comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
         with CALLS:
             for array, source in receives:
@@ -91,7 +91,7 @@ class Requests:
         Until then the expected message may still be on its way.
         """
         channel, posted, status = self._channel, self._posted(), self._mpi.Status()
-        found: tuple[int, int, int] | None = None
+        found: Mismatch | None = None
         with CALLS:
             first: dict[int, int] = {}  # by source, whose next message MPI matches with it
             for i in self._open():
@@ -100,17 +100,13 @@ class Requests:
             for source, i in first.items():
                 if not self._ask(channel.comm.Iprobe, source, self._mpi.ANY_TAG, status):
                     continue
-                number, _, _ = channel.read(status.tag)
-                if self._tags[i] != status.tag and channel.read(self._tags[i])[0] == number:
-                    found = i, status.tag, status.count
+                own, (begin, (array, _)) = self._tags[i], posted[i]
+                (number, label, more), (due, wanted, _) = map(channel.read, (status.tag, own))
+                if status.tag != own and number == due:
+                    nbytes = begin + status.count
+                    found = Mismatch(source, nbytes, label, array.nbytes, wanted, more)
         before, self._found = self._found, found
-        if found is None or found != before:
-            return None
-        i, tag, count = found
-        begin, (array, source) = posted[i]
-        _, wanted, _ = channel.read(self._tags[i])
-        _, label, more = channel.read(tag)
-        return Mismatch(source, begin + count, label, array.nbytes, wanted, more)
+        return found if found == before else None
 
     def _posted(self) -> list[tuple[int, Message]]:
         """Return where in its array, in bytes, each request begins, and its message."""

@@ -13,12 +13,7 @@ from typing import Any
 
 from cavs.cuda.memory import CupyMemory
 from cavs.distributed.comm.interfaces import Communicator, Operations
-from cavs.distributed.comm.messages import (
-    check_counts,
-    check_parts,
-    check_rank,
-    offsets,
-)
+from cavs.distributed.comm.messages import check_parts, check_rank, cuts
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
 from cavs.distributed.comm.nccl.group import NCCLGroup, Peers
 from cavs.errors import ConfigError, DeviceError
@@ -225,8 +220,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         return own
 
     def _cut(self, own: DeviceArray, counts: Sequence[int]) -> list[DeviceArray]:
-        check_counts(counts, own.size, self.size)
-        return [own.cut(a, b) for a, b in offsets(counts)]
+        return [own.cut(begin, end) for begin, end in cuts(counts, own.size, self.size)]
 
     def _rows(self, arrays: Sequence[DeviceArray]) -> list[list[int]]:
         """Return the rows of the arrays of every rank; ConfigError on all if more differs."""
@@ -244,16 +238,15 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         if self._memory is None:
             self._memory = CupyMemory(self.ordinal)
         like = DeviceArray(0, shape, dtype)
-        block = _Block(self._memory, like.nbytes)
+        block = _Block(self._memory, self._memory.allocate(like.nbytes))
         return DeviceArray(block.address, shape, dtype, owner=block)
 
 
 class _Block:
     """Memory that is freed with its last reference."""
 
-    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
-        self.address, self._memory = memory.allocate(nbytes), memory
+    def __init__(self, memory: CupyMemory, address: int) -> None:
+        self.address, self._memory = address, memory
 
     def __del__(self) -> None:
-        if "address" in vars(self):  # allocated
-            self._memory.release(self.address)
+        self._memory.release(self.address)

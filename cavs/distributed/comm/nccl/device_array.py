@@ -35,9 +35,8 @@ class OnDevice(Protocol):
 class DeviceArray:
     """C-contiguous memory of a device. `cupy.asarray` and `torch.as_tensor` take it as it is.
 
-    address: in bytes. shape: in elements. dtype: a name of SIZES. stream: the driver's handle of
-    the stream on which it is written; 0 for the default one. owner: what keeps the memory; without
-    one the caller does, who may describe memory of the engine so.
+    dtype: a name of SIZES. stream: the driver's handle of the stream on which it is written; 0 for
+    the default one. owner: keeps the memory; without one the caller does, as for the engine's.
     """
 
     address: int

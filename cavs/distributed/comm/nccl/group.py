@@ -57,14 +57,11 @@ def load_nccl() -> tuple[ModuleType, ModuleType]:
 
 
 class StreamRequest(NamedTuple):
-    """An operation that the thread hands over; `handing` results in an event behind it.
-
-    peers: the ranks that have to do their part in it, or in those before it.
-    """
+    """An operation that the thread hands over."""
 
     name: str
-    handing: Job[Any]
-    peers: Sequence[int]
+    handing: Job[Any]  # results in an event behind it
+    peers: Sequence[int]  # that have to do their part in it, or in those before it
 
 
 class NCCLGroup(ProcessLocal):
