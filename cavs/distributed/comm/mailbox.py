@@ -29,7 +29,7 @@ class Letter:
 
     source: int
     words: tuple[int, ...]  # the first says what the message is
-    arrays: tuple[Array, ...]  # of one axis each, the receiver's
+    arrays: tuple[Array, ...]  # one axis each; they belong to the receiver
 
     def text(self) -> str:
         """Return the first array as text."""

@@ -29,7 +29,7 @@ class Started(NamedTuple):
     """The program that started this process."""
 
     by: str
-    ranks: int | None  # of which this process is one; None if the program does not say
+    ranks: int | None  # processes that it started; None if it does not say
     hint: str  # the cure if MPI sees another number
 
 
