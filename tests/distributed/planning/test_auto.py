@@ -54,7 +54,7 @@ class Clocks:
             self.now[own] = np.maximum(sent, came)
 
         patch.setattr(ThreadCommunicator, "_exchange", timed)
-        patch.setattr(ThreadCommunicator, "_map_common", lambda c, nbytes: None)
+        patch.setattr(ThreadCommunicator, "common_memory", lambda c, nbytes: None)
         patch.setattr(choice, "_has_free_core", lambda c: False)  # no message is hidden
 
 
