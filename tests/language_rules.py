@@ -152,7 +152,7 @@ PLAIN = set(
         decision deferred dense device differentiate distributed doc driver dropout edge
         elastic embedding empty end engine entropy entry error eval evaluator exec
         executor explanation exponential expression fact failed feedback fit float fold for
-        forward from frontend function gathered gpu grad gradient group handle host
+        forward from frontend function future gathered gathering gpu grad gradient group handle host
         hybrid identity index insert inspect interned interrupt into item job kernel key
         label labelled launch layer layout library like line linear load loader local
         lock lookup loop loss lost lowering mailbox map match matmul max measure
@@ -162,13 +162,13 @@ PLAIN = set(
         origin outcome output owner pair parameter parameterized parsed part partition
         partitioned peer pending persistent pickling piece plan planning plateau point
         port prediction predictor prepared pricing problem process product profiler progress
-        push pushed queue random read reader recorded recurrence reduce reduced refusal
-        register repeat repeatable replicate report request resource restrict result
+        push pushed queue random rate read reader recorded recurrence reduce reduced refusal
+        register repeat repeatable replicate reply report request resource restrict result
         resume retry rival role round rule run runtime sample save scale sentence serial
-        session settings shape sharded share signal simplify simulation single sinker
+        session settings shape sharded share signal signature simplify simulation single sinker
         size slice snapshot sparse spec speed split stale started startup statement step
         stepper storage store stream structure style sum symbolic sync synchronous table
-        tensor test text thread time to total train trainable trainer training tree trim
+        tensor test text thread time to total traffic train trainable trainer training tree trim
         type uneven union unit update usage value variable variant verify version
         vocabulary wait warm warmup warning watch whole with work worker
 

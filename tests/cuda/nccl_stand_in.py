@@ -25,6 +25,7 @@ from tests.cuda.kernel_cases import narrowed, widened
 
 TYPES = {"UINT8": 1, "INT32": 2, "INT64": 4, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8}
 BFLOAT16 = 9
+AVERAGE = 4
 NUMPY = {number: np.dtype(name.lower()) for name, number in TYPES.items()}
 NUMPY[BFLOAT16] = np.dtype(np.uint16)  # its bits
 
@@ -54,12 +55,13 @@ class Call:
     kind: int
     stream: int
     root: int | None = None
+    operation: int = 0
     done: bool = False
 
     @property
     def same(self):
         """The arguments in which all ranks must agree."""
-        return self.name, self.counts, self.kind, self.root
+        return self.name, self.counts, self.kind, self.root, self.operation
 
 
 def width(kind):
@@ -76,15 +78,17 @@ def memory(at, count, kind):
     return np.frombuffer((ctypes.c_ubyte * (count * width(kind))).from_address(at), NUMPY[kind])
 
 
-def added(terms, kind):
-    """Sum in the order of ranks, rounding each time."""
+def added(terms, kind, operation=0):
+    """Reduce in the order of ranks, rounding each time."""
     total = terms[0].copy()
+    if operation in {2, 3}:
+        return (np.maximum if operation == 2 else np.minimum).reduce(terms)
     for term in terms[1:]:
         if kind == BFLOAT16:
             total = narrowed(widened(total) + widened(term))
         else:
             total += term
-    return total
+    return total / np.array(len(terms), total.dtype) if operation == AVERAGE else total
 
 
 @dataclass
@@ -136,7 +140,7 @@ class Group:
             sources = [memory(call.source, sent, kind).copy() for call in calls]
         for rank, call in enumerate(calls):
             if first.name in {"allReduce", "reduce"}:
-                result = added(sources, kind)
+                result = added(sources, kind, first.operation)
             elif first.name == "reduceScatter":
                 result = added(sources, kind)[rank * received : (rank + 1) * received]
             else:
@@ -150,7 +154,7 @@ class StandIn(Devices):
     """fails: ranks whose next all-reduce fails. refuses: ranks that cannot join a group."""
 
     available = True
-    NCCL_SUM = 0
+    NCCL_SUM, NCCL_MAX, NCCL_MIN = 0, 2, 3
 
     def __init__(self, twin, timeout=20.0):
         super().__init__(twin)
@@ -238,7 +242,7 @@ class Communicator:
         self.module, self.group, self.rank, self.size = module, group, rank, size
         self.error = None  # the first error
 
-    def _ask(self, name, source, target, counts, kind, stream, root=None, own=0):
+    def _ask(self, name, source, target, counts, kind, stream, root=None, own=0, operation=0):
         """Check and issue a call. own: offset at which the smaller array may be in the larger."""
         if root is not None and not 0 <= root < self.size:
             raise NcclError(f"NCCL_ERROR_INVALID_ARGUMENT: no rank {root}")
@@ -247,15 +251,16 @@ class Communicator:
         inside = target - source == own if sent >= received else source - target == own
         if name not in {"send", "recv"} and not (disjoint or inside):
             raise misuse(f"{name}: arrays overlap, but not as in-place arrays do")
-        self.module.ask(self, Call(name, self.rank, source, target, counts, kind, stream, root))
+        call = Call(name, self.rank, source, target, counts, kind, stream, root, operation)
+        self.module.ask(self, call)
 
     def allReduce(self, source, target, count, kind, operation, stream):
-        assert operation == self.module.NCCL_SUM
+        assert operation in {0, 2, 3, AVERAGE}
         if self.rank in self.module.fails:
             self.module.fails.remove(self.rank)
             self._give_up()  # other ranks may already wait in theirs
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
-        self._ask("allReduce", source, target, (count, count), kind, stream)
+        self._ask("allReduce", source, target, (count, count), kind, stream, operation=operation)
 
     def reduce(self, source, target, count, kind, operation, root, stream):
         assert operation == self.module.NCCL_SUM

@@ -8,6 +8,7 @@ that hangs. Sums have one order, whatever the timing.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from cavs.distributed.comm.common_memory import CommonMemory, map_common
 from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait, WaitRegister, nothing
 from cavs.distributed.comm.interfaces import Array, Communicator, Handle
 from cavs.distributed.comm.messages import (
+    REDUCTIONS,
     Code,
     Message,
     as_row,
@@ -29,10 +31,17 @@ from cavs.distributed.comm.messages import (
     even_counts,
     offsets,
 )
+from cavs.distributed.comm.named import NamedCollectives
 from cavs.distributed.comm.progress import Progress
+from cavs.distributed.comm.rates import Rates
+from cavs.distributed.comm.reductions import check_op, combine, complete
+from cavs.distributed.comm.store import Store
+from cavs.distributed.comm.topology import Topology, binomial
+from cavs.distributed.comm.traffic import Traffic
 from cavs.errors import CommunicationError, ProcessLocal
 
 T = TypeVar("T")
+S = TypeVar("S", NamedCollectives, Store, Rates)
 
 _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
@@ -50,13 +59,18 @@ class Collectives(ProcessLocal, Communicator, ABC):
     def __init__(
         self, rank: int, names: Sequence[int], timeout: float, register: WaitRegister, group: str
     ) -> None:
-        self.rank, self.size, self.names = rank, len(names), tuple(names)
+        self.rank, self.size = rank, len(names)
+        self.names: Sequence[int] = tuple(names)
         self.timeout, self.overlaps, self.sent_bytes = timeout, True, 0
         self._register, self._group = register, group
         self._progress = Progress()
         self._turn = threading.RLock()
         self._scratch = np.empty(0, np.uint8)
         self._common: list[CommonMemory] = []
+        self._by_host: list[Collectives] = []  # see `_split_by_host`
+        self._topology: Topology | None = None
+        self._services: dict[type, NamedCollectives | Store | Rates] = {}
+        self.traffic = Traffic()
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation, self._code = "nothing yet", Code.BARRIER
@@ -105,6 +119,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
             return operation(*arguments)
 
     def close(self) -> None:
+        for open_part in (*reversed(self._services.values()), *self._by_host):
+            open_part.close()
         self._progress.close()
 
     def _send(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -113,6 +129,10 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.sent_bytes += sum(array.nbytes for array, _ in sends)
         try:
             self._exchange(sends, receives)
+            for array, to in sends:
+                self.traffic.count(self.names[to], sent=array.nbytes)
+            for array, source in receives:
+                self.traffic.count(self.names[source], received=array.nbytes)
         except CommunicationError as error:
             self._broken = error
             raise
@@ -125,28 +145,30 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     # ---- operations ----------------------------------------------------------------------------
 
-    def all_reduce(self, array: Array) -> None:
+    def all_reduce(self, array: Array, op: str = "sum") -> None:
         flat = as_row(array)
-        self._run(Code.TREE, f"all-reduce of {flat.nbytes} bytes", self._all_reduce, flat)
+        check_op(op, flat.dtype.name)
+        name = f"{'' if op == 'sum' else f'{op} '}all-reduce of {flat.nbytes} bytes"
+        self._run(REDUCTIONS.get(op, Code.TREE), name, self._all_reduce, flat, op)
 
-    def _all_reduce(self, flat: Array) -> None:
+    def _all_reduce(self, flat: Array, op: str = "sum") -> None:
         if self.size == 1 or flat.size == 0:
             return
         if flat.nbytes <= SMALL or flat.size < self.size:
-            self._tree_all_reduce(flat)
-            return
-        counts = even_counts(flat.size, self.size)
-        if everyone := self._in_common(flat):
-            self._code = Code.COMMON
-            self._sum_in_common(everyone, counts)
-            return
-        self._code = Code.RING
-        parts = self._cut(flat, counts)
-        self._scatter_sums(parts)
-        self._ring(parts, 0)
+            self._tree_all_reduce(flat, op)
+        elif everyone := self._in_common(flat):
+            self._code = REDUCTIONS.get(op, Code.COMMON)
+            self._reduce_in_common(everyone, flat, op)
+        else:
+            self._code = REDUCTIONS.get(op, Code.RING)
+            counts = even_counts(flat.size, self.size)
+            parts = self._cut(flat, counts)
+            self._scatter_sums(parts, op)
+            self._ring(parts, 0)
+        complete(op, flat, self.size)
 
-    def _tree_all_reduce(self, flat: Array) -> None:
-        """Sum up a binomial tree to rank 0 and send the sum down again: 2 log2 N steps."""
+    def _tree_all_reduce(self, flat: Array, op: str = "sum") -> None:
+        """Reduce up a binomial tree to rank 0 and send the result down: 2 log2 N steps."""
         other = self._temporary(flat)
         step = 1
         while step < self.size:
@@ -155,45 +177,104 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 break
             if self.rank + step < self.size:
                 self._send([], [(other, self.rank + step)])
-                flat += other
+                combine(op, flat, other, flat)
             step *= 2
-        step = 1 << max(self.size - 1, 0).bit_length()
-        while (step := step // 2) >= 1:
-            if self.rank % (2 * step) == 0 and self.rank + step < self.size:
-                self._send([(flat, self.rank + step)], [])
-            elif self.rank % (2 * step) == step:
-                self._send([], [(flat, self.rank - step)])
+        self._tree_broadcast(flat, 0)
+
+    def _tree_broadcast(self, flat: Array, root: int) -> None:
+        """Send down a binomial tree below `root`: log2 N steps."""
+        parent, below = binomial(self.rank, root, self.size)
+        if parent is not None:
+            self._send([], [(flat, parent)])
+        if below:
+            self._send([(flat, child) for child in below], [])
 
     # ---- common memory -------------------------------------------------------------------------
 
     def common_memory(self, nbytes: int) -> Array | None:
         self._common = [common for common in self._common if common.is_alive]
-        found = map_common(self.rank, nbytes, self.share) if self.size > 1 else None
+        if self.size == 1 or len(self.topology.teams) == self.size:
+            return None
+        local = self._split_by_host()[0]
+        found: list[Array] | None = [np.zeros(nbytes, np.uint8)]
+        if local.size > 1:
+            found = map_common(local.rank, nbytes, local.share)
+        if local is not self and not all(self.share(found is not None)):
+            return None
         if found is None:
             return None
-        self._common.append(CommonMemory(found, self.rank))
-        return found[self.rank]
+        self._common.append(CommonMemory(found, local.rank))
+        return found[local.rank]
+
+    def _split_by_host(self) -> list[Collectives]:
+        """Return the group of the ranks of this host and, on its first, that of the first ranks."""
+        if len(self.topology.teams) == 1:
+            return [self]
+        if not self._by_host:
+            host = next(i for i, team in enumerate(self.topology.teams) if self.rank in team)
+            local = self.split(host)
+            first = self.split(min(local.rank, 1))
+            groups = [local] if local.rank else [local, first]
+            self._by_host = [group for group in groups if isinstance(group, Collectives)]
+        return self._by_host
 
     def _in_common(self, flat: Array) -> list[Array]:
-        """Return `flat` in the memory of every rank; nothing if it is stored elsewhere."""
+        """Return `flat` in the memory of every rank of the host; nothing if it is not there."""
         return next(filter(None, (common.like(flat) for common in self._common)), [])
 
-    def _sum_in_common(self, everyone: Sequence[Array], counts: Sequence[int]) -> None:
-        """Each rank sums one part over all, in the order of ranks, and writes it to all."""
-        begin, end = offsets(counts)[self.rank]
+    def _reduce_in_common(self, everyone: Sequence[Array], flat: Array, op: str) -> None:
+        """Reduce inside each host, between the first ranks of hosts, and copy inside again."""
+        if len(everyone) == self.size:
+            self._sum_in_common(everyone, everyone, op)
+            return
+        before = sum(group.sent_bytes for group in self._by_host)
+        try:
+            local, *first = self._by_host
+            code, name = self._code, self.operation
+            if local.size > 1:
+                local._run(code, name, local._sum_in_common, everyone, everyone[:1], op)
+            for group in first:
+                group.all_reduce(flat, "sum" if op == "mean" else op)
+            if local.size > 1:
+                local._run(code, name, local._copy_in_common, everyone[0], flat)
+        except CommunicationError as error:
+            self._broken = error
+            raise
+        finally:
+            self.sent_bytes += sum(group.sent_bytes for group in self._by_host) - before
+
+    def _sum_in_common(self, everyone: Sequence[Array], into: Sequence[Array], op: str) -> None:
+        """Each rank reduces one part of all, in the order of ranks, and writes it to `into`."""
+        n, size = self.size, everyone[0].nbytes
+        begin, end = offsets(even_counts(everyone[0].size, n))[self.rank]
         self._synchronise()
         for at in range(begin, end, _NEAR):
             parts = [array[at : min(at + _NEAR, end)] for array in everyone]
             total = self._temporary(parts[0])
-            np.add(parts[0], parts[1], out=total)
+            combine(op, parts[0], parts[1], total)
             for part in parts[2:]:
-                total += part
-            for part in parts:
-                part[...] = total
+                combine(op, total, part, total)
+            for array in into:
+                array[at : min(at + _NEAR, end)] = total
         self._synchronise()
         # Bytes that others read here, and that this rank wrote to them.
-        size, n = everyone[0].nbytes, self.size
-        self.sent_bytes += 2 * (n - 1) * size // n
+        written = n - 1 if len(into) == n else min(self.rank, 1)
+        self._count_in_common((n - 1 + written) * size // n)
+
+    def _copy_in_common(self, source: Array, target: Array) -> None:
+        """Copy the array of the first rank to the others."""
+        self._synchronise()
+        if self.rank:
+            target[...] = source
+        self._synchronise()
+        self._count_in_common(0 if self.rank else (self.size - 1) * source.nbytes)
+
+    def _count_in_common(self, nbytes: int) -> None:
+        """Count bytes that all other ranks read here, or that this rank wrote to theirs."""
+        self.sent_bytes += nbytes
+        each = nbytes // max(self.size - 1, 1)
+        for rank in self._others():
+            self.traffic.count(self.names[rank], sent=each, received=each)
 
     def _synchronise(self) -> None:
         """Return when all ranks have come here: log2 N steps (Hensgen, Finkel and Manber 1988)."""
@@ -215,23 +296,23 @@ class Collectives(ProcessLocal, Communicator, ABC):
         flat = as_row(array)
         return [flat[begin:end] for begin, end in cuts(counts, flat.size, self.size)]
 
-    def _scatter_sums(self, parts: Sequence[Array]) -> None:
+    def _scatter_sums(self, parts: Sequence[Array], op: str = "sum") -> None:
         """Part p starts at rank p + 1 and is complete when it reaches rank p."""
-        self._ring(parts, 1, add=True)
+        self._ring(parts, 1, op)
 
-    def _ring(self, parts: Sequence[Array], first: int, *, add: bool = False) -> None:
+    def _ring(self, parts: Sequence[Array], first: int, op: str = "") -> None:
         """Pass parts from rank to rank, in place, beginning with part rank - `first`.
 
-        add: True if each rank adds its own part to what it passes on.
+        op: the reduction by which each rank combines its own part with what it passes on, if any.
         """
         n = self.size
         to, source = (self.rank + 1) % n, (self.rank - 1) % n
         for step in range(first, first + n - 1):
             mine, coming = parts[(self.rank - step) % n], parts[(self.rank - step - 1) % n]
-            into = self._temporary(coming) if add else coming
+            into = self._temporary(coming) if op else coming
             self._send([(mine, to)] if mine.size else [], [(into, source)] if coming.size else [])
-            if add:
-                coming += into
+            if op:
+                combine(op, coming, into, coming)
 
     def all_gather_into(self, array: Array, counts: Sequence[int]) -> None:
         parts = self._cut(array, counts)
@@ -298,13 +379,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         check_rank(root, self.size)
         flat = as_row(array)
         name = f"broadcast of {flat.nbytes} bytes by rank {self.names[root]}"
-        self._run(Code.BROADCAST, name, self._broadcast, flat, root)
-
-    def _broadcast(self, flat: Array, root: int) -> None:
-        if self.rank == root:
-            self._send([(flat, r) for r in range(self.size) if r != root], [])
-        else:
-            self._send([], [(flat, root)])
+        self._run(Code.BROADCAST, name, self._tree_broadcast, flat, root)
 
     def send(self, array: Array, to: int) -> None:
         check_rank(to, self.size)
@@ -330,3 +405,32 @@ class Collectives(ProcessLocal, Communicator, ABC):
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         every = self._run(Code.SHARE, "share", self._all_gather, text)
         return [json.loads(part.tobytes()) for part in every]
+
+    # ---- services ------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        if self._topology is None:
+            self._topology = Topology(self.share(self._host()))
+        return self._topology
+
+    def _host(self) -> str:
+        return socket.gethostname()
+
+    def named(self) -> NamedCollectives:
+        return self._service(NamedCollectives)
+
+    def store(self) -> Store:
+        return self._service(Store)
+
+    def rates(self) -> Rates:
+        return self._service(Rates)
+
+    def _service(self, cls: type[S]) -> S:
+        if cls not in self._services:
+            self._services[cls] = cls(self)
+        return self._services[cls]  # type: ignore[return-value]
+
+    def leave(self) -> None:
+        for group in self._by_host:
+            group.leave()

@@ -9,6 +9,11 @@ from numpy.typing import NDArray
 
 from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait
 from cavs.distributed.comm.mailbox import Mailbox
+from cavs.distributed.comm.named import NamedCollectives
+from cavs.distributed.comm.rates import Rates
+from cavs.distributed.comm.store import Store
+from cavs.distributed.comm.topology import Topology
+from cavs.distributed.comm.traffic import Traffic
 from cavs.errors import CommunicationError
 
 Array = NDArray[Any]
@@ -54,8 +59,11 @@ class Operations(Protocol[A]):
     sent_bytes: int
     overlaps: bool
 
-    def all_reduce(self, array: A) -> None:
-        """Sum over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree)."""
+    def all_reduce(self, array: A, op: str = "sum") -> None:
+        """Reduce over the ranks, in place. A rank sends 2 (N - 1) / N n (small arrays: a tree).
+
+        op: "sum", "min", "max", or "mean" of arrays of floats. On the host NaN stays NaN.
+        """
 
     def reduce(self, array: A, root: int) -> None:
         """Sum, in place at `root`; on the host in the order of ranks. Others send n."""
@@ -82,7 +90,7 @@ class Operations(Protocol[A]):
         """
 
     def broadcast(self, array: A, root: int) -> None:
-        """Send the array of `root` to all, in place. `root` sends (N - 1) n, others nothing."""
+        """Send the array of `root` to all, in place, down a tree: together (N - 1) n."""
 
     def send(self, array: A, to: int) -> None:
         """Send to one rank, which calls `receive` with an array of that size and dtype."""
@@ -117,10 +125,11 @@ class Communicator(Operations[Array], Protocol):
     """`Operations` on the host, and services that only it has.
 
     names: number of every rank in the world, by rank, as errors give it; parts of the world and
-    survivors renumber their ranks, but keep these names.
+    survivors renumber their ranks, but keep these names. traffic: counters of bytes by rank.
     """
 
     names: Sequence[int]
+    traffic: Traffic
 
     def share(self, value: Any) -> list[Any]:
         """Return every rank's JSON value, by rank."""
@@ -130,12 +139,26 @@ class Communicator(Operations[Array], Protocol):
     def common_memory(self, nbytes: int) -> Array | None:
         """Return memory of this rank, bytes, that the other ranks see too; all ranks call it.
 
-        `all_reduce` of an array stored there sends messages for synchronisation alone. None where
-        ranks are not all on one host, or cannot see each other's memory there.
+        `all_reduce` of an array stored there reduces in memory inside each host; arrays travel
+        between the first ranks of hosts alone. None where each rank has a host of its own, or ranks
+        cannot see each other's memory on their host.
         """
 
     def mailbox(self) -> Mailbox:
         """Return a mailbox for another thread, besides the collectives; all ranks call it."""
+
+    @property
+    def topology(self) -> Topology:
+        """The hosts of the ranks and routes between them; at first, all ranks read it together."""
+
+    def named(self) -> NamedCollectives:
+        """Return asynchronous collectives by name; the first call is one of all ranks."""
+
+    def store(self) -> Store:
+        """Return the arrays that ranks keep for each other; the first call is one of all ranks."""
+
+    def rates(self) -> Rates:
+        """Return rates and latencies between ranks; the first call is one of all ranks."""
 
     def waiting(
         self, operation: str, peers: Peers | None = None, known: Known = ...

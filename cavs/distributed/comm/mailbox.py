@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.distributed.comm.traffic import Traffic
 from cavs.errors import CommunicationError
 
 Array = NDArray[Any]
@@ -79,6 +80,7 @@ class Mailbox:
 
     Letters from one rank to another keep their order. A letter to oneself costs no bytes.
     names: the numbers of the ranks in the world, for errors. sent_bytes: of letters to other ranks.
+    traffic: counters of bytes, that of the communicator.
     """
 
     # Shortest and longest seconds between two looks at what has come; a rank may be gone meanwhile.
@@ -86,6 +88,7 @@ class Mailbox:
 
     def __init__(self, rank: int, names: Sequence[int]) -> None:
         self.rank, self.size, self.names = rank, len(names), names
+        self.traffic = Traffic()
         self.changed = threading.Condition()
         self._here: deque[Letter] = deque()
         self.sent_bytes, self.closed = 0, False
@@ -101,6 +104,7 @@ class Mailbox:
                 self.changed.notify_all()
                 return
             self.sent_bytes += coded.nbytes
+        self.traffic.count(self.names[to], sent=coded.nbytes)
         self._deliver(to, coded)
 
     def take(self, timeout: float) -> Letter | None:

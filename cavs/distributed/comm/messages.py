@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs.distributed.comm.interfaces import Array
+from cavs.distributed.comm.mailbox import Array
 from cavs.errors import CommunicationError, ConfigError
 
 Message = tuple[Array, int]  # an array and the rank it goes to or comes from
@@ -34,9 +34,16 @@ class Code(Enum):
     SHARE = "share"
     SPLIT = "split"
     MAILBOX = "mailbox"
+    MIN = "min all-reduce"
+    MAX = "max all-reduce"
+    MEAN = "mean all-reduce"
 
 
-_OPERATIONS = tuple(Code)
+REDUCTIONS = {"min": Code.MIN, "max": Code.MAX, "mean": Code.MEAN}  # a sum: by its algorithm
+# All pairs of an operation and a dtype that messages have: tags of Open MPI suffice for 170.
+_OF_BYTES = (Code.COMMON, Code.BARRIER, Code.SPLIT, Code.MAILBOX)
+LABELS = [(code, dtype) for code in Code for dtype in (("uint8",) if code in _OF_BYTES else DTYPES)]
+_NUMBERS = {label: number for number, label in enumerate(LABELS)}
 
 
 def as_row(array: Array) -> Array:
@@ -67,7 +74,7 @@ def dtype_code(array: Array) -> int:
 
 def label_of(operation: Code, array: Array) -> int:
     """Return the label of a message of `array`: its operation and dtype."""
-    return _OPERATIONS.index(operation) * len(DTYPES) + dtype_code(array)
+    return _NUMBERS[operation, DTYPES[dtype_code(array)]]
 
 
 class Mismatch(NamedTuple):
@@ -83,13 +90,11 @@ class Mismatch(NamedTuple):
     def error(self, names: Sequence[int], rank: int, operation: str) -> CommunicationError:
         """Return the error of `rank`, which waits in `operation`. names: of ranks in the world."""
         theirs, mine = f"{'more than ' * self.more}{self.nbytes} bytes", str(self.expected)
-        (number, code), (own_number, own_code) = (
-            divmod(label, len(DTYPES)) for label in (self.label, self.wanted)
-        )
+        (code, dtype), (own_code, own_dtype) = LABELS[self.label], LABELS[self.wanted]
+        if dtype != own_dtype:
+            theirs, mine = f"{theirs} of {dtype}", f"{mine} of {own_dtype}"
         if code != own_code:
-            theirs, mine = f"{theirs} of {DTYPES[code]}", f"{mine} of {DTYPES[own_code]}"
-        if number != own_number:
-            theirs += f" in {_OPERATIONS[number].value}"
+            theirs += f" in {code.value}"
         return CommunicationError(
             f"rank {names[self.source]} sent {theirs}, rank {names[rank]} expects {mine} in "
             f"{operation}",

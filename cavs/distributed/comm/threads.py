@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cavs.distributed.comm.collectives import Collectives
@@ -13,7 +13,7 @@ from cavs.distributed.comm.hang_detection import Wait, WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.messages import Code, Message, Mismatch, label_of
-from cavs.errors import CommunicationError
+from cavs.errors import CommunicationError, ConfigError
 
 T = TypeVar("T")
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 class _World:
     """State that the ranks of one group share, and all parts of `whole`, the group of all ranks.
 
-    names: numbers of its ranks in `whole`.
+    hosts: the host of each of its ranks, by the numbers in `whole`.
     """
 
-    def __init__(self, names: Iterable[int], whole: _World | None = None) -> None:
-        self.names, self.whole = list(names), whole or self
+    def __init__(self, hosts: Mapping[int, str], whole: _World | None = None) -> None:
+        self.hosts, self.names, self.whole = hosts, list(hosts), whole or self
         self.changed: threading.Condition = whole.changed if whole else threading.Condition()
         # In `whole` alone:
         self.aborted = ""
@@ -42,9 +42,14 @@ class _World:
         with self.changed:
             return {number: register.own() for number, register in self.registers.items()}
 
+    def hosts_of(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return the hosts of some ranks, by their numbers in `whole`."""
+        return {self.names[r]: self.hosts[self.names[r]] for r in ranks}
+
     def lost(self) -> LostPeerError:
         """Return the error that ranks have died."""
-        return LostPeerError(f"ranks {sorted(self.names[r] for r in self.dead)} are gone")
+        gone = sorted(self.names[r] for r in self.dead or self.leaving)
+        return LostPeerError(f"ranks {gone} {'are gone' if self.dead else 'have left'}")
 
 
 class ThreadCommunicator(Collectives):
@@ -98,14 +103,19 @@ class ThreadCommunicator(Collectives):
         self._splits += 1
         world = self._world
         with world.changed:
-            names = [world.names[r] for r in members]
-            group = world.groups.setdefault((self._splits, color), _World(names, world.whole))
+            hosts = world.hosts_of(members)
+            group = world.groups.setdefault((self._splits, color), _World(hosts, world.whole))
         part = ThreadCommunicator(group, members.index(self.rank), timeout=self.timeout)
+        part.traffic = self.traffic
         self._parts.append(part)
         return part
 
+    def _host(self) -> str:
+        return self._world.hosts[self.names[self.rank]]
+
     def mailbox(self) -> ThreadMailbox:
         box = ThreadMailbox(self._world, self._mailboxes, self.rank)
+        box.traffic = self.traffic
         self._mailboxes += 1
         with self._world.changed:
             self._world.boxes[box.number, self.rank] = box
@@ -128,6 +138,7 @@ class ThreadCommunicator(Collectives):
             self._world.changed.notify_all()
 
     def leave(self) -> None:
+        super().leave()
         with self._world.changed:
             self._world.leaving.add(self.rank)
             self._world.changed.notify_all()
@@ -146,7 +157,7 @@ class ThreadCommunicator(Collectives):
                         raise waiting.hung(self.timeout)
             members = sorted(world.leaving - world.dead)
             if world.smaller is None:
-                world.smaller = _World(world.names[r] for r in members)
+                world.smaller = _World(world.hosts_of(members))
         self.close()
         return ThreadCommunicator(world.smaller, members.index(self.rank), timeout=self.timeout)
 
@@ -171,6 +182,7 @@ class ThreadMailbox(Mailbox):
             box = self._world.boxes[self.number, to]
         with box.changed:
             if not box.closed:  # a rank that has left reads no letters
+                box.traffic.count(self.names[self.rank], received=coded.nbytes)
                 box._here.append(decode(self.rank, coded))
                 box.changed.notify_all()
 
@@ -184,13 +196,21 @@ class ThreadMailbox(Mailbox):
 
 
 def run_threads(
-    size: int, work: Callable[[ThreadCommunicator], T], *, timeout: float = 60.0
+    size: int,
+    work: Callable[[ThreadCommunicator], T],
+    *,
+    timeout: float = 60.0,
+    hosts: Sequence[str] | None = None,
 ) -> list[T]:
     """Run `work(communicator)` on `size` threads, one a rank; return the results by rank.
 
+    hosts: a name for each rank; ranks of one name share memory. One host unless given.
     If ranks raise, the others are ended and the first exception by rank is raised again here.
     """
-    world = _World(range(size))
+    names = ["localhost"] * size if hosts is None else list(hosts)
+    if len(names) != size:
+        raise ConfigError(f"{len(names)} hosts for {size} ranks", hint="name one for each rank")
+    world = _World(dict(enumerate(names)))
     results: list[Any] = [None] * size
     errors: list[tuple[bool, int, BaseException]] = []
 

@@ -2,15 +2,22 @@
 
 import gc
 import os
+import time
 
 import numpy as np
 import pytest
 
 import cavs
-from cavs.distributed.comm import SingleCommunicator, collectives, run_threads
+from cavs.distributed.comm import (
+    LostPeerError,
+    SingleCommunicator,
+    collectives,
+    run_threads,
+)
 from cavs.distributed.comm.common_memory import CommonMemory, map_common
 from tests.distributed.elastic.test_survivors import fit, survive
 from tests.distributed.test_trainer import assert_equal, train_alone, train_together
+from tests.patience import patience
 
 RANKS = [2, 3, 4, 5]
 
@@ -49,6 +56,69 @@ def test_sums_add_in_the_order_of_ranks(n, size, dtype):
     for got, sent in run_threads(n, work):
         np.testing.assert_array_equal(got, in_order(values))
         assert sent == pytest.approx(2 * (n - 1) / n * got.nbytes, abs=2 * n)
+
+
+HOSTS = [["a", "a", "b"], ["a", "b", "b", "a"], ["a", "b", "b", "c", "c", "c", "a"]]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "min", "max"])
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_hosts_sum_inside_before_they_send(hosts, op):
+    """Only the first ranks of hosts send arrays, as a communicator of these ranks would."""
+    size, n = 9_001, len(hosts)
+    values = [np.random.default_rng(r).standard_normal(size) for r in range(n)]
+    first = sorted({hosts.index(host) for host in hosts})
+
+    def work(c):
+        memory = c.common_memory(values[0].nbytes + 80).view("f8")
+        mine = memory[5 : 5 + size]
+        for _ in range(2):
+            memory[...] = 7
+            mine[...] = values[c.rank]
+            before, sent = c.sent_bytes, c.traffic.totals(c.names)[0]
+            c.all_reduce(mine, op)
+            assert (np.delete(memory, np.s_[5 : 5 + size]) == 7).all()
+        across = (c.traffic.totals(c.names)[0] - sent)[[host != hosts[c.rank] for host in hosts]]
+        return mine.copy(), across.sum(), c.sent_bytes - before
+
+    reduced = {"min": np.min, "max": np.max, "mean": np.mean, "sum": np.sum}[op](values, axis=0)
+    results = run_threads(n, work, hosts=hosts)
+    for rank, (got, across, sent) in enumerate(results):
+        np.testing.assert_allclose(got, reduced, rtol=1e-12, atol=1e-12)
+        assert got.tobytes() == results[0][0].tobytes()
+        k = len(first)
+        expected = 2 * (k - 1) / k * got.nbytes if rank in first else 0
+        assert across == pytest.approx(expected, abs=16 * k)
+        assert sent >= across
+
+
+def test_integers_give_the_same_sums_on_any_hosts():
+    def work(c):
+        memory = c.common_memory(80_000).view("i8")
+        memory[...] = np.arange(10_000) * (c.rank + 1)
+        c.all_reduce(memory)
+        return memory.copy()
+
+    for hosts in (["a"] * 4, ["a", "b", "a", "b"], ["a", "b", "c", "c"]):
+        for got in run_threads(4, work, hosts=hosts):
+            np.testing.assert_array_equal(got, np.arange(10_000) * 10)
+
+
+def test_ranks_with_hosts_of_their_own_have_none():
+    assert run_threads(3, lambda c: c.common_memory(100), hosts="abc") == [None] * 3
+
+
+def test_no_rank_has_memory_where_one_host_has_none(monkeypatch):
+    def work(c):
+        found = c.common_memory(100)
+        c.barrier()
+        return found
+
+    def mapped(rank, nbytes, share):
+        return None if 2 in share.__self__.names else map_common(rank, nbytes, share)
+
+    monkeypatch.setattr(collectives, "map_common", mapped)
+    assert run_threads(5, work, hosts=["a", "a", "b", "b", "c"]) == [None] * 5
 
 
 def test_small_arrays_and_other_memory_are_sent():
@@ -172,12 +242,52 @@ def test_training_in_shared_memory_equals_one_process(size, strategy, monkeypatc
     monkeypatch.setattr(
         collectives.Collectives,
         "_sum_in_common",
-        lambda c, everyone, counts: (sums.append(c), summed(c, everyone, counts))[1],
+        lambda c, everyone, *more: (sums.append(c), summed(c, everyone, *more))[1],
     )
     optimizer = cavs.optim.Adam(lr=0.05)
     together = train_together(size, optimizer, strategy=strategy, max_norm=0.5)
     assert_equal(train_alone(optimizer, max_norm=0.5), together)
     assert len(set(sums)) == size
+
+
+@pytest.mark.parametrize("victim", range(5))
+@pytest.mark.parametrize("exchanges", [0, 1, 2, 3, 5])
+def test_a_death_on_one_host_ends_the_sum_on_all(victim, exchanges):
+    """Ranks of other hosts wait for another rank than the one that died."""
+
+    def work(c):
+        memory = c.common_memory(80_000).view("f8")
+        c.barrier()
+        groups = [c, *c._by_host]
+        left = [exchanges]
+
+        def counted(group, exchange):
+            def run(*arguments):
+                if c.rank == victim and not left[0]:
+                    c.die()
+                    raise LostPeerError("this one")
+                left[0] -= 1
+                exchange(*arguments)
+
+            return run
+
+        for group in groups:
+            group._exchange = counted(group, group._exchange)
+        begun = time.monotonic()
+        with pytest.raises(LostPeerError):
+            for _ in range(20):
+                c.all_reduce(memory)
+        if c.rank == victim:
+            return None
+        left_over = c.shrink()
+        total = np.ones(1)
+        left_over.all_reduce(total)
+        assert time.monotonic() - begun < patience(10)
+        return total[0]
+
+    hosts = ["a", "b", "b", "a", "c"]
+    results = run_threads(5, work, hosts=hosts, timeout=patience(30))
+    assert [r for r in results if r is not None] == [4] * 4
 
 
 @pytest.mark.parametrize("messages", range(1, 150, 19))

@@ -15,6 +15,7 @@ from cavs.errors import CommunicationError, ConfigError
 from tests.cuda.nccl_threads import device_ranks
 
 SIZES = st.integers(1, 5)
+BELOW = {1: [0], 2: [1, 0], 3: [2, 0, 0], 4: [2, 0, 1, 0]}  # children, by distance from the root
 
 
 @pytest.fixture(scope="module", params=["threads", "nccl"])
@@ -46,6 +47,68 @@ def test_all_reduce_sums_and_all_ranks_have_the_same_bits(run, size, n):
         assert a.tobytes() == results[0][0].tobytes()
         if 8 * n > SMALL:  # the formula of a ring; parts differ by one element at most
             assert abs(sent - 2 * (size - 1) / size * 8 * n) <= 2 * size * 8
+
+
+NUMPY = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
+SUMMED = ("uint8", "int32", "int64", "float16", "float32", "float64")  # by NCCL and the host
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    SIZES,
+    st.sampled_from(list(NUMPY)),
+    st.sampled_from(SUMMED),
+    st.sampled_from([0, 1, 7, 40, SMALL // 8 + 5, 5000]),
+)
+def test_all_reduce_by_other_operations(run, size, op, dtype, n):
+    """Whole numbers, whose sums are exact in every order."""
+
+    def whole(rank):
+        return np.random.default_rng((7, rank, n)).integers(0, 50, n).astype(dtype)
+
+    def work(c):
+        a = whole(c.rank)
+        c.all_reduce(a, op)
+        return a
+
+    if op == "mean" and "float" not in dtype:
+        with pytest.raises(ConfigError, match=f"the mean of arrays of {dtype} is no {dtype}"):
+            run(size, work)
+        return
+    expected = NUMPY[op].reduce([whole(r) for r in range(size)], dtype=dtype)
+    if op == "mean":
+        expected = expected / np.array(size, dtype)
+    for a in run(size, work):
+        np.testing.assert_array_equal(a, expected)
+
+
+def test_nan_stays_nan_and_unknown_operations_are_named():
+    def work(c):
+        a = np.array([c.rank, np.nan if c.rank else 1.0])
+        c.all_reduce(a, "min")
+        return a
+
+    for a in run_threads(3, work):
+        np.testing.assert_array_equal(a, [0, np.nan])
+    with pytest.raises(ConfigError, match=r"no reduction 'product'\n(.|\n)*sum, min, max, mean"):
+        SingleCommunicator().all_reduce(np.zeros(1), "product")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.data())
+def test_a_broadcast_reaches_all_ranks_down_a_tree(size, data):
+    root, n = data.draw(st.integers(0, size - 1)), data.draw(st.sampled_from([0, 1, 5000]))
+
+    def work(c):
+        a = values(c.rank, n)
+        c.broadcast(a, root)
+        return a, c.sent_bytes
+
+    results = run_threads(size, work)
+    for a, _ in results:
+        np.testing.assert_array_equal(a, values(root, n))
+    assert sum(sent for _, sent in results) == 8 * n * (size - 1)
+    assert max(sent for _, sent in results) == 8 * n * (size - 1).bit_length()
 
 
 @settings(max_examples=25, deadline=None)
@@ -108,7 +171,8 @@ def test_reduce_adds_in_the_order_of_ranks_and_broadcast_sends_from_the_root(run
     for r, (_, b, up, down) in enumerate(results):
         np.testing.assert_array_equal(b, values(root, 11))
         assert up == (0 if r == root else 44)
-        assert down == (88 * root if r == root else 0)
+        distance = (r - root) % size  # in the tree below the root
+        assert down == 88 * BELOW[size][distance]
 
 
 def test_send_receive_share_split_and_barrier(run):

@@ -48,6 +48,21 @@ def mismatches(c):
             sums(100, 100, dtypes=(F4, I4)),
             {0: "sent 400 bytes of int32, rank 0 expects 400 of float32 in all-reduce of 400 b"},
         ),
+        "reductions": (
+            lambda p: p.all_reduce(np.ones(8), ("min", "max")[p.rank]),
+            {0: "rank 1 sent 64 bytes in max all-reduce, rank 0 expects 64 in min all-reduce of 6"},
+        ),
+        "mean": (
+            lambda p: p.all_reduce(np.ones(8), ("sum", "mean")[p.rank]),
+            {0: "rank 1 sent 64 bytes in mean all-reduce, rank 0 expects 64 in all-reduce of 64"},
+        ),
+        "large reductions": (
+            lambda p: p.all_reduce(np.ones(4000), ("min", "sum")[p.rank]),
+            {
+                0: "rank 1 sent 16000 bytes in all-reduce around a ring, rank 0 expects 16000 in m",
+                1: "rank 0 sent 16000 bytes in min all-reduce, rank 1 expects 16000 in all-reduce",
+            },
+        ),
         "broadcast": (
             lambda p: p.broadcast(np.ones(100 + 100 * p.rank), 0),
             {1: "rank 0 sent 800 bytes, rank 1 expects 1600 in broadcast of 1600 bytes by rank 0"},

@@ -138,7 +138,7 @@ class MPICommunicator(Collectives):
             Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
         made = MPICommunicator(part, timeout=self.timeout, register=self._register)
-        made._is_part = True
+        made._is_part, made.traffic = True, self.traffic
         return made
 
     def mailbox(self) -> MPIMailbox:
@@ -149,7 +149,9 @@ class MPICommunicator(Collectives):
                 hint="use staleness=0 and sync=True, or another MPI",
             )
         comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
-        return MPIMailbox(self._mpi, comm, self.names, self._register)
+        box = MPIMailbox(self._mpi, comm, self.names, self._register)
+        box.traffic = self.traffic
+        return box
 
     def _all_come(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
         """Return `call()`, in which MPI waits for all ranks and names none, once all are there.
@@ -185,6 +187,7 @@ class MPICommunicator(Collectives):
 
     def leave(self) -> None:
         """See `Communicator`. By ULFM, which Open MPI's ``mpirun --with-ft ulfm`` switches on."""
+        super().leave()
         self._surviving(self._comm.Revoke)
         if not self._is_part:  # parts ask where the whole does
             self._surviving(self._register.revoke)

@@ -113,7 +113,9 @@ class MPIMailbox(Mailbox):
                 pieces.append(piece)
                 if tag == _LAST:
                     del self._pieces[source]
-                    return decode(source, piece if len(pieces) == 1 else np.concatenate(pieces))
+                    whole = piece if len(pieces) == 1 else np.concatenate(pieces)
+                    self.traffic.count(self.names[source], received=whole.nbytes)
+                    return decode(source, whole)
         except self._mpi.Exception as error:
             raise LostPeerError(f"rank {self.names[self.rank]} reads its mail: {error}") from error
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Array
-from cavs.distributed.comm.messages import DTYPES, Code, Message, Mismatch, label_of
+from cavs.distributed.comm.messages import LABELS, Code, Message, Mismatch, label_of
 
 # Bytes a message. Over TCP, Open MPI asks the receiver before it sends a larger one than its eager
 # limit, and the answer waits behind what the receiver itself is sending: both directions of a slow
@@ -33,7 +33,7 @@ class Channel:
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
-        self.mpi, self.comm, self._labels = mpi, comm, len(Code) * len(DTYPES)
+        self.mpi, self.comm, self._labels = mpi, comm, len(LABELS)
         # Where an MPI has few tags, sizes differ by a rest; those of Open MPI suffice for all.
         tags: int = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1
         self._sizes = min(_MORE + 1, tags // (_NUMBERS * self._labels))

@@ -16,8 +16,11 @@ from cavs.distributed.comm.interfaces import Communicator, Operations
 from cavs.distributed.comm.messages import check_parts, check_rank, cuts
 from cavs.distributed.comm.nccl.device_array import DeviceArray, OnDevice
 from cavs.distributed.comm.nccl.group import NCCLGroup, Peers
+from cavs.distributed.comm.reductions import check_op
+from cavs.distributed.comm.topology import binomial
 from cavs.errors import ConfigError, DeviceError
 
+_AVERAGE = 4  # ncclAvg, for which CuPy has no name
 _Part = tuple[DeviceArray, int]  # and the rank it goes to or comes from
 
 
@@ -44,8 +47,11 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
 
     # ---- operations ----------------------------------------------------------------------------
 
-    def all_reduce(self, array: OnDevice) -> None:
-        own = self._in_place("all-reduce", "allReduce", array, self._nccl.NCCL_SUM)
+    def all_reduce(self, array: OnDevice, op: str = "sum") -> None:
+        check_op(op, DeviceArray.of(array).dtype)
+        number = _AVERAGE if op == "mean" else getattr(self._nccl, f"NCCL_{op.upper()}")
+        name = "all-reduce" if op == "sum" else f"{op} all-reduce"
+        own = self._in_place(name, "allReduce", array, number)
         self.sent_bytes += 2 * (self.size - 1) * own.nbytes // self.size
 
     def reduce(self, array: OnDevice, root: int) -> None:
@@ -58,7 +64,7 @@ class NCCLCommunicator(NCCLGroup, Operations[OnDevice]):
         check_rank(root, self.size)
         by = f" by rank {self.names[root]}"
         own = self._in_place("broadcast", "broadcast", array, root, where=by)
-        self.sent_bytes += (self.size - 1) * own.nbytes if self.rank == root else 0
+        self.sent_bytes += len(binomial(self.rank, root, self.size)[1]) * own.nbytes
 
     def _in_place(
         self, name: str, call: str, array: OnDevice, *more: int, where: str = ""

@@ -1,0 +1,230 @@
+"""The store: arrays that ranks keep and others request while they compute."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.errors import CommunicationError, ConfigError
+from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.patience import patience
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+DTYPES = st.sampled_from(["float32", "float64", "float16", "int64", "uint8"])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 4), st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=4))
+def test_a_request_returns_what_is_kept(size, forms):
+    def arrays(rank):
+        return [np.full(shape, rank + 1, dtype) for shape, dtype in forms]
+
+    def same(found, expected):
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        np.testing.assert_array_equal(found, expected)
+
+    def work(c):
+        store, mine = c.store(), arrays(c.rank)
+        assert store.keep(mine, "list") == 1
+        assert store.keep({f"w{i}": a for i, a in enumerate(mine)}, "model") == 1
+        store.keep(mine[0], "array")
+        for array in mine:
+            array[...] = 99  # the store has copies
+        for rank in range(c.size):
+            expected = arrays(rank)
+            for found in (
+                store.request(rank, None, "list"),
+                list(store.request(rank, None, "model").values()),
+            ):
+                assert len(found) == len(expected)
+                for one, other in zip(found, expected, strict=True):
+                    same(one, other)
+            same(store.request(rank, len(forms) - 1, "list"), expected[-1])
+            same(store.request(rank, "w0", "model"), expected[0])
+            same(store.request(rank, None, "array"), expected[0])
+        c.barrier()
+
+    run_threads(size, work)
+
+
+def test_a_reply_has_the_version_that_was_kept_last():
+    def work(c):
+        store, versions = c.store(), []
+        for i in range(3):
+            assert store.version("w") == i
+            store.keep(np.full(2, i), "w")
+            c.barrier()
+            reply = store.request_async(1 - c.rank, None, "w").wait()
+            versions.append((reply.version, reply.value[0]))
+            assert 0 < reply.seconds < 5
+            c.barrier()
+        return versions, store.request_counts().tolist(), store.request_seconds()[1 - c.rank] > 0
+
+    for rank, (versions, counts, positive) in enumerate(run_threads(2, work)):
+        assert versions == [(1, 0), (2, 1), (3, 2)]
+        assert counts[1 - rank] == 3 and counts[rank] == 0 and positive
+
+
+def test_no_reply_mixes_two_versions():
+    """One rank keeps models all the time; the others read them meanwhile."""
+
+    def work(c):
+        store, end = c.store(), time.monotonic() + 0.5
+        store.keep([np.zeros(5000), np.zeros(5000)], "model")
+        count = 0
+        while time.monotonic() < end:
+            if c.rank == 0:
+                count += 1
+                store.keep([np.full(5000, count), np.full(5000, count)], "model")
+            else:
+                reply = store.request_async(0, None, "model").wait()
+                assert len({float(x) for a in reply.value for x in a}) == 1
+                count += 1
+        c.barrier()
+        return count
+
+    assert min(run_threads(3, work)) > 5
+
+
+def test_a_request_before_the_first_keep_waits_for_it():
+    def work(c):
+        store = c.store()
+        if c.rank == 0:
+            time.sleep(0.3)
+            store.keep({"a": np.arange(3)}, "late")
+            c.barrier()
+            return None
+        futures = [store.request_async(0, name, "late") for name in ("a", None)]
+        assert not futures[0].done
+        found = futures[0].wait().value
+        assert futures[1].wait().value.keys() == {"a"}
+        c.barrier()
+        return found.tolist()
+
+    assert run_threads(2, work) == [None, [0, 1, 2]]
+
+
+def test_a_tag_that_is_never_kept_is_named_with_its_rank():
+    def work(c):
+        store = c.store()
+        store.keep(np.ones(1), "here")
+        text = ""
+        if c.rank == 0:
+            c.timeout = 0.3
+            with pytest.raises(CommunicationError) as error:
+                store.request(2, None, "gone")
+            c.timeout = patience(20)
+            text = str(error.value)
+            assert store.request(2, None, "here")[0] == 1  # the store goes on
+        c.barrier()
+        if c.rank == 2:  # no answer to a request that was given up
+            end = time.monotonic() + 10
+            while any(store._waiting.values()) and time.monotonic() < end:
+                time.sleep(0.01)
+            assert not any(store._waiting.values())
+            store.keep(np.ones(1), "gone")
+        return text
+
+    text = run_threads(3, work, timeout=patience(20))[0]
+    assert "rank 0 waited 0.3 s in request of 'gone' from rank 2" in text
+    assert "rank 2 has kept nothing under 'gone'" in text
+
+
+def test_names_that_are_not_kept_are_an_error_at_once():
+    def work(c):
+        store = c.store()
+        store.keep({"a": np.ones(1), "b": np.ones(1)}, "model")
+        c.barrier()
+        with pytest.raises(ConfigError, match="rank 1 keeps 'a', 'b' under 'model', not 'c'"):
+            store.request(1, "c", "model")
+        with pytest.raises(ConfigError, match="there is no rank 2"):
+            store.request(2, "a", "model")
+        with pytest.raises(ConfigError, match="is no NumPy array"):
+            store.keep([1.0], "model")
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_a_callback_has_the_reply_before_the_handle_is_done():
+    def work(c):
+        store, seen = c.store(), []
+        store.keep(np.full(1, c.rank), "w")
+        future = store.request_async(1 - c.rank, None, "w", seen.append)
+        assert future.wait() is seen[0] and seen[0].value[0] == 1 - c.rank
+
+        def fail(reply):
+            raise ZeroDivisionError("of the callback")
+
+        with pytest.raises(ZeroDivisionError, match="of the callback"):
+            store.request_async(1 - c.rank, None, "w", fail).wait()
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_a_rank_that_computes_still_answers():
+    free = threading.Event()
+
+    def work(c):
+        store = c.store()
+        store.keep(np.ones(1), "w")
+        if c.rank == 1:
+            assert free.wait(10)
+        else:
+            assert store.request(1, None, "w")[0] == 1 and store.ping(1) < 5
+            free.set()
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_a_death_ends_all_requests():
+    def work(c):
+        store = c.store()
+        c.barrier()
+        if c.rank == 1:
+            c.die()
+            return None
+        futures = [store.request_async(r, None, "never") for r in (0, 1, 2)]
+        for future in futures:
+            with pytest.raises(LostPeerError, match=r"ranks \[1\] are gone"):
+                future.wait()
+        with pytest.raises(LostPeerError):
+            store.keep(np.ones(1), "w")
+        return True
+
+    assert run_threads(3, work) == [True, None, True]
+
+
+def test_one_rank_requests_from_itself():
+    store = SingleCommunicator().store()
+    store.keep([np.ones(2), np.zeros(3)], "w")
+    assert [a.size for a in store.request(0, None, "w")] == [2, 3]
+    store.close()
+    with pytest.raises(CommunicationError, match="closed"):
+        store.request(0, None, "w")
+
+
+def over_mpi(c):
+    store, rates = c.store(), c.rates()
+    store.keep({"w": np.full(300_000, c.rank), "b": np.ones((2, 2), np.float16)}, "model")
+    for rank in range(c.size):
+        model = store.request(rank, None, "model")
+        assert (model["w"] == rank).all() and model["b"].shape == (2, 2)
+    rates.sample()
+    assert (np.delete(rates.comm_rates(), c.rank) > 0).all()
+    matrix = rates.latency_matrix()
+    c.barrier()
+    return matrix.tolist()
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+def test_over_mpi():
+    latencies = np.array(run_ranks(3, __name__, "over_mpi"))
+    assert (np.diag(latencies) == 0).all() and (latencies + np.eye(3) > 0).all()
