@@ -15,10 +15,9 @@ from cavs.distributed.compression.exchange import (
     unflatten,
     weighed,
 )
+from cavs.distributed.compression.fewer_numbers import PowerSGD, TopK
 from cavs.distributed.compression.parse import NAMES, parse
-from cavs.distributed.compression.powersgd import PowerSGD
 from cavs.distributed.compression.quantise import BFloat16, ErrorFeedback, Float16, Identity, OneBit
-from cavs.distributed.compression.topk import TopK
 
 __all__ = [
     "NAMES",

@@ -10,9 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from cavs.distributed.compression.exchange import Compressor
-from cavs.distributed.compression.powersgd import PowerSGD
+from cavs.distributed.compression.fewer_numbers import PowerSGD, TopK
 from cavs.distributed.compression.quantise import BFloat16, ErrorFeedback, Float16, Identity, OneBit
-from cavs.distributed.compression.topk import TopK
 from cavs.errors import ConfigError
 
 _FORM = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)

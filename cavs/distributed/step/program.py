@@ -67,10 +67,9 @@ def kinds_union(group: Communicator) -> Iterator[Callable[[Sequence[Any]], list[
         yield union
     except FailedPeerError:
         return
-    except CommunicationError:
-        raise
-    except Exception:
-        if calls == 0 or calls % 2:  # others may wait for the next values
+    except Exception as error:
+        waited_for = calls == 0 or calls % 2 == 1  # others may wait for the next values
+        if waited_for and not isinstance(error, CommunicationError):
             group.share(None)
         raise
 

@@ -106,17 +106,16 @@ class Run:
         ended = time.perf_counter()
         self.compute_seconds = ended - begun
         handles = handles if context.wait_free else self._start()
-        lost: CommunicationError | None = None
-        broken: DeviceError | None = None
+        errors: list[CommunicationError | DeviceError] = []
         for handle in handles:  # all of them, so that none runs into what comes after
             try:
                 self.pieces += handle.wait()
-            except CommunicationError as error:
-                lost = lost or error
-            except DeviceError as error:  # raised on all ranks at the end of the step
-                broken = broken or error
-        if lost is not None:
-            raise lost
+            except (CommunicationError, DeviceError) as error:
+                errors.append(error)
+        for error in errors:
+            if isinstance(error, CommunicationError):
+                raise error
+        broken = errors[0] if errors else None  # raised on all ranks at the end of the step
         if context.group is not None:
             context.group.finish(executor, broken)
             if not context.group.lost:

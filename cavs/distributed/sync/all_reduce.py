@@ -28,7 +28,6 @@ from cavs.distributed.sync.part import (
     joined_ranges,
     pack,
     size_of,
-    tables,
     unpacked,
     wait_parts,
 )
@@ -36,7 +35,6 @@ from cavs.distributed.sync.synchroniser import (
     Exchange,
     Facts,
     Runtime,
-    SparseAllGather,
     Synchroniser,
     Transfer,
 )
@@ -110,10 +108,9 @@ class AllReduce(Synchroniser):
     @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
         """See `Synchroniser`. Large gradients travel in slabs, as these become final."""
-        rows, dense = tables(members)
-        found = [Transfer(SparseAllGather, table) for table in rows]
+        found: list[Transfer] = []
         groups: dict[int | None, list[Member]] = {}
-        for member in dense:
+        for member in members:
             sync = member.leaf.sync
             assert isinstance(sync, AllReduce)
             if member.leaf.compressor != "none":

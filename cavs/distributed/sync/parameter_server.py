@@ -6,6 +6,7 @@ exchanges messages with the owner. Ranks that only own parameters take part with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,7 +29,6 @@ from cavs.distributed.sync.part import (
     pack,
     send_rows,
     size_of,
-    tables,
     touched,
     unpack,
     unpacked,
@@ -153,16 +153,21 @@ class ParameterServer(Synchroniser):
             )
 
     @classmethod
+    def lower_rows(cls, table: tuple[Member, ...]) -> list[Transfer]:
+        stale = tuple(member for member in table if member.leaf.sync.is_stale)
+        rest = tuple(member for member in table if not member.leaf.sync.is_stale)
+        found = [Transfer(StalePush, stale), Transfer(SparseServers, rest)]
+        return [transfer for transfer in found if transfer.members]
+
+    @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
         """See `Synchroniser`. Stale members are pushed; the others travel in buckets, by form."""
-        found = StalePush.lower([m for m in members if m.leaf.sync.is_stale])
-        rows, dense = tables(m for m in members if not m.leaf.sync.is_stale)
-        found += [Transfer(SparseServers, table) for table in rows]
-        forms: dict[tuple[bool, bool], list[Member]] = {}
-        for member in dense:
+        stale, forms = list[Member](), dict[tuple[bool, bool], list[Member]]()
+        for member in members:
             sync = member.leaf.sync
-            forms.setdefault((sync.sums_on_hosts, sync.replicates_on_hosts), []).append(member)
-        return found + [
+            form = sync.sums_on_hosts, sync.replicates_on_hosts
+            (stale if sync.is_stale else forms.setdefault(form, [])).append(member)
+        return StalePush.lower(stale) + [
             Transfer(DenseServers, together) for own in forms.values() for together in buckets(own)
         ]
 
@@ -265,9 +270,8 @@ class SparseServers(OwnerExchange):
             if member.shard.axis != 0 or member.leaf.sync.owner is None:
                 raise not_rows(member)
         (self.parameter,) = self.parameters
-        self.starts = [member.shard.start for member in members]  # ascending
-        self.owners = np.array([runtime.owner(member) for member in members])
-        self.width = self.values[self.parameter].size // members[-1].shard.stop
+        self.ranges = [(m.shard.start, m.shard.stop, runtime.owner(m)) for m in members]
+        self.width = math.prod(members[0].variable.shape[1:])
         self.moved: Array = np.empty(0, np.int32)
         self.written: Array = np.empty(0, np.int32)  # by the last step of all ranks
         self.ever: set[int] = set()
@@ -279,15 +283,18 @@ class SparseServers(OwnerExchange):
             rows, values = touched(gradients, self.parameter, usable)
             if self.two_level:
                 host = self.roles.hosts[self.roles.host]
-                leaders = np.array([host.index(leader_of(r, host)) for r in range(c.size)])
-                to = leaders[self._owners_of(rows)]
+                leaders = [host.index(leader_of(owner, host)) for owner in range(c.size)]
+                to = np.array([*leaders, -1])[self._owners_of(rows)]
                 rows, values = send_rows(self.roles.local, rows, values, to)
         self.moved, total = send_rows(c, rows, values, self._owners_of(rows))
         return [Piece(self.parameter, total, self.moved, owned=True)]
 
     def _owners_of(self, rows: Array) -> Array:
-        found: Array = self.owners[np.searchsorted(self.starts, rows, side="right") - 1]
-        return found
+        """Return the owner of each row, -1 for those of stale shards."""
+        owners = np.full(len(rows), -1)
+        for start, stop, owner in self.ranges:
+            owners[(rows >= start) & (rows < stop)] = owner
+        return owners
 
     def distribute(self, c: Communicator) -> None:
         self.written = self._from_owners(self.moved, self.values[self.parameter], c)

@@ -259,34 +259,38 @@ class Synchroniser(Config):
 
     exchange: ClassVar[type[Exchange]]
 
+    @classmethod
+    def lower_rows(cls, table: tuple[Member, ...]) -> list[Transfer]:
+        """Group the shards of a table that this class reduces: all together."""
+        return [Transfer(SparseAllGather, table)]
+
     def resolve(self, member: Member, facts: Facts) -> Synchroniser:
         """Return the synchroniser that reduces a member of this one in the program at hand."""
         return self
 
     @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
-        """Group members that this class reduces: each alone, and the rows of a table together."""
-        rows, dense = tables(members)
-        return [Transfer(SparseAllGather, table) for table in rows] + [
-            Transfer(cls.exchange, (member,)) for member in dense
-        ]
+        """Group dense members that this class reduces, in the order of turns: each alone."""
+        return [Transfer(cls.exchange, (member,)) for member in members]
 
 
 def lower(members: Iterable[Member], facts: Facts) -> list[Transfer]:
     """Lower the members of a strategy to transfers; all ranks get the same ones, in order."""
+    found: list[Transfer] = []
     groups: dict[type[Synchroniser], list[Member]] = {}
     rows, dense = tables(members)
     for together in [*rows, *((member,) for member in dense)]:
-        sync = together[0].leaf.sync  # the first shard of a table decides for all rows
+        member = together[0]  # the first shard of a table decides for all rows
+        sync = member.leaf.sync
         assert isinstance(sync, Synchroniser)
-        chosen = sync.resolve(together[0], facts)
-        groups.setdefault(type(chosen), []).extend(
-            m if chosen is sync else replace(m, leaf=replace(m.leaf, synchroniser=chosen))
-            for m in together
-        )
-    found = [
-        transfer
-        for cls, own in groups.items()
-        for transfer in cls.lower(sorted(own, key=lambda m: m.turn), facts)
-    ]
+        chosen = sync.resolve(member, facts)
+        own = groups.setdefault(type(chosen), [])
+        if member.variable.sparse:
+            found += chosen.lower_rows(together)
+        elif chosen is sync:
+            own.append(member)
+        else:
+            own.append(replace(member, leaf=replace(member.leaf, synchroniser=chosen)))
+    for cls, own in groups.items():
+        found += cls.lower(sorted(own, key=lambda member: member.turn), facts)
     return sorted(found, key=lambda transfer: transfer.turn)

@@ -20,7 +20,7 @@ from cavs.distributed.compression import (
     parse,
     run,
 )
-from cavs.distributed.compression.powersgd import orthonormal
+from cavs.distributed.compression.fewer_numbers import orthonormal
 from cavs.errors import ConfigError
 
 LOSSY = [

@@ -12,7 +12,7 @@ import pytest
 import cavs
 from cavs.distributed.balance import PREDICTORS, CostModel, SpeedBalancer, whole_shares
 from cavs.distributed.comm import run_threads
-from cavs.distributed.compression.powersgd import orthonormal, product
+from cavs.distributed.compression.fewer_numbers import orthonormal, product
 from cavs.distributed.step import program
 from cavs.errors import ConfigError, DataError
 from tests.distributed.balance.test_speed_balancer import DATA, balancer, loader, slowed

@@ -15,7 +15,6 @@ from cavs.distributed.sync.part import (
     Piece,
     buckets,
     send_rows,
-    tables,
     unpacked,
 )
 from cavs.distributed.sync.stale_server.owner import Unit
@@ -33,14 +32,11 @@ class StalePush(OwnerExchange):
 
     @staticmethod
     def lower(members: Sequence[Member]) -> list[Transfer]:
-        """Group stale members by parameter: tables alone, the others in buckets."""
-        rows, dense = tables(members)
-        whole = {m.parameter: m for m in reversed(dense)}
+        """Group dense stale members in buckets, all of a parameter together."""
+        whole = {m.parameter: m for m in reversed(members)}
         together = buckets(reversed(whole.values()), lambda member: member.variable.nbytes)
         of = [{m.parameter for m in bucket} for bucket in together]
-        return [Transfer(StalePush, table) for table in rows] + [
-            Transfer(StalePush, tuple(m for m in dense if m.parameter in numbers)) for numbers in of
-        ]
+        return [Transfer(StalePush, tuple(m for m in members if m.parameter in own)) for own in of]
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
