@@ -112,9 +112,9 @@ class Run:
                 self.pieces += handle.wait()
             except (CommunicationError, DeviceError) as error:
                 errors.append(error)
-        for error in errors:
-            if isinstance(error, CommunicationError):
-                raise error
+        for lost in errors:
+            if isinstance(lost, CommunicationError):
+                raise lost
         broken = errors[0] if errors else None  # raised on all ranks at the end of the step
         if context.group is not None:
             context.group.finish(executor, broken)
