@@ -48,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        args = parser_for(arguments).parse_args(arguments)
+        own, launched = launch.split(arguments)
+        args = parser_for(own).parse_args(own)
+        if launched:
+            args.arguments = launched
         launch.require_alone(args)
         status: int = args.run(args)
         return status

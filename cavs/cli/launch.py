@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ _ALONE = (
     *("bench", "demo", "evaluate", "explain", "info", "launch", "predict"),
     *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
 )
+_VALUED = ("-n", "--ranks", "--threads")  # options that take a value
+_PYTHON = re.compile(r"python[0-9.]*")
 _READ_ONLY = ("explain", "info")
 
 
@@ -41,11 +44,34 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "arguments",
-        nargs=argparse.REMAINDER,
+        nargs="*",
         metavar="COMMAND ...",
-        help="such as: train tree-lstm --data DIR, or: program.py",
+        help="such as: train tree-lstm --data DIR, or: program.py, or: -m module",
     )
     parser.set_defaults(run=run)
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words of cavs, and those of the command that ``cavs launch`` starts.
+
+    The command begins after ``--``, at ``-m``, or at the first word that is no option of ``cavs
+    launch``. The name of the interpreter before a program, which mpirun needs, is left out.
+    """
+    if argv[:1] != ["launch"]:
+        return argv, []
+    at = 1
+    while argv[at : at + 1] and argv[at].startswith("-") and not argv[at].startswith("-m"):
+        if argv[at] == "--":
+            break
+        at += 2 if any(option.startswith(argv[at]) for option in _VALUED) else 1
+    own, command = argv[:at], argv[at:]
+    if command[:1] == ["--"]:
+        del command[0]
+    if command[1:] and _PYTHON.fullmatch(command[0]):
+        del command[0]
+    if command and command[0].startswith("-m"):
+        command[:1] = ["-m", *filter(None, [command[0][2:]])]
+    return own, command
 
 
 def require_alone(args: argparse.Namespace) -> None:

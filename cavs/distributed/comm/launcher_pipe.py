@@ -16,10 +16,14 @@ INIT, FINALIZE = "MPI_Init", "MPI_Finalize"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
+def rank_of_environment() -> str | None:
+    """Return the rank that mpirun gave this process or the one that started it; None without."""
+    return next((os.environ[name] for name in _RANKS if name in os.environ), None)
+
+
 def report(word: str, *values: object) -> None:
     """Report something about this rank to the launcher; a no-op without a launcher."""
-    path = os.environ.get(PIPE)
-    rank = next((os.environ[name] for name in _RANKS if name in os.environ), None)
+    path, rank = os.environ.get(PIPE), rank_of_environment()
     if path is None or rank is None:
         return
     line = json.dumps([int(rank), word, *values]) + "\n"

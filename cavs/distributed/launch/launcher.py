@@ -61,11 +61,12 @@ def find_mpirun() -> Launcher:
     if path is None:
         raise DeviceError("there is no mpirun", hint=_INSTALL)
     try:
-        version = subprocess.check_output(
-            [path, "--version"], stderr=subprocess.DEVNULL, text=True, timeout=60
-        )
+        done = subprocess.run([path, "--version"], capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise DeviceError(f"{path} --version fails: {error}", hint=_INSTALL) from error
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+        hint = "remove the cause that mpirun names" if said else _INSTALL
+        raise DeviceError(f"{path} --version fails: {said or error}", hint=hint) from error
+    version = done.stdout.decode(errors="replace")
     ours = "Open MPI" in version or "OpenRTE" in version
     number = re.search(r"\) (\d+)", version)
     return Launcher(path, ours, ours and number is not None and int(number[1]) >= _SURVIVES)

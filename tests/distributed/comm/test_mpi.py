@@ -14,7 +14,7 @@ import pytest
 from cavs.distributed.comm import MPICommunicator, SingleCommunicator, world
 from cavs.distributed.comm.mpi import library as mpi
 from cavs.distributed.comm.nccl.group import load_nccl
-from cavs.errors import CommunicationError, DeviceError
+from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
 from tests.patience import patience
 
@@ -237,3 +237,28 @@ def test_ranks_inside_a_task_of_slurm_are_not_counted_by_it(of_one, monkeypatch)
 def test_missing_cupy_is_a_clear_error():
     with pytest.raises(DeviceError, match=r"NCCL needs CuPy: (.|\n)*cavs\[cuda12"):
         load_nccl()
+
+
+def children_of_a_rank(c):
+    if c.rank == 0:
+        code = "import cavs.distributed; cavs.distributed.world(5)"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        expected = f"is no rank: rank 0, process {os.getpid()}, started it"
+        assert done.returncode == 1 and expected in done.stderr, done.stderr
+        marks = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_")
+        alone = {k: v for k, v in os.environ.items() if not k.startswith(marks)}
+        subprocess.run(command, env=alone, check=True)
+        child = os.fork()
+        if child == 0:
+            try:
+                world(5)
+            except ConfigError as error:
+                os._exit(0 if expected in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+    c.barrier()
+
+
+def test_a_child_process_of_a_rank_is_no_rank():
+    run_ranks(2, __name__, "children_of_a_rank")

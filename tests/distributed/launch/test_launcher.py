@@ -82,6 +82,39 @@ def test_no_mpirun_is_a_clear_error(monkeypatch, tmp_path):
         launcher.find_mpirun()
 
 
+def test_the_words_of_mpirun_are_shown_where_it_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(launcher.sysconfig, "get_path", lambda name: str(tmp_path))
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\nprintf 'Unable to get the us\\351r home\\n' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(
+        DeviceError, match=r"mpirun --version fails: Unable to get the us.r"
+    ) as found:
+        launcher.find_mpirun()
+    assert found.value.hint == "remove the cause that mpirun names"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("-- program.py --x 1", ["program.py", "--x", "1"]),
+        ("program.py -- x", ["program.py", "--", "x"]),
+        ("-m module -n 3", ["-m", "module", "-n", "3"]),
+        ("-mmodule", ["-m", "module"]),
+        ("--threads 2 -- -m module", ["-m", "module"]),
+        ("--threads=2 --elastic python3 program.py", ["program.py"]),
+        ("--thr 2 train tree-lstm --threads 4", ["train", "tree-lstm", "--threads", "4"]),
+    ],
+)
+def test_where_the_launched_command_begins(words, command, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        cli_launch, "launch", lambda n, launched, **_: found.append((n, launched)) or 0
+    )
+    assert main(["launch", "-n", "2", *words.split()]) == 0
+    assert found == [(2, command)]
+
+
 def test_the_mpirun_of_the_wheel_skips_the_search_for_fabrics(monkeypatch, tmp_path):
     """The user's own settings have precedence."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, report
+from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, inside, rank_of_environment, report
 from cavs.distributed.comm.mpi.requests import PIECE
-from cavs.errors import DeviceError
+from cavs.errors import ConfigError, DeviceError
 
 MINIMUM = (4, 1)
 STANDARD = (3, 0)  # version of MPI with matched probes
@@ -22,6 +22,7 @@ _HEADER = 1 << 10
 _BTL = "OMPI_MCA_btl"  # transports of Open MPI
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _RANKS = ("PMIX_RANK", "PMI_RANK")
+_JOINED = "CAVS_RANK"  # process that joined MPI as a rank, and the rank; its children inherit it
 _TASKS = "SLURM_STEP_NUM_TASKS"  # by srun for each task, whether or not it tells an MPI of them
 
 
@@ -60,6 +61,7 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
     """
     from importlib import metadata  # slow to import
 
+    refuse_child_of_rank()
     try:
         version = metadata.version("mpi4py")
     except metadata.PackageNotFoundError:
@@ -83,7 +85,8 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         has, needs = (".".join(map(str, v)) for v in (MPI.Get_version(), STANDARD))
         raise DeviceError(f"{library} implements MPI {has}, cavs needs {needs}", hint=INSTALL)
     if begins:
-        atexit.register(report, "in", FINALIZE, timeout)
+        os.environ[_JOINED] = _identity(os.getpid())
+        atexit.register(_report_finalize, os.getpid(), timeout)
     told, size = started(), MPI.COMM_WORLD.Get_size()
     if told is not None and told.ranks not in (None, size):
         raise DeviceError(
@@ -93,6 +96,29 @@ def load_mpi(timeout: float = 300.0) -> ModuleType:
         )
     module: ModuleType = MPI
     return module
+
+
+def refuse_child_of_rank() -> None:
+    """Raise `ConfigError` in a process that has the environment of a rank that started it."""
+    rank = os.environ.get(_JOINED, "").partition(" ")[0]
+    if not rank or os.environ[_JOINED] != _identity(int(rank)) or int(rank) == os.getpid():
+        return
+    raise ConfigError(
+        f"process {os.getpid()} is no rank: rank {rank_of_environment()}, process {rank}, started "
+        "it and has already joined MPI",
+        hint="train in the rank itself; where the process is to train alone, start it without "
+        "the variables OMPI_COMM_WORLD_*, PMIX_* and PMI_*",
+    )
+
+
+def _identity(process: int) -> str:
+    """Return the number of a process and the rank that its environment names, in one text."""
+    return f"{process} {os.environ.get('PMIX_NAMESPACE', '')} {rank_of_environment()}"
+
+
+def _report_finalize(process: int, timeout: float) -> None:
+    if os.getpid() == process:  # not in a process forked from the rank
+        report("in", FINALIZE, timeout)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,7 @@ class StaleServers:
         self._box = c.mailbox()
         self._thread = threading.Thread(target=self._serve, name="cavs-servers", daemon=True)
         self._thread.start()
-        atexit.register(_close_at_exit, weakref.ref(self))
+        atexit.register(_close_at_exit, weakref.ref(self), os.getpid())
 
     @property
     def sent_bytes(self) -> int:
@@ -354,10 +355,10 @@ class StaleServers:
                 self._box.post(r, words, arrays)
 
 
-def _close_at_exit(servers: weakref.ref[StaleServers]) -> None:
-    """MPI ends with the process: no thread may call it then."""
+def _close_at_exit(servers: weakref.ref[StaleServers], process: int) -> None:
+    """MPI ends with the process: no thread may call it then. A forked child is no rank."""
     alive = servers()
-    if alive is None or alive._box.closed:
+    if alive is None or alive._box.closed or os.getpid() != process:
         return
     alive.fail(CommunicationError(_LEFT))  # settled or not: others may go on to their next step
     alive.close()
