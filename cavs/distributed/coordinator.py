@@ -190,7 +190,8 @@ class RankCoordinator(Coordinator):
         # A cached batch is sharded again whenever it comes.
         ahead = math.inf if train.caches else train.prefetch + 1
         last = training.collate
-        fresh = Collate(train.undivided, LoaderSplit(session.position, split, ahead))
+        division = LoaderSplit(session.position, split, ahead)
+        fresh = Collate(train.undivided, division, compared=train.digest() != 0)
         # The same function keeps the batches that a loader has cached.
         training.collate = train.collate = fresh if last is None or last != fresh else last
         self._reset_split()
@@ -263,7 +264,9 @@ class RankCoordinator(Coordinator):
         """
 
         def work() -> T:
-            if not self.training.begun:
+            if self.training.begun:
+                self.training.compare_parameters("evaluation")
+            else:
                 self.training.share_parameters()
             return evaluate(batches)
 
@@ -302,6 +305,8 @@ class RankCoordinator(Coordinator):
 
         def work() -> None:
             session.collect(self.training.state.states)
+            if self.training.begun:
+                self.training.compare_parameters("save")
             rank, count = session.position
             extra = session.memory() if states and rank < count else {}
             with session.agreement.guard("save"):
@@ -313,19 +318,28 @@ class RankCoordinator(Coordinator):
         self.survivors.run_settled(work)
 
     def settle(self) -> None:
-        """See `Coordinator`. Does nothing without stale parameters."""
+        """Wait until the parameters of all ranks hold all updates; nothing without stale ones."""
         if self.session.stale.serves:
             self.survivors.run_resilient(self.session.stale.settle)
 
+    def load(self, read: Callable[[], T]) -> T:
+        def work() -> T:
+            with self.session.agreement.guard("load"):
+                return read()
+
+        return self.survivors.run_settled(work)
+
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
         """See `Coordinator`. Any number of ranks may have written the file."""
-        self.settle()
-        with self.training.guard("fit"):
+
+        def work() -> Checkpoint:
             stored = read()
             if self.writes_files:
                 report("saved", str(path), self.training.state.steps)
             self.session.take_memory(stored.extra)
             return stored
+
+        return self.load(work)
 
     def close(self) -> None:
         """Wait until all ranks close, then end the communication."""

@@ -132,8 +132,8 @@ class Coordinator(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """Wait until the parameters of all processes hold all updates and are equal."""
+    def load(self, read: Callable[[], T]) -> T:
+        """Return ``read()``, which reads parameters from a checkpoint on every process."""
         ...
 
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
@@ -202,8 +202,8 @@ class SingleProcess(Coordinator):
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         write({})
 
-    def settle(self) -> None:
-        """See `Coordinator`."""
+    def load(self, read: Callable[[], T]) -> T:
+        return read()
 
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
         return read()

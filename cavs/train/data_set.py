@@ -24,19 +24,34 @@ def sizes_of(graphs: Sequence[Any]) -> dict[str, int]:
 def digest_of(graphs: Sequence[Any]) -> int:
     """Return a digest of structure and integer features; 0 if graphs are built on access.
 
-    Floats are left out, since ranks with other processors may compute them in other bits.
+    graphs: or batches, which have other digests than their graphs. Floats are left out, since
+    ranks with other processors may compute them in other bits.
     """
     found = 0
     if not isinstance(graphs, list | tuple):
         return found
     for graph in graphs:
-        if not hasattr(graph, "with_features"):  # no graph of cavs
+        if not hasattr(graph, "topology"):  # no graph of cavs
             return 0
         arrays = [graph.topology.offsets, graph.topology.children]
         for group in (graph.features, graph.edge_features, graph.graph_features):
             arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
         for array in arrays:
             found = zlib.crc32(array.tobytes(), found)
+    return found
+
+
+def digests_of(graphs: Sequence[Any]) -> dict[str, int]:
+    """Return digests of the structure and of each integer feature of graphs of cavs, by name."""
+    found = {"structure": 0}
+    for graph in graphs:
+        for array in (graph.topology.offsets, graph.topology.children):
+            found["structure"] = zlib.crc32(array.tobytes(), found["structure"])
+        for group in (graph.features, graph.edge_features, graph.graph_features):
+            for name, array in group.items():
+                if array.dtype == np.int32:
+                    key = f"feature {name!r}"
+                    found[key] = zlib.crc32(array.tobytes(), found.get(key, 0))
     return found
 
 

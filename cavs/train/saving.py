@@ -83,11 +83,14 @@ def load(
     strict: bool = True,
 ) -> list[str]:
     """Copy the parameters in `path` into the model and nothing else; see `load_parameters`."""
-    coordinator.settle()
-    engine.keep_dtype()
-    others = load_parameters(state.model, path, strict=strict)
-    engine.invalidate()
-    return others
+
+    def read() -> list[str]:
+        engine.keep_dtype()
+        others = load_parameters(state.model, path, strict=strict)
+        engine.invalidate()
+        return others
+
+    return coordinator.load(read)
 
 
 def restore(

@@ -80,7 +80,7 @@ def test_a_trainer_asks_its_coordinator_for_files(tmp_path):
     trainer.save(tmp_path / "run")
     trainer.load(tmp_path / "run")
     trainer.resume(tmp_path / "run")
-    assert calls == ["save", "settle", "resume"]
+    assert calls == ["save", "load", "resume"]
 
 
 def test_a_coordinator_may_stop_a_fit(tmp_path):

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, batch
+from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
-from cavs.train.data_set import edge_types, with_edge_types
+from cavs.train.data_set import digest_of, digests_of, edge_types, with_edge_types
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the positions of each rank's graphs in it. Called on every
 # rank, where it must give the same.
 Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
+
+_SAMPLE = 4  # graphs of a batch that is not collated as a whole; a digest of each takes 30 us
 
 
 def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
@@ -69,11 +72,15 @@ def left(split: Split, ranks: Sequence[int]) -> Split:
 
 @dataclass(frozen=True)
 class WholeBatch:
-    """A global batch to be divided when its step begins. make: collates parts of it."""
+    """A global batch to be divided when its step begins. make: collates parts of it.
+
+    compared: True if ranks have compared the data set that it is from.
+    """
 
     graphs: tuple[Graph, ...]
     ids: tuple[int, ...] | None = None
     make: Make = batch
+    compared: bool = False
 
     @property
     def num_graphs(self) -> int:
@@ -88,7 +95,9 @@ class ShardedBatch(WholeBatch):
     local: its graphs; where it has none, one that stands in and counts for nothing (`empty`).
     position: rank and number of ranks that it was divided for. split: function that divided it.
     mark: checksum of the graphs of each rank, by their ids, or without these their sizes; equal on
-    ranks that divided alike.
+    ranks that divided alike. content: digest of structure and integers of the global batch, equal
+    on ranks that got the same batch (a sample of its graphs where they are built on access); 0 if
+    the data set was compared, or this rank computes nothing.
     """
 
     local: GraphBatch
@@ -96,6 +105,7 @@ class ShardedBatch(WholeBatch):
     position: tuple[int, int]
     split: Split
     mark: int
+    content: int
 
     @property
     def computed(self) -> int:
@@ -146,7 +156,8 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
     """
     (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
     make = whole.make if isinstance(whole, WholeBatch) else batch
-    part, mark = list[int](), 0
+    part, mark, content = list[int](), 0, 0
+    compared = isinstance(whole, WholeBatch) and whole.compared
     if rank < ranks:
         parts = [list(part) for part in split(graphs, ranks)]
         given = sorted(i for part in parts for i in part)
@@ -156,6 +167,10 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
                 hint="give the position of every graph to exactly one rank",
             )
         part, mark = parts[rank], _mark(parts, whole)
+        if not compared:  # a collated batch has each feature in one array
+            content = digest_of(
+                [whole] if isinstance(whole, GraphBatch) else list(graphs[:_SAMPLE])
+            )
     positions = part or [0]
     own = positions if ids is None else [ids[i] for i in positions]  # errors name them alike
     taken = [graphs[i] for i in positions]
@@ -163,7 +178,30 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
         taken = with_edge_types(taken, edge_types(graphs) or {})  # those of the global batch
     local = make(taken, own)
     return ShardedBatch(
-        graphs, ids, make, local=local, empty=not part, position=position, split=split, mark=mark
+        graphs,
+        ids,
+        make,
+        compared,
+        local=local,
+        empty=not part,
+        position=position,
+        split=split,
+        mark=mark,
+        content=content,
+    )
+
+
+def compare_batches(agreement: Agreement, batch: GraphBatch | WholeBatch | None, step: int) -> None:
+    """Raise `ConfigError` on all ranks if structure or integer features of their batches differ.
+
+    batch: the global batch of a rank; None if it has none to compare.
+    """
+    digests = {} if batch is None else digests_of(batch.graphs)
+    agreement.same(
+        {name: f"crc32 {digest:08x}" for name, digest in digests.items()} or None,
+        found=f"the ranks got different batches in step {step}",
+        hint="give all ranks the same batches; number words and labels in an order that is the "
+        "same in every process, as that of sorted(set(...)) is",
     )
 
 
@@ -212,10 +250,12 @@ class Collate:
 
     whole: Callable[..., Any]
     division: LoaderSplit  # may be replaced by another while the loader's thread calls it
+    compared: bool  # see `WholeBatch`
 
     def __call__(self, graphs: Sequence[Any], ids: NDArray[np.int64]) -> WholeBatch:
         """Return this rank's part of ``whole(graphs, ids)``."""
-        whole, division = WholeBatch(tuple(graphs), tuple(ids.tolist()), self._make), self.division
+        division = self.division
+        whole = WholeBatch(tuple(graphs), tuple(ids.tolist()), self._make, self.compared)
         return whole if division.waits else shard(whole, division.position, division.split)
 
     def _make(self, graphs: Sequence[Any], ids: Any) -> Any:

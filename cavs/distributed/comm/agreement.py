@@ -20,7 +20,7 @@ E = TypeVar("E", bound=BaseException)
 # No rank has updated anything in these phases. Only a rank whose batch failed, while the others
 # begin a step, comes to "batch".
 _UNCHANGED = ("policy", "batch", "snapshot", "step", "end of step")
-PHASES = (*_UNCHANGED, "start", "exchanges", "evaluation", "fit", "save", "end", "settle")
+PHASES = (*_UNCHANGED, "start", "exchanges", "evaluation", "fit", "save", "load", "end", "settle")
 _SPARED = ("step", "evaluation")  # an error there may leave intact what a checkpoint needs
 _LEFT = "its program has ended, without Trainer.close()"
 _SHOWN = 8  # differences, or ranks that differ in one, in an error
@@ -132,7 +132,7 @@ class Agreement:
         raise agreed(
             CommunicationError(
                 f"ranks are in different phases: {where}",
-                hint="call step, evaluate, fit and save on all ranks, in the same order",
+                hint="call step, evaluate, fit, save and load on all ranks, in the same order",
             )
         )
 
@@ -142,11 +142,18 @@ class Agreement:
         if failed:
             raise agreed(failed_elsewhere(failed), saves)
 
-    def same(self, facts: Mapping[str, str] | None, error: BaseException | None = None) -> None:
+    def same(
+        self,
+        facts: Mapping[str, str] | None,
+        error: BaseException | None = None,
+        *,
+        found: str = "the ranks do not train the same",
+        hint: str = "start all ranks with the same program, options, data and version of cavs",
+    ) -> None:
         """Raise `ConfigError` on every rank unless all have the same facts, by name.
 
         facts: None on a rank that has nothing to compare. error: of this rank, raised as by
-        `consensus`.
+        `consensus`. found, hint: text of the error.
         """
         own = None if facts is None else dict(facts)
         shared = self.communicator.share([own, None if error is None else describe(error)])
@@ -163,10 +170,7 @@ class Agreement:
                 has = [f"{_ranks(numbers)} {value}" for value, numbers in ranks.items()]
                 differing.append(f"{name}: {_few(has, ', ')}")
         if differing:
-            raised = ConfigError(
-                "the ranks do not train the same\n  " + _few(differing, "\n  "),
-                hint="start all ranks with the same program, options, data and version of cavs",
-            )
+            raised = ConfigError(f"{found}\n  " + _few(differing, "\n  "), hint=hint)
             raise agreed(raised)
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from cavs.compiler.pipeline import default_passes
 from cavs.data import GraphBatch
-from cavs.distributed.balance.shards import Collate, LoaderSplit, ShardedBatch, contiguous, shard
+from cavs.distributed.balance.shards import (
+    Collate,
+    LoaderSplit,
+    ShardedBatch,
+    compare_batches,
+    contiguous,
+    shard,
+)
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import agreed, attend, is_agreed
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
@@ -70,6 +80,8 @@ class RankTraining:
             raise
         if session.asynchronous:  # there is no consensus in a step to compare programs in
             self._compare_traces(batch)
+            known = batch if isinstance(batch, GraphBatch) else None
+            compare_batches(session.agreement, known, self.state.steps + 1)
         session.take_roles()
         attend(session.communicator, begun=True, asynchronous=session.asynchronous)
 
@@ -80,6 +92,30 @@ class RankTraining:
         for parameter in self.state.parameters.values():
             session.communicator.broadcast(parameter.value, 0)
         session.invalidate()
+
+    def compare_parameters(self, phase: str) -> None:
+        """Raise `ConfigError` on all ranks unless all replicas hold the same bits of parameters.
+
+        They are equal after every step, unless they were written on some ranks only. phase:
+        what the ranks are about to do.
+        """
+        session, c = self.session, self.session.communicator
+        rank, replicas = session.position
+        digests = dict[str, int]()
+        with session.agreement.guard(phase):
+            session.session.download()
+            if rank < replicas:  # others hold no current values of what they do not own
+                own = self.state.parameters.items()
+                digests = {name: zlib.crc32(p.current().data) for name, p in own}
+        marks = np.zeros(c.size)
+        marks[rank] = zlib.crc32(np.array([*digests.values()], np.uint32).data)
+        c.all_reduce(marks)
+        if (marks[:replicas] != marks[0]).any():
+            session.agreement.same(
+                {f"parameter {name}": f"crc32 {x:08x}" for name, x in digests.items()} or None,
+                found=f"the ranks hold different parameters after step {self.state.steps}",
+                hint="write parameters on all ranks alike, or load a checkpoint on all of them",
+            )
 
     def _facts(self) -> dict[str, str]:
         session, split = self.session, self.session.split
@@ -197,8 +233,8 @@ class RankTraining:
 
     def compare_fits(self) -> None:
         """Raise `ConfigError` on all ranks unless a further `fit` has the same batches and end."""
+        self.compare_parameters("fit")
         agreement = self.session.agreement
-        agreement.consensus("fit")
         known = {"loader": self.loader_facts, **self.fit_facts}
         agreement.same({name: str(value) for name, value in known.items()})
 

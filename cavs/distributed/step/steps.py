@@ -13,7 +13,7 @@ import numpy as np
 
 from cavs.data import GraphBatch
 from cavs.distributed.balance import Balancer
-from cavs.distributed.balance.shards import ShardedBatch
+from cavs.distributed.balance.shards import ShardedBatch, compare_batches
 from cavs.distributed.comm.agreement import Consensus
 from cavs.distributed.comm.interfaces import Handle, LostPeerError
 from cavs.distributed.step.context import Array, StepContext, Update
@@ -224,7 +224,7 @@ class SynchronousStep:
             own = graphs.sum() / (replicas * np.maximum(graphs, 1))
         ranks = {
             "rank_seconds": tuple(rows[:, 0].tolist()),
-            "rank_reports": tuple(map(tuple, rows[:, 4:].tolist())) if rows.shape[1] > 4 else (),
+            "rank_reports": tuple(map(tuple, rows[:, 5:].tolist())) if rows.shape[1] > 5 else (),
             "rank_graphs": tuple(graphs.astype(int).tolist()),
             "rank_squares": tuple((rows[:, 3] * own**2).tolist()) if run.observer.norms else (),
         }
@@ -248,8 +248,8 @@ class SynchronousStep:
         They are: loss and `squares`, summed over the ranks; hyperparameters of rank 0, since a
         schedule may differ in its last bit on another processor, and its seconds since the step
         before; a row per replica, its seconds, the mark and the size of its part, the squared norm
-        of its gradients, and reports of its split. Raises on all ranks if one failed, or if they
-        split the batch differently.
+        of its gradients, the content of the batch, and reports of its split. Raises on all ranks
+        if one failed, if they split the batch differently, or if they got different ones.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
         part, error = run.part, run.error
@@ -268,7 +268,8 @@ class SynchronousStep:
         if c.rank != 0:
             head[3:] = 0
         share = (0, 0) if part is None else (part.mark, part.computed)
-        row = [run.compute_seconds, *share, run.observer.square, *report]
+        content = 0 if part is None else part.content
+        row = [run.compute_seconds, *share, run.observer.square, content, *report]
         ends = np.zeros(len(head) + c.size * len(row))
         ends[: len(head)] = head
         rows = ends[len(head) :].reshape(c.size, -1)
@@ -280,6 +281,9 @@ class SynchronousStep:
             if part is not None and not alike:
                 error = error or part.divided_differently(rows[:, 1:3].astype(int).tolist())
             context.agreement.consensus("end of step", error)
+        if (rows[:, 4] != rows[0, 4]).any():
+            known = None if part is None or part.content == 0 else part
+            compare_batches(context.agreement, known, run.update.step + 1)
         of_rank_0 = dict(zip(numbers, ends[3 : len(head)].tolist(), strict=True))
         return ends[:2].tolist(), {**hyper, **of_rank_0}, rows
 

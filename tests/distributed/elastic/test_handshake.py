@@ -322,3 +322,65 @@ class TestProcesses:
         texts = run_ranks(2, __name__, "over_mpi")
         assert len(texts) == 2 and len(set(texts)) == 1
         assert "trace of the model: rank 0 has" in texts[0]
+
+
+# Words are numbered in the order of a set, which differs between processes.
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(servers=1)"])
+@pytest.mark.parametrize("feature", ["token", "label"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_different_integers_are_refused(strategy, feature, step):
+    def work(c):
+        t = trainer(c, strategy=strategy)
+        graphs = trees(4, 1)
+        for i in range(3):
+            if i == step and c.rank == 1:
+                graphs = [g.with_features({feature: (g.features[feature] + 1) % 3}) for g in graphs]
+            t.advance(cavs.batch(graphs))
+
+    size = 2 if strategy is None else 3
+    for error in outcomes(size, work):
+        assert isinstance(error, ConfigError) and error.agreed
+        text = f"got different batches in step {step + 1}\n  feature '{feature}': rank"
+        assert text in str(error) and "sorted(set(...))" in error.hint
+
+
+def test_different_integers_in_the_first_asynchronous_step_are_refused():
+    def work(c):
+        graphs = [g.with_features({"label": np.full(g.num_vertices, c.rank)}) for g in trees(4, 1)]
+        trainer(c, strategy="PSLoadBalancing(staleness=2)").advance(cavs.batch(graphs))
+
+    for error in outcomes(2, work):
+        assert "got different batches in step 1\n  feature 'label': rank 0 has crc32" in str(error)
+
+
+class Lazy:
+    """A data set whose graphs are built on access."""
+
+    def __init__(self, graphs, shift):
+        self.graphs, self.shift = graphs, shift
+
+    def __len__(self):
+        return len(self.graphs)
+
+    def __getitem__(self, i):
+        graph = self.graphs[i]
+        return graph.with_features({"label": (graph.features["label"] + self.shift) % 3})
+
+
+def test_different_integers_of_graphs_built_on_access_are_refused():
+    def work(c):
+        loader = cavs.DataLoader(Lazy(trees(8, 1), c.rank), 4)
+        trainer(c).fit(loader, epochs=1, progress=False)
+
+    for error in outcomes(2, work):
+        assert "got different batches in step 1\n  feature 'label': rank" in str(error)
+
+
+def test_floats_may_differ():
+    def work(c):
+        graphs = [
+            g.with_features({"noise": np.full(g.num_vertices, c.rank, "f4")}) for g in trees(4, 1)
+        ]
+        return trainer(c).advance(cavs.batch(graphs)).loss
+
+    assert len(set(run_threads(2, work))) == 1
