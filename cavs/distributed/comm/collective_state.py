@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cavs.distributed.comm.mailbox import Array
-from cavs.distributed.comm.messages import DTYPES
+from cavs.distributed.comm.messages import DTYPES, as_row
 from cavs.distributed.comm.reductions import OPS, combine, complete
 from cavs.distributed.comm.topology import Hop, Routes, rerooted
 
@@ -81,7 +81,7 @@ class Collective:
 
     def __init__(self, owner: Owner, key: Key, array: Array, *, op: int = 0, root: int = 0) -> None:
         self.owner, self.rank, self.key, self.array = owner, owner.rank, key, array
-        flat = array.reshape(-1)
+        flat = as_row(array)
         self.signature = Signature(
             self.type, op, DTYPES.index(flat.dtype.name), self._signature_bytes(), root
         )

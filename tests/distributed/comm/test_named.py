@@ -13,7 +13,6 @@ from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
 from cavs.distributed.comm.collective_state import CHUNK
 from cavs.distributed.comm.topology import NAMES
 from cavs.errors import CommunicationError, ConfigError
-from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.draws import EXAMPLES
 from tests.patience import patience
 
@@ -356,6 +355,8 @@ def test_bad_arguments_are_named():
         named.all_gather("b", np.zeros(()))
     with pytest.raises(ConfigError, match="not C-contiguous"):
         named.all_reduce("b", np.ones((2, 3)).T)
+    with pytest.raises(ConfigError, match="not C-contiguous"):
+        named.broadcast("b", np.ones((2, 3)).T, 0)
     named.end_step()
     assert named.all_reduce("a", np.ones(3)).done and named.step == 1
     named.close()
@@ -412,25 +413,3 @@ def test_ranks_agree_on_equal_bytes_alone(size):
         return same
 
     assert all(all(same) for same in run_threads(size, work))
-
-
-# ---- MPI ---------------------------------------------------------------------------------------
-
-
-def over_mpi(c, seeds, count):
-    both_orders(c, range(seeds), count=count)
-    named, times = c.named(), []
-    big = np.full(3 * CHUNK // 8, 1.0 + c.rank)
-    assert (named.all_reduce("big", big, "max").wait() == c.size).all()
-    for i in range(20):
-        begun = time.perf_counter()
-        assert named.set_tree(("RING", "AUTO")[i % 2])
-        times.append(time.perf_counter() - begun)
-    c.barrier()
-    return float(np.median(times))
-
-
-@pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
-def test_over_mpi():
-    assert run_ranks(3, __name__, "over_mpi", 1, 60) < patience(1)

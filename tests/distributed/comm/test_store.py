@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
 from cavs.errors import CommunicationError, ConfigError
-from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.patience import patience
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -208,23 +207,3 @@ def test_one_rank_requests_from_itself():
     store.close()
     with pytest.raises(CommunicationError, match="closed"):
         store.request(0, None, "w")
-
-
-def over_mpi(c):
-    store, rates = c.store(), c.rates()
-    store.keep({"w": np.full(300_000, c.rank), "b": np.ones((2, 2), np.float16)}, "model")
-    for rank in range(c.size):
-        model = store.request(rank, None, "model")
-        assert (model["w"] == rank).all() and model["b"].shape == (2, 2)
-    rates.sample()
-    assert (np.delete(rates.comm_rates(), c.rank) > 0).all()
-    matrix = rates.latency_matrix()
-    c.barrier()
-    return matrix.tolist()
-
-
-@pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
-def test_over_mpi():
-    latencies = np.array(run_ranks(3, __name__, "over_mpi"))
-    assert (np.diag(latencies) == 0).all() and (latencies + np.eye(3) > 0).all()
