@@ -11,6 +11,7 @@ import cavs
 from cavs.distributed.comm import (
     LostPeerError,
     SingleCommunicator,
+    ThreadCommunicator,
     collectives,
     run_threads,
 )
@@ -248,6 +249,24 @@ def test_training_in_shared_memory_equals_one_process(size, strategy, monkeypatc
     together = train_together(size, optimizer, strategy=strategy, max_norm=0.5)
     assert_equal(train_alone(optimizer, max_norm=0.5), together)
     assert len(set(sums)) == size
+
+
+@pytest.mark.parametrize("strategy", [None, "PartitionedAR"])
+@pytest.mark.parametrize("hosts", ["aab", "abab"])
+def test_training_on_several_hosts_equals_one_process(hosts, strategy, monkeypatch):
+    copied = []
+    copy = collectives.Collectives._copy_in_common
+    monkeypatch.setattr(collectives, "SMALL", 64)  # these gradients are
+    monkeypatch.setattr(ThreadCommunicator, "_host", lambda c: hosts[c.names[c.rank]])
+    monkeypatch.setattr(
+        collectives.Collectives,
+        "_copy_in_common",
+        lambda c, *more: (copied.append(c.names[c.rank]), copy(c, *more))[1],
+    )
+    optimizer = cavs.optim.Adam(lr=0.05)
+    together = train_together(len(hosts), optimizer, strategy=strategy, max_norm=0.5)
+    assert_equal(train_alone(optimizer, max_norm=0.5), together)
+    assert set(copied) == {r for r, host in enumerate(hosts) if hosts.count(host) > 1}
 
 
 @pytest.mark.parametrize("victim", range(5))

@@ -1,5 +1,6 @@
 """Named collectives: any order, the same bits, one state a name, errors on all ranks."""
 
+import functools
 import threading
 import time
 import zlib
@@ -46,6 +47,19 @@ def value(seed, i, rank, size, dtype):
     return (100 * rng.standard_normal(size)).astype(dtype)
 
 
+def of_numpy(seed, i, size, collective):
+    """Return the bits of a collective along a star: sums in the order of ranks."""
+    _, which, n, dtype, op = collective
+    wider = which == "all-gather"
+    terms = [value(seed, i, rank, n + wider * rank, dtype) for rank in range(size)]
+    if which == "broadcast":
+        return terms[i % size].tobytes()
+    if wider:
+        return b"".join(term.tobytes() for term in terms)
+    combine = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op]
+    return functools.reduce(combine, terms).tobytes()
+
+
 def launch(named, seed, i, collective):
     name, which, size, dtype, op = collective
     array = value(seed, i, named.rank, size + (which == "all-gather") * named.rank, dtype)
@@ -88,6 +102,8 @@ def both_orders(c, seeds, topology="AUTO", count=COUNT):
         straight = list(range(count))
         mixed = rng.permutation(count).tolist()
         expected = run_in_order(named, seed, straight, drawn)
+        if named.routes.text == "STAR":
+            assert expected == [of_numpy(seed, i, c.size, drawn[i]) for i in straight]
         step = named.step
         found = run_in_order(named, seed, mixed, drawn)
         assert named.states(step) == 0 and named.states(step - 1) == 0

@@ -137,6 +137,7 @@ def test_sums_in_shared_memory_are_measured_where_available(ranks):
     assert found[0].reduce_bandwidth == pytest.approx(SUMS, rel=0.05)
     known = Network(common_bandwidth=7.0)
     assert measured(addresses, known)[0].common_bandwidth == 0
+    assert measured([*addresses, "b"], known, common=True)[0].common_bandwidth == 0
 
 
 def test_one_rank_measures_nothing():

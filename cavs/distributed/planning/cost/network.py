@@ -276,9 +276,12 @@ class _Probe:
         return _LARGE * (n - 1) / n / rest if rest > _FLOOR else math.inf
 
     def sums_in_common(self, latency: float) -> float:
-        """Return bytes a second of an all-reduce in memory that all ranks see; 0 without it."""
+        """Return bytes a second of an all-reduce in memory that all ranks see; 0 without it.
+
+        Ranks of several nodes have memory of each; sums there include the network.
+        """
         memory = self.communicator.common_memory(_LARGE)
-        if memory is None:
+        if memory is None or len(set(self.addresses)) > 1:
             return 0.0
         seconds = self._all_reduce(memory.view(np.float64))
         barriers = 2 * math.ceil(math.log2(self.communicator.size))
