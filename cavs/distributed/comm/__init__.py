@@ -3,9 +3,13 @@
 from cavs.distributed.comm.interfaces import Communicator, Handle, LostPeerError, Operations
 from cavs.distributed.comm.mailbox import Letter, Mailbox
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
+from cavs.distributed.comm.named import NamedCollectives
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
 from cavs.distributed.comm.nccl.device_array import DeviceArray
+from cavs.distributed.comm.rates import Rates
+from cavs.distributed.comm.store import Reply, Store
 from cavs.distributed.comm.threads import ThreadCommunicator, run_threads
+from cavs.distributed.comm.topology import Topology, minimum_spanning_tree
 from cavs.distributed.comm.world import SingleCommunicator, world
 
 __all__ = [
@@ -17,9 +21,15 @@ __all__ = [
     "MPICommunicator",
     "Mailbox",
     "NCCLCommunicator",
+    "NamedCollectives",
     "Operations",
+    "Rates",
+    "Reply",
     "SingleCommunicator",
+    "Store",
     "ThreadCommunicator",
+    "Topology",
+    "minimum_spanning_tree",
     "run_threads",
     "world",
 ]
