@@ -1,4 +1,4 @@
-"""Compile equal models once: tests of many ranks are not tests of the compiler."""
+"""Compile equal models once, for tests of what runs programs: devices, ranks, training."""
 
 from __future__ import annotations
 
