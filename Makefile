@@ -27,7 +27,7 @@ MEMORY_TESTS := $(RACE_TESTS) $(addprefix tests/cuda/executor/,test_operators.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench sanitize sanitize-cuda build clean
-.PHONY: named-data checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
+.PHONY: test-packages named-data checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -36,8 +36,10 @@ help:  ## list the targets
 demo: build  ## train a Tree-LSTM on real trees, a few minutes
 	$(RUN) -m cavs.cli demo
 
-test: build $(STAMP)-test  ## run the whole test suite
+test: build test-packages  ## run the whole test suite
 	$(RUN) -m pytest -n $(JOBS)
+
+test-packages: $(STAMP)-test
 
 lint:  ## style, types and layers; changes nothing
 	@$(MAKE) --no-print-directory --keep-going VENV=$(LINT_VENV) checks
@@ -92,6 +94,9 @@ $(STAMP)-build: csrc/CMakeLists.txt $(STAMP)-requirements
 $(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-python
 	$(PIP) --group $*
 	@touch $@
+
+# Both install packages that the other needs: not at the same time.
+$(STAMP)-test: | $(STAMP)-requirements
 
 # A GPU needs an extra of the package in addition to the build.
 $(STAMP)-$(CUDA): pyproject.toml $(STAMP)-python
