@@ -3,7 +3,7 @@
 ``python same_output.py COMMANDS COMMAND...`` prefixes a command of a build of a copy of a tree.
 COMMANDS is a file by ``record``, of the tree's own build. If that build ran the same command, up
 to the folders of the two trees, on files of the same bytes, its output is copied; otherwise the
-command runs. The caller guarantees that headers are the same.
+command runs. The caller guarantees that headers and included sources are the same.
 """
 
 import json
@@ -35,9 +35,8 @@ def record(build: Path, sources: Iterable[Path], file: Path) -> bool:
     return True
 
 
-def key(words: list[str], build: Path) -> str:
-    """Return a command as text that does not depend on the folders of the build and its sources."""
-    text = shlex.join(words)
+def without_folders(text: str, build: Path) -> str:
+    """Return a text that does not depend on the folders of the build and its sources."""
     tree = Path(cached(build, "cavs_SOURCE_DIR")).parent
     # The environment with its headers may be in the tree, too, in the same folder for both.
     sources = [(tree / folder, f"TREE/{folder}") for folder in ("csrc", "cuda")]
@@ -45,6 +44,21 @@ def key(words: list[str], build: Path) -> str:
         # CMake stores the object of a source outside of its own folder under the complete path.
         text = text.replace(str(folder), f"/{name}").replace(str(folder)[1:], name)
     return text
+
+
+def key(words: list[str], build: Path) -> str:
+    """Return a command as text, the same for both builds."""
+    return without_folders(shlex.join(words), build)
+
+
+def equal(file: Path, build: Path, same: Path, own: Path) -> bool:
+    """True if two files have the same bytes, or include the same sources of the two trees."""
+    if not same.is_file():
+        return False
+    if file.suffix != ".cxx":  # CMake lists the sources that are compiled as one by their paths
+        return file.read_bytes() == same.read_bytes()
+    texts = (without_folders(of.read_text("utf-8"), at) for of, at in ((file, build), (same, own)))
+    return len(set(texts)) == 1
 
 
 def output(words: list[str]) -> Path:
@@ -57,7 +71,7 @@ def equal_output(words: list[str], build: Path, own: Path, own_words: list[str])
         file, same = build / word, own / other
         if not file.is_file() or file == build / output(words):
             continue
-        if not same.is_file() or file.read_bytes() != same.read_bytes():
+        if not equal(file, build, same, own):
             return None
     return own / output(own_words)
 

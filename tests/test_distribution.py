@@ -122,3 +122,15 @@ def test_outputs_are_copied_only_for_the_same_command_and_bytes(tmp_path: Path) 
     assert same_output.equal_output(*arguments) == own / "a.o"
     (tmp_path / "copy" / "csrc" / "a.cc").write_text("int b;")
     assert same_output.equal_output(*arguments) is None
+
+
+def test_files_that_include_the_same_sources_of_two_trees_are_equal(tmp_path: Path) -> None:
+    own, copy, other = (tmp_path / name / "build" for name in ("own", "copy", "other"))
+    for build, file in ((own, "a.cc"), (copy, "a.cc"), (other, "b.cc")):
+        build.mkdir(parents=True)
+        source = build.parent / "csrc"
+        (build / "CMakeCache.txt").write_text(f"cavs_SOURCE_DIR:STATIC={source}\n")
+        (build / "unit.cxx").write_text(f'#include "{source / file}"\n')
+    units = [(build / "unit.cxx", build) for build in (own, copy, other)]
+    assert same_output.equal(*units[1], *units[0])
+    assert not same_output.equal(*units[2], *units[0])

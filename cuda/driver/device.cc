@@ -7,7 +7,7 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr unsigned kNonBlocking = 1, kNoTiming = 2;
+constexpr unsigned kNonBlocking = 1;                        // CU_STREAM_NON_BLOCKING
 constexpr int kRelaxed = 2;                                 // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr int kMaxGridDimY = 6, kMultiprocessorCount = 16;  // the limit in z is no less
 constexpr int kCooperativeLaunch = 95, kMaxSharedOptin = 97;

@@ -11,6 +11,8 @@ namespace cavs::cuda {
 using Address = uint64_t;  // device memory
 using Handle = void*;      // a context, module, function, stream or event
 
+constexpr unsigned kNoTiming = 2;  // CU_EVENT_DISABLE_TIMING
+
 // A failure of the driver or of a library; becomes cavs.errors.DeviceError.
 struct DeviceFault : std::runtime_error {
   DeviceFault(const std::string& what, std::string cure)

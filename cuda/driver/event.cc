@@ -5,8 +5,7 @@
 namespace cavs::cuda {
 namespace {
 
-constexpr unsigned kNoTiming = 2;  // CU_EVENT_DISABLE_TIMING
-constexpr int kNotReady = 600;     // CUDA_ERROR_NOT_READY
+constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
 
 }  // namespace
 
