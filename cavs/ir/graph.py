@@ -99,6 +99,8 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
     """Return ``node`` with other inputs; its type is inferred if theirs differ."""
+    if inputs is node.inputs and domain is None:
+        return node
     same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
     attrs: dict[str, Any] = dict(node.attrs)
     if domain is not None and attrs.get("domain", domain) != domain:

@@ -192,17 +192,17 @@ def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
     for key, output in graph.outputs.items():
         rows = []
         for row in range(inputs.rows(output.type.domain)):
-            stack = [(output, row, False)]
+            stack: list[tuple[Node, int, list[tuple[Node, int]] | None]] = [(output, row, None)]
             while stack:
-                node, r, ready = stack.pop()
+                node, r, needs = stack.pop()
                 if (node, r) in memo:
                     continue
-                needs = _needs(node, r, graph, inputs)
-                if ready:
-                    memo[node, r] = _combine(node, r, [memo[x] for x in needs], inputs)
-                    continue
-                stack.append((node, r, True))
-                stack += [(*x, False) for x in needs if x not in memo]
+                if needs is None:
+                    needs = _needs(node, r, graph, inputs)
+                    if missing := [(*x, None) for x in needs if x not in memo]:
+                        stack += [(node, r, needs), *missing]
+                        continue
+                memo[node, r] = _combine(node, r, [memo[x] for x in needs], inputs)
             rows.append(np.asarray(memo[output, row], dtype=np.float64))
         if output.type.domain == ONE:
             result[key] = rows[0]
