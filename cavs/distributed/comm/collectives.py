@@ -186,8 +186,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
         parent, below = binomial(self.rank, root, self.size)
         if parent is not None:
             self._send([], [(flat, parent)])
-        if below:
-            self._send([(flat, child) for child in below], [])
+        for child in below:
+            self._send([(flat, child)], [])
 
     # ---- common memory -------------------------------------------------------------------------
 

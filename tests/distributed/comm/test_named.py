@@ -429,3 +429,37 @@ def test_ranks_agree_on_equal_bytes_alone(size):
         return same
 
     assert all(all(same) for same in run_threads(size, work))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 5), st.data())
+def test_a_death_at_any_letter_is_an_error_of_all(size, data):
+    """The rank dies as it sends its letter number `left`, in one of several steps and routes."""
+    victim, left = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 25))
+    topology = data.draw(st.sampled_from(["STAR", "RING", "BINARY_TREE"]))
+
+    def work(c):
+        named, letters = c.named(), [left]
+        assert named.set_tree(topology)
+        c.barrier()
+        deliver = named._mailbox._deliver
+
+        def counted(to, coded):
+            letters[0] -= 1
+            if letters[0] == 0:
+                c.die()
+            deliver(to, coded)
+
+        if c.rank == victim:
+            named._mailbox._deliver = counted
+        with pytest.raises(LostPeerError):
+            for step in range(12):
+                rng = np.random.default_rng([step, c.rank])
+                with named.one_step():
+                    for name in rng.permutation(list("abc")):
+                        named.all_reduce(name, np.full(4, c.rank))
+            c.die()  # it sent fewer
+            named.all_reduce("never", np.ones(1)).wait()
+        assert not named._running and not named._early
+
+    run_threads(size, work, timeout=patience(20))

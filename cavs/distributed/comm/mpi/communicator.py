@@ -144,9 +144,10 @@ class MPICommunicator(Collectives):
     def mailbox(self) -> MPIMailbox:
         if not self.overlaps:
             raise DeviceError(
-                "servers that apply gradients as they come need a thread that calls MPI, which "
-                "this MPI does not allow (its thread level is below MPI_THREAD_SERIALIZED)",
-                hint="use staleness=0 and sync=True, or another MPI",
+                "letters, by which servers apply gradients as they come and services answer, need "
+                "a thread that calls MPI, which this MPI does not allow (its thread level is below "
+                "MPI_THREAD_SERIALIZED)",
+                hint="use staleness=0 and sync=True, no services, or another MPI",
             )
         comm = self._run(Code.MAILBOX, "mailbox", self._all_come, "MPI_Comm_dup", self._comm.Dup)
         box = MPIMailbox(self._mpi, comm, self.names, self._register)
