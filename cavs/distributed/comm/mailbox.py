@@ -53,12 +53,14 @@ def encode(words: Sequence[int], arrays: Sequence[Array]) -> Array:
     head = [len(words), len(arrays), *words]
     for a in arrays:
         head += [_DTYPES.index(a.dtype), a.nbytes]
-    out = np.zeros(letter_bytes(len(words), sizes), np.uint8)
+    out = np.empty(letter_bytes(len(words), sizes), np.uint8)
     at = _WORD * len(head)
     out[:at].view(np.int64)[...] = head
     for a in arrays:
-        out[at : at + a.nbytes].view(a.dtype)[...] = a.reshape(-1)
+        end = at + a.nbytes
+        out[at:end].view(a.dtype)[...] = a.reshape(-1)
         at += -(-a.nbytes // _WORD) * _WORD
+        out[end:at] = 0
     return out
 
 
