@@ -10,7 +10,7 @@ from typing import Any
 from cavs.train.coordination import Coordinator
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
-from cavs.train.monitors import monitors_of
+from cavs.train.monitors import NoiseScale, Throughput, monitors_of
 from cavs.train.policy import Hook, Policies, TrainingRun
 from cavs.train.run_state import RunState
 from cavs.train.run_table import RunTable
@@ -91,13 +91,20 @@ class Adaptation:
         self.call("after_step")
 
     def shown(self) -> dict[str, float]:
-        """Return numbers for the progress line."""
+        """Return numbers for the progress line, the most important ones first.
+
+        The throughput is left out, since the line has the graphs per second.
+        """
         if not self.is_active:
             return {}
         found: dict[str, float] = {"batch": self.run.batch_size}
         if self.run.size > 1:
             found["ranks"] = self.run.size
-        return found | {name.replace("_", " "): x for name, x in self._known_measures().items()}
+        known = self._known_measures()
+        if NoiseScale.name in known:
+            found["noise"] = known.pop(NoiseScale.name)
+        known.pop(Throughput.name, None)
+        return found | {name.replace("_", " "): value for name, value in known.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what policies and monitors have learned, for a checkpoint."""

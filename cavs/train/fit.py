@@ -178,6 +178,7 @@ class Fit:
                 seed=state.seed,
                 max_norm=state.max_norm,
                 epochs=options.epochs,
+                ranks=self.adaptation.run.size,
                 loader=self.train.state_dict(),
             )
             adaptation = self.adaptation
@@ -371,6 +372,7 @@ class Fit:
             self.loop.save(best_path(path), progress=progress, states=False)
         self.loop.save(path, progress=progress)
         self.since_checkpoint, self.saved, self.written = 0, self.state.steps, True
+        self._log("checkpoint", {"epoch": self.run.epoch, "step": self.saved})
 
     def _restore_best(self) -> None:
         if self.best_values is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
+_COLUMNS = 80  # where there is no terminal
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _NO_STREAM = (AttributeError, OSError, ValueError)  # the stream is None, broken, or closed
@@ -25,6 +26,16 @@ def duration(seconds: float) -> str:
     hours, minutes = whole // 3600, whole // 60 % 60
     tail = f"{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
     return f"{hours}:{tail}" if hours else tail
+
+
+def short_number(value: float) -> str:
+    """Return a number in few characters: ``0.4321``, ``12345``, ``1.235e+09``.
+
+    Whole numbers, and the whole part of large ones, are written in digits.
+    """
+    if math.isfinite(value) and abs(value) < 1e9 and (value == int(value) or abs(value) >= 1000):
+        return f"{value:.0f}"
+    return f"{value:.4g}"
 
 
 class Progress:
@@ -64,7 +75,10 @@ class Progress:
         return self.graphs / max(self.seconds, 1e-9)
 
     def advance(self, graphs: int, **values: float) -> None:
-        """Count a batch of `graphs` graphs; show `values`, such as ``loss=0.4``."""
+        """Count a batch of `graphs` graphs; show `values`, such as ``loss=0.4``.
+
+        Where the line would be too long, it lacks the rate, then the last of the values.
+        """
         self.done += 1
         self.graphs += graphs
         if not self.enabled:
@@ -97,14 +111,18 @@ class Progress:
     def _draw(self, values: dict[str, float]) -> None:
         left = self.total - self.done
         each = self.seconds / max(self.done - self._first, 1)
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        tail = f"{self.done}/{self.total}  {numbers}  {self.rate:.0f} graphs/s"
-        if left > 0:
-            tail += f"  {duration(left * each)} left"
+        shown = [f"{name} {short_number(value)}" for name, value in values.items()]
+        rate = [f"{self.rate:.0f} graphs/s"]
+        time_left = [f"{duration(left * each)} left"] if left > 0 else []
+        columns = shutil.get_terminal_size().columns if self._tty else _COLUMNS + 1
+        while True:
+            tail = "  ".join([f"{self.done}/{self.total}", *shown, *rate, *time_left])
+            if len(self.title) + 2 + len(tail) < columns or not (rate or shown[1:]):
+                break
+            (rate or shown).pop()
         if not self._tty:
             self._write(f"{self.title}  {tail}\n")
             return
-        columns = shutil.get_terminal_size().columns
         room = columns - len(self.title) - len(tail) - 7
         bar = ""
         if room >= 8:

@@ -54,7 +54,7 @@ def test_an_error_in_the_evaluation_costs_no_epoch(error, tmp_path):
     assert caught.value is error
     said = "".join([str(error), *getattr(error, "__notes__", ())])
     assert f"last good checkpoint: {path}, of step {BATCHES}" in said
-    assert [r["event"] for r in records(log)] == ["start", "error"]
+    assert [r["event"] for r in records(log)] == ["start", "checkpoint", "error"]
     assert goes_on(path) == (whole(2), BATCHES)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import Monitor, Policy, monitors, read_checkpoint
+from cavs.train.progress import Progress
 from cavs.train.ranks import OneRank
 from cavs.train.run_table import RunTable, Setting
 from tests.train.test_trainer import BATCHES, bits, dev_loader, make, train_loader
@@ -260,16 +261,58 @@ def test_throughput_and_speed_are_measured_on_one_process():
     assert all(t > 0 and speed == 1.0 and np.isnan(noise) for t, speed, noise in measures)
 
 
-def test_progress_shows_the_batch_size_and_measures(capsys):
-    class Clock(monitors.Throughput):
-        name = "clock"
+class Constant(Monitor):
+    """Sets its value to a number."""
 
-        def end_step(self, facts):
-            self.value = 7.0
+    def __init__(self, name, number):
+        super().__init__()
+        self.name, self.number = name, number
 
-    trainer = make()
-    trainer.fit(train_loader(), epochs=1, policies=[Doubling()], monitors=[Clock()])
-    assert "epoch 1/1" in capsys.readouterr().err
+    def end_step(self, facts):
+        self.value = self.number
+
+
+def test_progress_shows_batch_size_noise_scale_and_other_monitors(monkeypatch):
+    shown = []
+
+    def advance(self, graphs, **values):
+        shown.append(values)
+
+    monkeypatch.setattr(Progress, "advance", advance)
+    given = [
+        Constant("rank_speed", 0.5),
+        Constant("noise_scale", 1200.5),
+        Constant("throughput", 7.0),
+        Constant("unknown", float("nan")),
+    ]
+    make().fit(train_loader(), epochs=1, policies=[Doubling()], monitors=given)
+    assert list(shown[0]) == ["loss", "batch"] and shown[0]["batch"] == 8
+    assert list(shown[4]) == ["loss", "batch", "noise", "rank speed"]
+    assert (shown[4]["batch"], shown[4]["noise"], shown[4]["rank speed"]) == (16, 1200.5, 0.5)
+
+
+def test_progress_shows_the_ranks_of_several(monkeypatch):
+    shown = []
+    monkeypatch.setattr(Progress, "advance", lambda self, graphs, **values: shown.append(values))
+    monkeypatch.setattr(OneRank, "size", 3)
+    make().fit(train_loader(), epochs=1, policies=[Policy()])
+    assert list(shown[0]) == ["loss", "batch", "ranks"] and shown[0]["ranks"] == 3
+
+
+def test_the_log_has_the_ranks_and_checkpoints(tmp_path):
+    log = tmp_path / "log"
+    make().fit(
+        train_loader(),
+        epochs=1,
+        progress=False,
+        log=log,
+        checkpoint=tmp_path / "m",
+        checkpoint_every=3,
+    )
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert records[0]["ranks"] == 1
+    saved = [(r["epoch"], r["step"]) for r in records if r["event"] == "checkpoint"]
+    assert saved == [*((0, step) for step in range(3, BATCHES + 1, 3)), (1, BATCHES)]
 
 
 def test_a_table_checks_before_it_writes():

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from cavs.train.progress import Progress, duration
+from cavs.train.progress import Progress, duration, short_number
 
 
 class Terminal(io.StringIO):
@@ -57,6 +57,52 @@ def test_lines_without_a_terminal():
     assert lines[0] == "epoch 1/3  10/40  loss 0.5  64 graphs/s  0:30 left"
     assert run(False, 0.01) == "epoch 1/3  loss 0.5\n"
     assert run(False, 1.0, enabled=False) == ""
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_line_of_80_columns_drops_the_rate_then_the_last_values(tty, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream, clock = Terminal(tty), Clock()
+    bar = Progress("epoch 2/10", 400, stream=stream, clock=clock)
+    values = {"loss": 0.123456, "batch": 256.0, "ranks": 8, "noise": 1201.4}
+    for others in ({}, {"rank speed": 0.5}, {"rank speed": 0.5, "gradient variance": 1.5}):
+        clock.now += 20.0
+        bar.advance(16384, **dict(list(values.items())[: 3 + len(others)]), **others)
+    lines = stream.getvalue().replace("\r", "\n").strip("\n").splitlines()
+    assert [len(line) <= 80 - tty for line in lines] == [True] * 3
+    assert [line.rstrip() for line in lines] == [
+        "epoch 2/10  1/400  loss 0.1235  batch 256  ranks 8  819 graphs/s  2:13:00 left",
+        "epoch 2/10  2/400  loss 0.1235  batch 256  ranks 8  noise 1201  2:12:40 left",
+        "epoch 2/10  3/400  loss 0.1235  batch 256  ranks 8  noise 1201  2:12:20 left",
+    ]
+
+
+def test_the_loss_stays_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    stream, clock = Terminal(True), Clock()
+    bar = Progress("epoch 1/3", 40, stream=stream, clock=clock)
+    clock.now = 1.0
+    bar.advance(64, loss=0.5, batch=64)
+    assert stream.getvalue() == "\repoch 1/3  1/40  loss 0.5  0:39 left".ljust(40)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (16.0, "16"),
+        (12345, "12345"),
+        (12345.678, "12346"),
+        (999.96, "1000"),
+        (0.43217, "0.4322"),
+        (-2.5, "-2.5"),
+        (1234567890123.0, "1.235e+12"),
+        (1e-7, "1e-07"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_short_numbers(value, text):
+    assert short_number(value) == text
 
 
 def test_a_resumed_pass_estimates_from_its_own_batches():
