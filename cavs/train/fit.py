@@ -178,6 +178,7 @@ class Fit:
                 seed=state.seed,
                 max_norm=state.max_norm,
                 epochs=options.epochs,
+                monitor=self.monitor.name,
                 ranks=self.adaptation.run.size,
                 loader=self.train.state_dict(),
             )

@@ -310,7 +310,7 @@ def test_the_log_has_the_ranks_and_checkpoints(tmp_path):
         checkpoint_every=3,
     )
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    assert records[0]["ranks"] == 1
+    assert (records[0]["ranks"], records[0]["monitor"]) == (1, "loss")
     saved = [(r["epoch"], r["step"]) for r in records if r["event"] == "checkpoint"]
     assert saved == [*((0, step) for step in range(3, BATCHES + 1, 3)), (1, BATCHES)]
 
