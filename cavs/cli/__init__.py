@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cavs.cli import bench, demo, evaluate, explain, info, launch, strategy, streams, train
+from cavs.cli import bench, demo, evaluate, explain, info, launch, report, strategy, streams, train
 from cavs.cli.registry import Task, data_file
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
@@ -24,6 +24,7 @@ def parser_for(argv: list[str]) -> argparse.ArgumentParser:
     demo.add_parser(commands)
     train.add_parser(commands, argv)
     evaluate.add_parsers(commands)
+    report.add_parser(commands)
     bench.add_parser(commands, argv)
     explain.add_parser(commands, argv)
     strategy.add_parser(commands, argv)

@@ -13,7 +13,7 @@ from cavs.distributed.launch.launcher import launch
 from cavs.errors import ConfigError
 
 _ALONE = (
-    *("bench", "demo", "evaluate", "explain", "info", "launch", "predict"),
+    *("bench", "demo", "evaluate", "explain", "info", "launch", "predict", "report"),
     *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
 )
 _VALUED = ("-n", "--ranks", "--threads")  # options that take a value

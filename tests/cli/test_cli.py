@@ -383,10 +383,10 @@ def test_a_model_may_not_add_an_option_of_cavs(option, text, capsys):
     assert f"ConfigError: mine.py adds the option {text}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["demo", "train", "evaluate", "predict", "bench", "explain", "info", "strategy", "launch"],
-)
+COMMANDS = ["demo", "train", "evaluate", "predict", "report", "bench", "explain", "info"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "strategy", "launch"])
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cavs(command, "--help")
