@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cavs.inspect.report.run_log import RunLog, Series
 
 OVER = ("steps", "time")
-_POINTS = 160  # of a line; more are averaged
+_POINTS = 160  # a line with more is averaged
 _LARGEST = 1e300  # larger values are drawn as infinite ones
 _TITLES = {
     "grad_norm": "Gradient norm",

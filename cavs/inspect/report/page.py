@@ -10,7 +10,7 @@ from cavs.inspect.report.run_log import RunLog
 from cavs.inspect.report.scale import short
 from cavs.inspect.report.svg import chart_svg, html_text
 
-_MAX_ROWS = 200  # of a table
+_MAX_ROWS = 200  # in a table
 _STYLE = """
 :root{--back:#fff;--text:#1c1e21;--soft:#667;--grid:#e2e4e8;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;
 --c3:#b03080;--c4:#8a6d00;--c5:#555;--bad:#c62828;color-scheme:light dark}

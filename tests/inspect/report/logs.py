@@ -7,7 +7,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class Log:
-    """Writes records a second apart to a file."""
+    """Writes one record per second to a file."""
 
     def __init__(self, path, seconds=0.0):
         self.path, self.now = path, NOON + timedelta(seconds=seconds)
