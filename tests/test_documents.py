@@ -79,7 +79,8 @@ def test_the_commands_of_the_tutorial_run(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(commands.splitlines()) == 8 and (tmp_path / "model.dot").exists()
+    assert len(commands.splitlines()) == 9 and (tmp_path / "model.dot").exists()
+    assert (tmp_path / "runs/sum_model/report.html").exists()
     for shown in ("best epoch", "accuracy", "== trace", "vertices/s", "of the optimiser"):
         assert shown in done.stdout, shown
 
