@@ -79,3 +79,29 @@ def die_in_a_collective(c):
 
 def test_a_death_is_an_error_of_all_that_waits():
     assert run_ranks(3, __name__, "die_in_a_collective", elastic=True) == [2, 2, 2]
+
+
+def die_on_a_host(c, victim):
+    """Let a rank of one host die while ranks sum inside of their hosts and between them."""
+    name = "ab"[c.rank // 2]
+    socket.gethostname = lambda: name
+    memory = c.common_memory(400_000).view("f8")
+    with pytest.raises(LostPeerError):
+        for i in range(10_000):
+            if i == 20 and c.rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
+            c.all_reduce(memory, "max")
+    left = c.shrink()
+    memory = left.common_memory(400_000).view("f8")
+    memory[...] = 1
+    left.all_reduce(memory)
+    total = float(memory[0])
+    del memory
+    left.barrier()
+    left.close()
+    return total
+
+
+@pytest.mark.parametrize("victim", [2, 3])
+def test_a_death_on_one_host_ends_the_sum_on_all(victim):
+    assert run_ranks(4, __name__, "die_on_a_host", victim, elastic=True) == 3
