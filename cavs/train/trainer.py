@@ -244,9 +244,11 @@ class Trainer(ProcessLocal):
             restore_best: End with the parameters of the best epoch. For a resumed run they are read
                 first, from the file next to the one that it was resumed from; `CheckpointError` if
                 they are not there.
-            log: JSON-lines file to append to.
-            progress: Show a progress bar on stderr.
-            on_event: Called with the records of the log, as ``on_event("epoch", record)``; events
+            log: JSON-lines file to append to, which ``cavs report`` draws. It has a record
+                ``"checkpoint"`` of every checkpoint, and those of `on_event` and `monitors`.
+            progress: Show a progress bar on stderr. With policies or monitors, it has batch size,
+                ranks and gradient noise scale, too.
+            on_event: Called with records of the log, as ``on_event("epoch", record)``; events
                 are "start", "epoch", "end", "interrupt", "numerics" and "error". An exception in
                 it ends the run; at an "epoch" the checkpoint of that has been written.
             policies: Adapt the training while it runs; see `cavs.train.Policy`. Their states are
