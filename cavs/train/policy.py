@@ -61,6 +61,8 @@ class TrainingRun:
         self.loss = self.grad_norm = float("nan")
         self.stopping = False
         self.on_change: Callable[[str, Any], None] = lambda name, value: None
+        for name, setting in group.settings().items():
+            table.declare(name, setting)
         table.declare("batch_size", Setting(self._batch_size, self._write_size, self._check_size))
         table.declare("lr_scale", Setting(lambda: state.lr_scale, self._write_scale, _check_scale))
 
@@ -116,6 +118,11 @@ class TrainingRun:
         """Graphs per second of all ranks together, over the last steps."""
         return self.measures.get("throughput", float("nan"))
 
+    @property
+    def detached(self) -> bool:
+        """True if the training goes on without this rank; it then makes no further call."""
+        return self._group.detached
+
     # ---- communication -------------------------------------------------------------------------
 
     def all_reduce(self, value: ArrayLike, op: str = "sum") -> Any:
@@ -159,6 +166,28 @@ class TrainingRun:
         Returns False, with nothing changed, if the ranks ask for different scales.
         """
         return self.adapt("lr_scale", scale)
+
+    def resize(self, size: int) -> bool:
+        """Go on with `size` ranks from the next step on: fewer, or more from the spares.
+
+        Global batches keep their size. Returns False, with nothing changed, if the ranks ask for
+        different sizes. Raises `ConfigError` on all ranks for a size below 1, or above the number
+        of ranks and spares.
+        """
+        return self.adapt("size", size)
+
+    def set_tree(self, tree: Sequence[int]) -> bool:
+        """Reduce along another tree from the next step on.
+
+        tree: The parent of each rank; the root is its own parent. Returns False, with nothing
+        changed, if the ranks ask for different trees. Raises `ConfigError` on all ranks if it is no
+        tree.
+        """
+        return self.adapt("tree", [int(parent) for parent in tree])
+
+    def latency_tree(self) -> list[int]:
+        """Return the minimum spanning tree of the latencies between ranks, measured now."""
+        return self._group.latency_tree()
 
     def stop(self) -> bool:
         """End the `fit` after this step, with a checkpoint; returns False if ranks disagree.

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
+from cavs.errors import ConfigError
+from cavs.train.run_table import Setting
 
 Array = NDArray[Any]
 #: Names of the reductions of `RankGroup.all_reduce`.
@@ -46,12 +48,29 @@ class RankGroup(Protocol):
         """Return True on all ranks if they have passed equal bytes, else False on all."""
         ...
 
+    def settings(self) -> dict[str, Setting]:
+        """Return the settings of the group that may change: ``"size"`` and ``"tree"``."""
+        ...
+
+    def latency_tree(self) -> list[int]:
+        """Return the minimum spanning tree of the latencies measured now: the parent of each rank.
+
+        The root is its own parent.
+        """
+        ...
+
+    @property
+    def detached(self) -> bool:
+        """True if the group goes on without this rank, which makes no further call."""
+        ...
+
 
 class OneRank(RankGroup):
     """The group of a training on one process."""
 
     rank = 0
     size = 1
+    detached = False
 
     def all_reduce(self, array: Array, op: str) -> Array:
         return np.array(array)
@@ -65,3 +84,17 @@ class OneRank(RankGroup):
 
     def same(self, data: bytes) -> bool:
         return True
+
+    def settings(self) -> dict[str, Setting]:
+        return {"size": Setting(lambda: 1, lambda size: None, _check_one)}
+
+    def latency_tree(self) -> list[int]:
+        return [0]
+
+
+def _check_one(size: Any) -> None:
+    if size != 1:
+        raise ConfigError(
+            f"resize to {size!r} ranks, but this training is one process",
+            hint="start it with cavs launch -n N --spares M",
+        )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cavs.errors import ConfigError
-from cavs.train.ranks import RankGroup
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,21 @@ class Setting:
     check: Callable[[Any], None]
 
 
+class Agreeing(Protocol):
+    """Ranks that can find out if they ask for the same."""
+
+    def same(self, data: bytes) -> bool:
+        """Return True on all ranks if they have passed equal bytes, else False on all."""
+        ...
+
+
 class RunTable:
     """Settings by name, such as ``"batch_size"``, which all ranks change together.
 
     version: Number of changes so far.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: Agreeing) -> None:
         self.group, self.version = group, 0
         self._settings: dict[str, Setting] = {}
 

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.elastic.survivors import Survivors
+from cavs.errors import ConfigError
 from cavs.train.ranks import RankGroup
+from cavs.train.run_table import Setting
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -69,6 +71,16 @@ class Ranks(RankGroup):
                 flush=True,
             )
         return alike
+
+    def settings(self) -> dict[str, Setting]:
+        return {}
+
+    def latency_tree(self) -> list[int]:
+        raise ConfigError("no latencies", hint="none")
+
+    @property
+    def detached(self) -> bool:
+        return False
 
     def _together(self, work: Callable[[Communicator], T]) -> T:
         def attempt() -> T:

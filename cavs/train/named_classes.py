@@ -1,0 +1,111 @@
+"""Objects made from a text: ``NAME``, ``NAME(option=value)`` or ``FILE.py:CLASS(option=value)``."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from cavs.errors import CavsError, ConfigError, raised_at
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NamedClasses(Generic[T]):
+    """Classes derived from `base` that a text can name.
+
+    noun, word: their name in errors, in full and in short. known: the built-in ones by name.
+    """
+
+    base: type[T]
+    noun: str
+    word: str
+    known: dict[str, type[T]] = field(default_factory=dict)
+
+    def find(self, text: str) -> T:
+        """Return the object that `text` describes: ``A``, ``A(x=64)``, ``my.py:Mine(x=1)``.
+
+        Raises `ConfigError`, with the line of the user's file where that fails.
+        """
+        where, _, call = text.rpartition(".py:")
+        name, options = self._call(call, text)
+        cls = self._from_file(Path(where + ".py"), name) if where else self.known.get(name)
+        if cls is None:
+            raise ConfigError(
+                f"no {self.noun} is called {name!r}",
+                hint=f"there are {', '.join(self.known)}, or FILE.py:CLASS",
+            )
+        try:
+            inspect.signature(cls).bind(**options)
+        except TypeError as error:
+            raise ConfigError(f"{self.word} {text}: {error}", hint=_signature(cls)) from None
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+            what = f"{self.word} {text} has no method {missing}"
+            raise ConfigError(what, hint=f"add it to {name}")
+        with own_line(f"{self.word} {text}", cls.__module__, _signature(cls)):
+            return cls(**options)
+
+    def _call(self, call: str, text: str) -> tuple[str, dict[str, Any]]:
+        """Return name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
+        try:
+            tree = ast.parse(call.strip(), mode="eval").body
+            if isinstance(tree, ast.Name):
+                return tree.id, {}
+            assert isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args
+            names = [keyword.arg for keyword in tree.keywords]
+            assert None not in names and len(set(names)) == len(names)
+            return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
+        except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
+            raise ConfigError(
+                f"{text!r} names no {self.noun}",
+                hint="write NAME, NAME(option=value) or FILE.py:NAME",
+            ) from None
+
+    def _from_file(self, path: Path, name: str) -> type[T]:
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}", hint="check the path")
+        module_name = f"cavs_{self.word}_{path.stem}"
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        with own_line(f"{path} cannot be loaded", spec.name, "fix the file"):
+            spec.loader.exec_module(module)
+        cls = getattr(module, name, None)
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            base = self.base
+            raise ConfigError(
+                f"{path} has no class {name} that is a {base.__name__}",
+                hint=f"subclass {base.__module__.rpartition('.')[0]}.{base.__name__}",
+            )
+        return cls
+
+
+def _signature(cls: type) -> str:
+    return f"it is {cls.__name__}{str(inspect.signature(cls)).partition(' ->')[0]}"
+
+
+@contextmanager
+def own_line(what: str, module: str, hint: str) -> Iterator[None]:
+    """Turn errors of the user's `module` into a `ConfigError` that names its line there."""
+    try:
+        yield
+    except CavsError:
+        raise
+    except Exception as error:
+        if module.partition(".")[0] == "cavs":
+            raise  # an error of cavs, which the user cannot fix
+        said, where = str(error), raised_at(error)
+        if isinstance(error, SyntaxError) and error.filename:
+            said, where = error.msg, f"{os.path.basename(error.filename)}:{error.lineno}"
+        said = f"{what}: {type(error).__name__}: {said}"
+        raise ConfigError(said, where=where, hint=hint) from error

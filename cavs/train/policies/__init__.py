@@ -1,0 +1,34 @@
+"""Built-in policies, by the name that ``cavs train --policy`` takes."""
+
+from cavs.train.named_classes import NamedClasses
+from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
+from cavs.train.policies.rate import NoiseLR, VarianceLR
+from cavs.train.policies.size import CostEffectiveSize, ElasticGNS
+from cavs.train.policies.topology import AdaptiveTopology
+from cavs.train.policy import Policy
+
+BUILT_IN = (
+    GNSBatch,
+    AdaptiveBatch,
+    ElasticGNS,
+    CostEffectiveSize,
+    AdaptiveTopology,
+    NoiseLR,
+    VarianceLR,
+)
+#: Policies by name; a file of a user may have more.
+POLICIES = NamedClasses[Policy](
+    Policy, "policy", "policy", {policy.__name__: policy for policy in BUILT_IN}
+)
+
+__all__ = [
+    "BUILT_IN",
+    "POLICIES",
+    "AdaptiveBatch",
+    "AdaptiveTopology",
+    "CostEffectiveSize",
+    "ElasticGNS",
+    "GNSBatch",
+    "NoiseLR",
+    "VarianceLR",
+]

@@ -1,0 +1,85 @@
+"""Policies that change the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cavs.config import require_count, require_number
+from cavs.train.monitors import NoiseScale, Throughput
+from cavs.train.policy import Policy, TrainingRun
+
+
+class ElasticGNS(Policy):
+    """Multiplies the number of ranks by the growth of the noise scale.
+
+    After every epoch, if the noise scale has grown since the last change, there are as many more
+    ranks as it has grown, up to `most` (Mai et al., KungFu, OSDI 2020, listing 1).
+    """
+
+    def __init__(self, most: int | None = None, alpha: float = 0.1) -> None:
+        if most is not None:
+            require_count("most", most)
+        self.most, self.monitors = most, (NoiseScale(alpha=alpha),)
+        self._last = math.nan
+
+    def after_epoch(self, run: TrainingRun) -> None:
+        """Compare the noise scale with that of the last change."""
+        noise = run.noise_scale
+        if math.isnan(noise):
+            return
+        if math.isnan(self._last):
+            self._last = noise
+        elif noise > self._last:
+            size = int(run.size * noise / self._last)
+            size = size if self.most is None else min(size, self.most)
+            self._last = noise
+            if size > run.size:
+                run.resize(size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": None if math.isnan(self._last) else self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last = math.nan if state["last"] is None else float(state["last"])
+
+
+class CostEffectiveSize(Policy):
+    """Adds ranks one by one as long as each is worth its cost.
+
+    Every `every` steps there is one more rank, up to `most`. If the throughput of all is then less
+    than ``1 + alpha / size`` times as high, with the size before, the last one is removed and the
+    size stays (Mai et al., KungFu, OSDI 2020, section 6.2: 400 steps, 0.33).
+    """
+
+    def __init__(self, every: int = 400, alpha: float = 0.33, most: int | None = None) -> None:
+        require_count("every", every)
+        require_number("alpha", alpha, "a number of at least 0", lambda x: x >= 0)
+        if most is not None:
+            require_count("most", most)
+        self.every, self.alpha, self.most = every, alpha, most
+        self.monitors = (Throughput(window=max(every // 2, 1)),)
+        self._before = math.nan  # throughput at the size before
+        self._begun = 0  # step of the last change
+        self._settled = False
+
+    def after_step(self, run: TrainingRun) -> None:
+        """Compare the throughput with that before the last rank came."""
+        if self._settled or run.step - self._begun < self.every:
+            return
+        now = run.all_reduce(run.throughput, "mean")
+        if not math.isnan(self._before) and now < self._before * (1 + self.alpha / (run.size - 1)):
+            self._settled = run.resize(run.size - 1)
+            return
+        self._before, self._begun = now, run.step
+        wanted = run.size + 1
+        self._settled = (self.most is not None and wanted > self.most) or not run.resize(wanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        before = None if math.isnan(self._before) else self._before
+        return {"before": before, "begun": self._begun, "settled": self._settled}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._before = math.nan if state["before"] is None else float(state["before"])
+        self._begun, self._settled = int(state["begun"]), bool(state["settled"])

@@ -1,0 +1,55 @@
+"""A policy that changes the tree of all-reduces when the network slows down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cavs.config import require, require_count, require_number
+from cavs.train.monitors import Throughput
+from cavs.train.policy import Policy, TrainingRun
+
+
+class AdaptiveTopology(Policy):
+    """Sets another tree once the throughput has fallen below `share` of what it was.
+
+    Each rank compares the throughput of the last `window` steps with that of the first `window`;
+    if more than half of the ranks see less than `share` of it, the tree becomes the minimum
+    spanning tree of the latencies measured then (``tree="latency"``), or a star around rank 1
+    (``tree="star"``), once (Mai et al., KungFu, OSDI 2020, section 6.2; 0.8 and the star are those
+    of its program).
+    """
+
+    def __init__(self, share: float = 0.8, window: int = 10, tree: str = "latency") -> None:
+        require_number("share", share, "a number in (0, 1)", lambda x: 0 < x < 1)
+        require_count("window", window)
+        require(tree in ("latency", "star"), "tree", tree, "'latency' or 'star'")
+        self.share, self.window, self.tree = share, window, tree
+        self.monitors = (Throughput(window=window),)
+        self._reference = math.nan
+        self._begun = -1
+        self._done = False
+
+    def after_step(self, run: TrainingRun) -> None:
+        """Compare the throughput and vote."""
+        if self._begun < 0:
+            self._begun = run.step
+        if self._done or run.size < 2 or (run.step - self._begun) % self.window != 0:
+            return
+        if math.isnan(self._reference):
+            if run.step > self._begun:
+                self._reference = run.throughput
+            return
+        slow = run.throughput < self.share * self._reference
+        if 2 * run.all_reduce(float(slow), "sum") > run.size:
+            star = [1] * run.size
+            self._done = run.set_tree(star if self.tree == "star" else run.latency_tree())
+
+    def state_dict(self) -> dict[str, Any]:
+        reference = None if math.isnan(self._reference) else self._reference
+        return {"reference": reference, "begun": self._begun, "done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._reference = math.nan if state["reference"] is None else float(state["reference"])
+        self._begun, self._done = int(state["begun"]), bool(state["done"])
