@@ -136,6 +136,12 @@ class Communicator(Operations[Array], Protocol):
 
     def split(self, color: int, key: int = 0) -> Communicator: ...
 
+    def subgroup(self, ranks: Sequence[int], number: int) -> Communicator:
+        """Return the group of `ranks`, in that order; those ranks alone call it.
+
+        number: The same on all of them, and another one at each call.
+        """
+
     def common_memory(self, nbytes: int) -> Array | None:
         """Return memory of this rank, bytes, that the other ranks see too; all ranks call it.
 

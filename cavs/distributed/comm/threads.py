@@ -35,6 +35,7 @@ class _World:
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
         self.groups: dict[tuple[int, int], _World] = {}
+        self.subgroups: dict[tuple[int, ...], _World] = {}  # by number and ranks
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
 
     def ask(self) -> dict[int, list[Wait]]:
@@ -112,6 +113,17 @@ class ThreadCommunicator(Collectives):
 
     def _host(self) -> str:
         return self._world.hosts[self.names[self.rank]]
+
+    def subgroup(self, ranks: Sequence[int], number: int) -> ThreadCommunicator:
+        world = self._world
+        with world.changed:
+            key = (number, *ranks)
+            if key not in world.subgroups:
+                world.subgroups[key] = _World([world.names[r] for r in ranks], world.whole)
+            group = world.subgroups[key]
+        part = ThreadCommunicator(group, list(ranks).index(self.rank), timeout=self.timeout)
+        self._parts.append(part)
+        return part
 
     def mailbox(self) -> ThreadMailbox:
         box = ThreadMailbox(self._world, self._mailboxes, self.rank)

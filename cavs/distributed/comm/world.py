@@ -94,6 +94,9 @@ class SingleCommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         return SingleCommunicator()
 
+    def subgroup(self, ranks: Sequence[int], number: int) -> SingleCommunicator:
+        return SingleCommunicator()
+
     def mailbox(self) -> Mailbox:
         return Mailbox(0, self.names)
 
