@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from cavs.distributed.adaptation.group import Ranks
 from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.launcher_pipe import report
+from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.steps import StepReport
@@ -41,7 +42,8 @@ class RankCoordinator(Coordinator):
     def __init__(self, training: RankTraining) -> None:
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
-        self._ranks = Ranks(self.survivors)
+        self.resizer = Resizer(self.survivors)
+        self._ranks = Ranks(self.survivors, self.resizer)
         self._printed = 0  # number of warnings of the split
 
     @property
@@ -175,6 +177,10 @@ class RankCoordinator(Coordinator):
         require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
         training, session = self.training, self.session
         training.note_loader(train)
+        if self.resizer.detached:
+            return
+        if not training.begun:
+            train.collate = train.undivided  # ranks that join have never sharded its batches
         if training.begun:
             self.survivors.run_settled(training.compare_fits)
         elif isinstance(training.requested, str) or training.fit_facts["policies"]:
@@ -240,6 +246,26 @@ class RankCoordinator(Coordinator):
     def batch_size_changed(self) -> None:
         self._reset_split()
         self.training.reshard_loader(in_steps=True)
+
+    def detached(self) -> bool:
+        return self.resizer.detached
+
+    def regroup(
+        self,
+        train: DataLoader,
+        progress: Callable[[], Mapping[str, Any]],
+        arrays: Mapping[str, Array],
+    ) -> None:
+        if self.resizer.wanted is not None and self.resizer.regroup(progress, arrays):
+            self.shard_loader(train)
+
+    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+        self.training.note_loader(train)
+        return self.resizer.join(stopped)
+
+    def release(self) -> None:
+        with suppress(CommunicationError):  # they have gone, or the ranks have
+            self.resizer.release()
 
     def sum_losses(self, loss_sum: float) -> float:
         """See `Coordinator`. Synchronous ranks know the sum; asynchronous ones their own losses."""

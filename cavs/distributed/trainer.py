@@ -126,7 +126,8 @@ class Trainer(LocalTrainer):
             known = possible_variables(model, str(local.dtype))
             verify(chosen, known, resources)
             verify_optimizer(chosen, optimizer)
-            fits(chosen, c.size)
+            if c.pool is None or c.pool.is_member:
+                fits(chosen, c.size)
         session = DistributedSession(
             local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
         )

@@ -29,6 +29,10 @@ T = TypeVar("T")
 Write = Callable[[Mapping[str, Array]], None]
 
 
+class Detached(BaseException):
+    """Unwinds the loop of a rank that waits while others go on training."""
+
+
 class Coordinator(Protocol):
     """Interface through which a training loop agrees with the other processes.
 
@@ -92,6 +96,31 @@ class Coordinator(Protocol):
 
     def batch_size_changed(self) -> None:
         """Forget how batches were divided that the loader had made ahead."""
+        ...
+
+    def detached(self) -> bool:
+        """True if this process waits while others train."""
+        ...
+
+    def regroup(
+        self,
+        train: DataLoader,
+        progress: Callable[[], Mapping[str, Any]],
+        arrays: Mapping[str, Array],
+    ) -> None:
+        """Bring about the number of ranks that policies want, between two steps.
+
+        progress: returns the progress of the `fit`, for ranks that join. arrays: further ones for
+        them. Raises `Detached` on a rank that leaves.
+        """
+        ...
+
+    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+        """Wait until this process trains; return the state of the training, or None at its end."""
+        ...
+
+    def release(self) -> None:
+        """Tell waiting processes that the `fit` has ended."""
         ...
 
     def sum_losses(self, loss_sum: float) -> float:
@@ -179,6 +208,23 @@ class SingleProcess(Coordinator):
         return StepFacts(seconds, graphs, outcome.grad_norm, (graphs,), (seconds,))
 
     def batch_size_changed(self) -> None:
+        """See `Coordinator`."""
+
+    def detached(self) -> bool:
+        return False
+
+    def regroup(
+        self,
+        train: DataLoader,
+        progress: Callable[[], Mapping[str, Any]],
+        arrays: Mapping[str, Array],
+    ) -> None:
+        """See `Coordinator`."""
+
+    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+        return None
+
+    def release(self) -> None:
         """See `Coordinator`."""
 
     def sum_losses(self, loss_sum: float) -> float:

@@ -16,7 +16,7 @@ from cavs.errors import CavsError, CheckpointError, NumericsError
 from cavs.train.adaptation import Adaptation
 from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
-from cavs.train.coordination import Coordinator
+from cavs.train.coordination import Coordinator, Detached
 from cavs.train.engine import Engine
 from cavs.train.fit_options import FitOptions, FitResult, Metrics
 from cavs.train.interrupt import DeferredInterrupt
@@ -34,6 +34,7 @@ from cavs.train.run_state import (
 from cavs.train.stepping import Step, TrainingState
 
 _LAST = "last good checkpoint: "
+_BEST = "best."  # prefix of the best parameters among the arrays for ranks that join
 
 
 class Loop(Protocol):
@@ -138,7 +139,8 @@ class Fit:
             for file in (path, best_path(path))[: 1 if self.options.dev is None else 2]:
                 check_replaceable(file, self.state.model)
 
-    def _resume(self, point: ResumePoint) -> None:
+    def _resume(self, point: ResumePoint, *, joins: bool = False) -> None:
+        """Continue the run at `point`; joins: it is that of the other ranks, which still runs."""
         stored = point.progress
         run = RunState.from_json(stored["fit"])
         if stored.get("monitor") != self.monitor.name and run.best is not None:
@@ -149,11 +151,11 @@ class Fit:
         evaluates = self.options.dev is not None
         if stored.get("dev", evaluates) != evaluates:  # a training loss and a dev loss: no relation
             run.best, run.best_epoch, run.bad_epochs = None, None, 0
-        if self.options.restore_best and run.best is not None:
+        if self.options.restore_best and run.best is not None and not joins:
             best = best_path(point.path)
             self.best_values, self.best_run = read_best(best, run, self.state.model)
         self.train.load_state_dict(stored.get("loader") or {})
-        self.run = run
+        vars(self.run).update(vars(run))
         self.result.best, self.result.best_epoch = run.best, run.best_epoch
 
     def progress(self) -> dict[str, Any]:
@@ -183,14 +185,13 @@ class Fit:
                 loader=self.train.state_dict(),
             )
             adaptation = self.adaptation
-            with self.interrupt:
-                with self._saving_on_error(evaluating=True):
-                    adaptation.call("before_train")
-                while run.epoch < options.epochs and not adaptation.run.stopping:
-                    if options.patience is not None and run.bad_epochs > options.patience:
-                        self.result.stopped_early = True
-                        break
-                    self._epoch()
+            with self.interrupt, self._releasing():
+                if not self.coordinator.detached():
+                    with self._saving_on_error(evaluating=True):
+                        adaptation.call("before_train")
+                if not self._train_or_wait():
+                    self.result.status = "detached"
+                    return self.result
                 if adaptation.run.stopping:
                     self.result.status = "stopped"
                 with self._saving_on_error(evaluating=True):
@@ -202,6 +203,57 @@ class Fit:
                 self._restore_best()
             self._record("end", step=state.steps, **asdict(self.result) | {"epochs": run.epoch})
             return self.result
+
+    def _train_or_wait(self) -> bool:
+        """Train all epochs; return False if this process is not one of those that end them."""
+        while True:
+            try:
+                if self.coordinator.detached() and not self._join():
+                    return False
+                self._epochs()
+                return True
+            except Detached:
+                self.run.trained = False  # the state comes from the ranks when they want this one
+
+    def _join(self) -> bool:
+        """Wait, then continue from the state of the ranks; return False if the training ends."""
+        stored = self.coordinator.join(self.train, lambda: self.interrupt.requested)
+        if stored is None:
+            return False
+        self._resume(ResumePoint(self.path or Path(), stored.progress), joins=True)
+        self.adaptation.load_state_dict(stored.progress)
+        self.since_checkpoint, self.saved, self.written = stored.progress["saved"]
+        arrays = stored.extra.items()
+        best = {name.removeprefix(_BEST): a for name, a in arrays if name.startswith(_BEST)}
+        self.best_values = best or None
+        self.coordinator.shard_loader(self.train)
+        return True
+
+    def _regroup(self) -> None:
+        """Bring about the number of ranks that policies want."""
+        saved = [self.since_checkpoint, self.saved, self.written]
+        best = {} if self.best_run is not None else self.best_values or {}
+        self.coordinator.regroup(
+            self.train,
+            lambda: {**self.progress(), "saved": saved},
+            {f"{_BEST}{name}": array for name, array in best.items()},
+        )
+
+    @contextmanager
+    def _releasing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.coordinator.release()
+
+    def _epochs(self) -> None:
+        run, options = self.run, self.options
+        while run.epoch < options.epochs and not self.adaptation.run.stopping:
+            self._regroup()
+            if options.patience is not None and run.bad_epochs > options.patience:
+                self.result.stopped_early = True
+                break
+            self._epoch()
 
     def _epoch(self) -> None:
         state, run, adaptation = self.state, self.run, self.adaptation
@@ -281,6 +333,7 @@ class Fit:
                     if adaptation.run.stopping and left > 0:
                         break
                     bar.total = self.train.position + left
+                    self._regroup()
                 count(loop.land())
             except BaseException:
                 count(loop.land())

@@ -24,7 +24,7 @@ from cavs.train.checkpoint import (
 from cavs.train.optim import TrainableParameter
 
 Array = NDArray[Any]
-_FIT_KEYS = ("fit", "monitor", "dev", "loader", "policies", "monitors")
+_FIT_KEYS = ("fit", "monitor", "dev", "loader", "policies", "monitors", "saved")
 
 
 @dataclass

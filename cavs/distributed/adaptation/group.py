@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.errors import ConfigError
 from cavs.train.ranks import RankGroup
@@ -28,7 +29,8 @@ class Ranks(RankGroup):
     `Survivors` can.
     """
 
-    def __init__(self, survivors: Survivors) -> None:
+    def __init__(self, survivors: Survivors, resizer: Resizer) -> None:
+        self._resizer = resizer
         self._survivors, self._session = survivors, survivors.session
 
     @property
@@ -73,14 +75,14 @@ class Ranks(RankGroup):
         return alike
 
     def settings(self) -> dict[str, Setting]:
-        return {}
+        return {"size": self._resizer.setting()}
 
     def latency_tree(self) -> list[int]:
         raise ConfigError("no latencies", hint="none")
 
     @property
     def detached(self) -> bool:
-        return False
+        return self._resizer.detached
 
     def _together(self, work: Callable[[Communicator], T]) -> T:
         def attempt() -> T:

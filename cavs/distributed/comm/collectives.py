@@ -62,6 +62,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self.rank, self.size = rank, len(names)
         self.names: Sequence[int] = tuple(names)
         self.timeout, self.overlaps, self.sent_bytes = timeout, True, 0
+        self.pool: Any = None
         self._register, self._group = register, group
         self._progress = Progress()
         self._turn = threading.RLock()

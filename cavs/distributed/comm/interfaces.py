@@ -125,11 +125,13 @@ class Communicator(Operations[Array], Protocol):
     """`Operations` on the host, and services that only it has.
 
     names: number of every rank in the world, by rank, as errors give it; parts of the world and
-    survivors renumber their ranks, but keep these names. traffic: counters of bytes by rank.
+    survivors renumber their ranks, but keep these names. traffic: counters of bytes by rank. pool:
+    the `Pool` of processes of the launch that these ranks belong to; None if there is none.
     """
 
     names: Sequence[int]
     traffic: Traffic
+    pool: Any
 
     def share(self, value: Any) -> list[Any]:
         """Return every rank's JSON value, by rank."""

@@ -13,6 +13,7 @@ from cavs.distributed.comm.hang_detection import Wait, WaitRegister
 from cavs.distributed.comm.interfaces import Array, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, decode
 from cavs.distributed.comm.messages import Code, Message, Mismatch, label_of
+from cavs.distributed.comm.pool import join_pool
 from cavs.errors import CommunicationError, ConfigError
 
 T = TypeVar("T")
@@ -119,9 +120,10 @@ class ThreadCommunicator(Collectives):
         with world.changed:
             key = (number, *ranks)
             if key not in world.subgroups:
-                world.subgroups[key] = _World([world.names[r] for r in ranks], world.whole)
+                world.subgroups[key] = _World(world.hosts_of(ranks), world.whole)
             group = world.subgroups[key]
         part = ThreadCommunicator(group, list(ranks).index(self.rank), timeout=self.timeout)
+        part.traffic = self.traffic
         self._parts.append(part)
         return part
 
@@ -209,16 +211,19 @@ class ThreadMailbox(Mailbox):
 
 def run_threads(
     size: int,
-    work: Callable[[ThreadCommunicator], T],
+    work: Callable[[Any], T],
     *,
     timeout: float = 60.0,
     hosts: Sequence[str] | None = None,
+    spares: int = 0,
 ) -> list[T]:
     """Run `work(communicator)` on `size` threads, one a rank; return the results by rank.
 
-    hosts: a name for each rank; ranks of one name share memory. One host unless given.
-    If ranks raise, the others are ended and the first exception by rank is raised again here.
+    hosts: a name for each rank; ranks of one name share memory. One host unless given. spares:
+    number of further threads, which wait to join a training. If ranks raise, the others are ended
+    and the first exception by rank is raised again here.
     """
+    size += spares
     names = ["localhost"] * size if hosts is None else list(hosts)
     if len(names) != size:
         raise ConfigError(f"{len(names)} hosts for {size} ranks", hint="name one for each rank")
@@ -229,7 +234,7 @@ def run_threads(
     def main(rank: int) -> None:
         communicator = ThreadCommunicator(world, rank, timeout=timeout)
         try:
-            results[rank] = work(communicator)
+            results[rank] = work(join_pool(communicator, spares) if spares else communicator)
         except BaseException as error:  # raised again by the caller's thread
             told = bool(world.aborted)
             errors.append((told, rank, error))

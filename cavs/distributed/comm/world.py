@@ -16,9 +16,11 @@ from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.comm.mpi.library import started
+from cavs.distributed.comm.pool import join_pool
 from cavs.errors import ConfigError
 
 Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
+SPARES = "CAVS_SPARES"  # environment variable: the number of the last ranks that wait at first
 TIMEOUT = 300.0  # default seconds that a rank waits for another
 
 
@@ -59,7 +61,8 @@ def world(timeout: float = TIMEOUT) -> Communicator:
     for thread in os.listdir("/proc/self/task") if processors else ():  # and those that they start
         with contextlib.suppress(OSError):  # it has ended, or a container forbids it
             os.sched_setaffinity(int(thread), processors)
-    return communicator
+    spares = int(os.environ.get(SPARES) or 0)
+    return join_pool(communicator, spares) if spares else communicator
 
 
 def own_processors(processors: Sequence[Processors], rank: int) -> tuple[int, ...]:

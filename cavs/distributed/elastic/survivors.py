@@ -57,6 +57,13 @@ class Survivors:
         attend(self.session.communicator)
         self.rebase()
 
+    def restart(self) -> None:
+        """Begin with another group of ranks, all of which are at the same progress."""
+        self.snapshots, self.gone = Snapshots(self.training), []
+        self._done, self._last = 0, None
+        self._first_names = self.session.communicator.names
+        self.rebase()
+
     def rebase(self) -> None:
         """Identify ranks by their present numbers; called when the strategy has been built."""
         c = self.session.communicator

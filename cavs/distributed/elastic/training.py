@@ -38,6 +38,7 @@ from cavs.train.stepping import TrainingState
 
 _PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
 _SHORT_PATIENCE = 3.0  # the same if it has also sent them a message
+_PROGRESS = ("epoch", "position", "batch_sizes")  # of a loader
 _COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
 
 
@@ -135,6 +136,13 @@ class RankTraining:
             loader=self.loader_facts,
             **self.fit_facts,
         )
+
+    def program_facts(self) -> str:
+        """Return a text that ranks which may join a running training have alike."""
+        known = self._facts()
+        loader = {k: v for k, v in self.loader_facts.items() if k not in _PROGRESS}
+        known |= {"loader": str(loader), "strategy": str(self.requested)}
+        return "\n".join(f"{name}: {known[name]}" for name in sorted(known.keys() - {"steps"}))
 
     def _choose_strategy(self, batch: Any) -> None:
         """Build or check the strategy: these ranks, hosts and this optimiser can run it."""

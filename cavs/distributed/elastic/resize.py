@@ -1,0 +1,239 @@
+"""Changes the number of ranks of a training between two steps.
+
+Ranks that leave wait in the pool of the launch, and ranks that join come from it. All ranks of the
+new group, those that trained before and those that join, begin it by the same function: they take
+the same checkpoint from memory, and the next step begins with the handshake.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.config import require_count
+from cavs.distributed.balance.shards import Counts, contiguous
+from cavs.distributed.comm.agreement import attend, closed
+from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.pool import Pool
+from cavs.distributed.elastic.survivors import Survivors
+from cavs.distributed.elastic.training import RankTraining
+from cavs.distributed.strategy import Strategy
+from cavs.distributed.strategy.lost_ranks import without
+from cavs.errors import ConfigError
+from cavs.train import saving
+from cavs.train.checkpoint import Checkpoint
+from cavs.train.coordination import Detached
+from cavs.train.run_table import Setting
+
+Array = NDArray[Any]
+Memory = Mapping[str, Array]
+_PATIENCE = 10.0  # seconds that the first rank waits for the answer of a waiting process
+
+
+class Resizer:
+    """Lets ranks of a training leave, and waiting processes join.
+
+    wanted: number of ranks that the next `regroup` brings about; None if nothing changes.
+    """
+
+    def __init__(self, survivors: Survivors) -> None:
+        self.survivors, self.training = survivors, survivors.training
+        self.session = survivors.session
+        self.wanted: int | None = None
+        self._split = self.session.split  # the user's
+        self._pool: Pool | None = getattr(self.session.communicator, "pool", None)
+
+    @property
+    def detached(self) -> bool:
+        """True if this process waits, or is to wait, while others train."""
+        return self._pool is not None and not self._pool.is_member
+
+    @property
+    def most(self) -> int:
+        """Largest number of ranks: those that train and those that wait."""
+        waiting = [] if self._pool is None else self._pool.waiting
+        return self.session.communicator.size + len(waiting)
+
+    def setting(self) -> Setting:
+        """Return the setting ``"size"`` of the run table."""
+
+        def want(size: int) -> None:
+            self.wanted = size
+
+        size = self.session.communicator.size
+        return Setting(lambda: self.wanted or size, want, self._check)
+
+    def _check(self, size: Any) -> None:
+        require_count("size", size)
+        requested = self.training.requested
+        strategy = self.session.strategy
+        if size > self.most:
+            raise ConfigError(
+                f"resize to {size} ranks, but {self.session.communicator.size} train and "
+                f"{self.most - self.session.communicator.size} wait",
+                hint=f"ask for at most {self.most}, or start more with cavs launch --spares",
+            )
+        if strategy is not None and strategy.graph.servers:
+            raise ConfigError(
+                f"resize to {size} ranks with {len(strategy.graph.servers)} ranks that only own "
+                "parameters",
+                hint="use a strategy without servers besides the replicas",
+            )
+        if isinstance(requested, Strategy) and size > len(requested.graph.replicas):
+            raise ConfigError(
+                f"resize to {size} ranks, but the strategy has {len(requested.graph.replicas)} "
+                "replicas",
+                hint="pass the name of a builder, which builds one for any number",
+            )
+
+    # ---- ranks that train ----------------------------------------------------------------------
+
+    def regroup(self, progress: Callable[[], Mapping[str, Any]], arrays: Memory) -> bool:
+        """Bring about the wanted number of ranks; return True if the group has changed.
+
+        progress, arrays: of the `fit`, for ranks that join. Raises `Detached` on ranks that leave.
+        """
+        size, self.wanted = self.wanted, None
+        c, session = self.session.communicator, self.session
+        if size is None or size == c.size:
+            return False
+        if self._pool is None:
+            self._pool = Pool(c, range(c.size))
+        pool = self._pool
+        session.stale.settle()
+        session.collect(self.training.state.states)
+        memory = session.memory() if session.roles.computes else {}
+        updates = session.stale.updates
+        content, members = None, pool.members[:size]
+        if size > c.size:
+            if c.rank == 0:
+                content = _written(self.training, progress(), {**memory, **arrays})
+            members = self._invite(size - c.size)
+        if members == pool.members:
+            return False
+        version = pool.version + 1
+        if c.rank == 0:
+            pool.announce(members, version)
+        self._close_group()
+        if pool.everyone.rank not in members:
+            pool.leave(members, version)
+            raise Detached
+        self._enter(pool.group(members, version), content, joining=False)
+        session.take_memory(memory, updates)
+        return True
+
+    def _invite(self, count: int) -> tuple[int, ...]:
+        """Return the present members and up to `count` processes that are ready to join."""
+        c, pool = self.session.communicator, self._pool
+        assert pool is not None
+        ready, reasons = list[int](), list[str]()
+        if c.rank == 0:
+            patience = min(_PATIENCE, c.timeout)
+            ready, reasons = pool.invite(count, self.training.program_facts(), patience)
+            for reason in reasons:
+                print(f"cavs: {reason}", file=sys.stderr, flush=True)
+            if len(ready) < count:
+                print(
+                    f"cavs: going on with {c.size + len(ready)} ranks, not {c.size + count}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        ready, pool.unfit = c.share([ready, pool.unfit])[0]
+        return (*pool.members, *ready)
+
+    def _close_group(self) -> None:
+        """End what the ranks of the present group share."""
+        session = self.session
+        closed(session.communicator)
+        if session.servers is not None:
+            session.servers.close()
+        if session.group is not None:
+            session.group.close()
+
+    # ---- waiting processes ---------------------------------------------------------------------
+
+    def join(self, stopped: Callable[[], bool]) -> Checkpoint | None:
+        """Wait until this process is to train; return the training's state, or None at its end."""
+        pool, training = self._pool, self.training
+        assert pool is not None
+        invitation = pool.wait(training.program_facts, stopped)
+        if invitation is None:
+            return None
+        c = pool.group(invitation.members, invitation.version)
+        return self._enter(c, None, joining=True)
+
+    def release(self) -> None:
+        """Tell waiting processes that the training has ended; the first rank does."""
+        if self._pool is not None and self.session.communicator.rank == 0 and not self.detached:
+            self._pool.release()
+
+    # ---- all of the new group ------------------------------------------------------------------
+
+    def _enter(self, c: Communicator, content: Array | None, *, joining: bool) -> Checkpoint | None:
+        """Begin to train with the ranks of `c`; return the state for a rank that joins.
+
+        content: a checkpoint, on rank 0 if some ranks join. The next step begins with the
+        handshake, which sends all ranks the parameters and builds the strategy.
+        """
+        training, session, requested = self.training, self.session, self.training.requested
+        strategy: Strategy | None = None
+        if isinstance(requested, Strategy):
+            shapes = {name: p.value.shape for name, p in training.state.parameters.items()}
+            gone = set(range(c.size, len(requested.graph.replicas)))
+            strategy = without(requested, gone, shapes) if gone else requested
+        session.exchanges = []
+        session.split = _split_for(self._split, c.size)
+        session.move_to(c, strategy)
+        training.begun, training.first_rank, training.first_size = False, c.rank, c.size
+        self.survivors.restart()
+        attend(c)
+        size = int(c.share(0 if content is None else content.size)[0])
+        if size == 0:
+            return None
+        content = np.empty(size, np.uint8) if content is None else content
+        c.broadcast(content, 0)
+        return _read(training, content) if joining else None
+
+
+def _written(training: RankTraining, progress: Mapping[str, Any], memory: Memory) -> Array:
+    """Return a checkpoint of the training as bytes."""
+    with tempfile.TemporaryDirectory(prefix="cavs-") as folder:
+        path = Path(folder) / "state"
+        saving.save(
+            path,
+            training.state,
+            training.session,
+            progress=progress,
+            overrides=None,
+            states=True,
+            extra=memory,
+            held=(),
+        )
+        return np.fromfile(path, np.uint8)
+
+
+def _read(training: RankTraining, content: Array) -> Checkpoint:
+    """Take the state of the training from a result of `_written`."""
+    with tempfile.TemporaryDirectory(prefix="cavs-") as folder:
+        path = Path(folder) / "state"
+        content.tofile(path)
+        stored = saving.restore(path, training.state, training.session, strict=False)
+    memory = {name: a for name, a in stored.extra.items() if not name.startswith("best.")}
+    training.session.take_memory(memory)
+    return stored
+
+
+def _split_for(split: Any, size: int) -> Any:
+    """Return the user's `split` for another number of ranks."""
+    if hasattr(split, "update"):  # it has learned times of other ranks
+        fresh = getattr(split, "fresh", None)
+        return contiguous if fresh is None else fresh()
+    if isinstance(split, Counts) and len(split.counts) != size:
+        return split.of(range(size)) if size < len(split.counts) else contiguous
+    return split
