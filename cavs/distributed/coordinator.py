@@ -250,13 +250,16 @@ class RankCoordinator(Coordinator):
     def detached(self) -> bool:
         return self.resizer.detached
 
+    def wants_regroup(self) -> bool:
+        return self.resizer.wanted is not None
+
     def regroup(
         self,
         train: DataLoader,
         progress: Callable[[], Mapping[str, Any]],
         arrays: Mapping[str, Array],
     ) -> None:
-        if self.resizer.wanted is not None and self.resizer.regroup(progress, arrays):
+        if self.resizer.regroup(progress, arrays):
             self.shard_loader(train)
 
     def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:

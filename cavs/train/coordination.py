@@ -102,6 +102,10 @@ class Coordinator(Protocol):
         """True if this process waits while others train."""
         ...
 
+    def wants_regroup(self) -> bool:
+        """True if policies want another number of ranks."""
+        ...
+
     def regroup(
         self,
         train: DataLoader,
@@ -211,6 +215,9 @@ class SingleProcess(Coordinator):
         """See `Coordinator`."""
 
     def detached(self) -> bool:
+        return False
+
+    def wants_regroup(self) -> bool:
         return False
 
     def regroup(

@@ -231,6 +231,9 @@ class Fit:
 
     def _regroup(self) -> None:
         """Bring about the number of ranks that policies want."""
+        if not self.coordinator.wants_regroup():
+            return
+        self.run.loss_sum = self.coordinator.sum_losses(self.run.loss_sum)
         saved = [self.since_checkpoint, self.saved, self.written]
         best = {} if self.best_run is not None else self.best_values or {}
         self.coordinator.regroup(

@@ -110,8 +110,9 @@ class Pool:
 
     def release(self) -> None:
         """Tell waiting processes that the training has ended."""
-        for process in self.waiting:
-            self._mailbox.post(process, (Word.RELEASE, self.version))
+        for process in range(self.everyone.size):
+            if process not in self.members:
+                self._mailbox.post(process, (Word.RELEASE, self.version))
 
     # ---- all ranks -----------------------------------------------------------------------------
 

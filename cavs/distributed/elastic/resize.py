@@ -24,7 +24,7 @@ from cavs.distributed.comm.pool import Pool
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.strategy import Strategy
-from cavs.distributed.strategy.lost_ranks import without
+from cavs.distributed.strategy.ranks import without
 from cavs.errors import ConfigError
 from cavs.train import saving
 from cavs.train.checkpoint import Checkpoint
@@ -66,8 +66,10 @@ class Resizer:
         def want(size: int) -> None:
             self.wanted = size
 
-        size = self.session.communicator.size
-        return Setting(lambda: self.wanted or size, want, self._check)
+        def read() -> int:
+            return self.wanted or self.session.communicator.size
+
+        return Setting(read, want, self._check)
 
     def _check(self, size: Any) -> None:
         require_count("size", size)

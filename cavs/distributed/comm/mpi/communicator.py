@@ -150,7 +150,7 @@ class MPICommunicator(Collectives):
         except self._mpi.Exception as error:
             raise self._failed(ranks, error, lost=self._is_loss(error)) from error
         made = MPICommunicator(part, timeout=self.timeout, register=self._register)
-        made._is_part = True
+        made._is_part, made.traffic = True, self.traffic
         return made
 
     def mailbox(self) -> MPIMailbox:
