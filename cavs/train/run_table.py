@@ -23,7 +23,7 @@ class Setting:
     check: Callable[[Any], None]
 
 
-class Agreeing(Protocol):
+class RankAgreement(Protocol):
     """Ranks that can find out if they ask for the same."""
 
     def same(self, data: bytes) -> bool:
@@ -37,7 +37,7 @@ class RunTable:
     version: Number of changes so far.
     """
 
-    def __init__(self, group: Agreeing) -> None:
+    def __init__(self, group: RankAgreement) -> None:
         self.group, self.version = group, 0
         self._settings: dict[str, Setting] = {}
 

@@ -1,6 +1,6 @@
 """Built-in policies, by the name that ``cavs train --policy`` takes."""
 
-from cavs.train.named_classes import NamedClasses
+from cavs.train.named_types import NamedTypes
 from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
 from cavs.train.policies.rate import NoiseLR, VarianceLR
 from cavs.train.policies.size import CostEffectiveSize, ElasticGNS
@@ -17,7 +17,7 @@ BUILT_IN = (
     VarianceLR,
 )
 #: Policies by name; a file of a user may have more.
-POLICIES = NamedClasses[Policy](
+POLICIES = NamedTypes[Policy](
     Policy, "policy", "policy", {policy.__name__: policy for policy in BUILT_IN}
 )
 

@@ -14,8 +14,8 @@ from cavs.train.policy import Policy, TrainingRun
 class ElasticGNS(Policy):
     """Multiplies the number of ranks by the growth of the noise scale.
 
-    After every epoch, if the noise scale has grown since the last change, there are as many more
-    ranks as it has grown, up to `most` (Mai et al., KungFu, OSDI 2020, listing 1).
+    After every epoch, if the noise scale is larger than at the last change, the number of ranks is
+    multiplied by their ratio, up to `most` (Mai et al., KungFu, OSDI 2020, listing 1).
     """
 
     def __init__(self, most: int | None = None, alpha: float = 0.1) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class NamedClasses(Generic[T]):
+class NamedTypes(Generic[T]):
     """Classes derived from `base` that a text can name.
 
     noun, word: their name in errors, in full and in short. known: the built-in ones by name.
