@@ -16,7 +16,7 @@ _ALONE = (
     *("bench", "demo", "evaluate", "explain", "info", "launch", "predict", "report"),
     *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
 )
-_VALUED = ("-n", "--ranks", "--threads")  # options that take a value
+_VALUED = ("-n", "--ranks", "--threads", "--spares")  # options that take a value
 _PYTHON = re.compile(r"python[0-9.]*")
 _READ_ONLY = ("explain", "info")
 
@@ -38,6 +38,13 @@ def add_parser(commands: Any) -> None:
         type=options.count(1),
         metavar="N",
         help="threads of the engine of each rank (default: $CAVS_NUM_THREADS, else 1)",
+    )
+    parser.add_argument(
+        "--spares",
+        type=options.count(0),
+        default=0,
+        metavar="N",
+        help="further processes, which wait until a policy of the training wants more ranks",
     )
     parser.add_argument(
         "--elastic", action="store_true", help="go on with the surviving ranks if one dies"
@@ -104,4 +111,10 @@ def run(args: argparse.Namespace) -> int:
             f"cavs {command} runs in one process: {args.ranks} ranks would each do all of it",
             hint=f"run cavs {command} without launch",
         )
-    return launch(args.ranks, args.arguments, threads=args.threads, elastic=args.elastic)
+    return launch(
+        args.ranks,
+        args.arguments,
+        threads=args.threads,
+        elastic=args.elastic,
+        spares=args.spares,
+    )

@@ -251,6 +251,14 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop after more than N epochs in a row without improvement",
     )
     add("--seed", type=count(0), default=0, metavar="N", help="default: %(default)s")
+    add(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="adapt the training while it runs: NAME, NAME(option=value), or FILE.py:CLASS; may be "
+        "given several times",
+    )
 
 
 def training_defaults(entry: Entry) -> argparse.Namespace:

@@ -25,6 +25,7 @@ from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.fit_options import FitResult
 from cavs.train.log import JsonLines
+from cavs.train.policies import POLICIES
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -187,8 +188,11 @@ def train(
         "config": stored_options.training_config(entry, args, task),
     }
     optimizer = options.make_optimizer(args, len(loader))
+    policies = [POLICIES.find(text) for text in args.policy]
     distributes = args.strategy is not None or args.collectives != "auto"
-    if communicator is None or (communicator.size == 1 and not distributes):
+    if communicator is None or (
+        communicator.size == 1 and not distributes and communicator.pool is None
+    ):
         trainer = Trainer(task.model, optimizer, **common)
     else:
         trainer = distributed.trainer(args, task.model, optimizer, communicator, common)
@@ -221,7 +225,10 @@ def train(
             log=folder / "log.jsonl",
             progress=not quiet,
             on_event=on_event,
+            policies=policies,
         )
+    if result.status == "detached":
+        return TrainResult(task, trainer, checkpoint)
     if isinstance(trainer, DistributedTrainer):  # the first rank may have died
         first = trainer.communicator.rank == 0
     say: Callable[[str], None] = streams.report if first else lambda text: None

@@ -371,7 +371,9 @@ class RankCoordinator(Coordinator):
         return self.load(work)
 
     def close(self) -> None:
-        """Wait until all ranks close, then end the communication."""
+        """Wait until all ranks close, then end the communication; a detached rank just ends."""
+        if self.resizer.detached:
+            return
         self.survivors.run_settled(lambda: self.session.agreement.consensus("end"))
         self.session.close()
         self.session.communicator.close()

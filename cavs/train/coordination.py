@@ -178,7 +178,13 @@ class SingleProcess(Coordinator):
     """Coordinator of a training on one process: there is no other to agree with."""
 
     writes_files = True
-    group = OneRank()
+
+    def __init__(self) -> None:
+        self._group = OneRank()
+
+    @property
+    def group(self) -> RankGroup:
+        return self._group
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepOutcome:
         return advance(batch)

@@ -119,6 +119,11 @@ class TrainingRun:
         return self.measures.get("throughput", float("nan"))
 
     @property
+    def max_size(self) -> int:
+        """Largest number of ranks that `resize` can give: those that train and those that wait."""
+        return self._group.most
+
+    @property
     def detached(self) -> bool:
         """True if the training goes on without this rank; it then makes no further call."""
         return self._group.detached
@@ -141,6 +146,20 @@ class TrainingRun:
     def all_gather(self, value: ArrayLike) -> list[Any]:
         """Return the values of all ranks, by rank."""
         return [_like(value, array) for array in self._group.all_gather(_array(value))]
+
+    def keep(self, tag: str, value: ArrayLike) -> None:
+        """Keep a copy of `value` for requests of other ranks; it replaces the one before.
+
+        The first `keep` or `request` of a group of ranks is made on all of them.
+        """
+        self._group.keep(tag, _array(value))
+
+    def request(self, rank: int, tag: str) -> Any:
+        """Return the array that `rank` keeps last under `tag`, whatever it does meanwhile.
+
+        Waits for the first one. Raises `CommunicationError` after the timeout.
+        """
+        return self._group.request(rank, tag)
 
     # ---- changes -------------------------------------------------------------------------------
 

@@ -59,6 +59,25 @@ class RankGroup(Protocol):
         """
         ...
 
+    def keep(self, tag: str, array: Array) -> None:
+        """Keep a copy of an array for requests of other ranks; it replaces the one before.
+
+        The first `keep` or `request` of a group is made on all ranks.
+        """
+        ...
+
+    def request(self, rank: int, tag: str) -> Array:
+        """Return the array that `rank` keeps last under `tag`, whatever that rank does meanwhile.
+
+        Waits for the first one. Raises `CommunicationError` after the timeout.
+        """
+        ...
+
+    @property
+    def most(self) -> int:
+        """Largest number of ranks that there can be: those that train and those that wait."""
+        ...
+
     @property
     def detached(self) -> bool:
         """True if the group goes on without this rank, which makes no further call."""
@@ -69,8 +88,11 @@ class OneRank(RankGroup):
     """The group of a training on one process."""
 
     rank = 0
-    size = 1
+    size = most = 1
     detached = False
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
 
     def all_reduce(self, array: Array, op: str) -> Array:
         return np.array(array)
@@ -90,6 +112,14 @@ class OneRank(RankGroup):
 
     def latency_tree(self) -> list[int]:
         return [0]
+
+    def keep(self, tag: str, array: Array) -> None:
+        self._kept[tag] = np.array(array)
+
+    def request(self, rank: int, tag: str) -> Array:
+        require(rank == 0, "rank", rank, "0 on one process")
+        require(tag in self._kept, "tag", tag, f"one of {list(self._kept)}, which are kept")
+        return self._kept[tag].copy()
 
 
 def _check_one(size: Any) -> None:

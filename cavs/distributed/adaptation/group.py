@@ -6,19 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.store import Store
+from cavs.distributed.comm.topology import check_tree, minimum_spanning_tree
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
-from cavs.errors import ConfigError
 from cavs.train.ranks import RankGroup
 from cavs.train.run_table import Setting
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_REDUCTIONS: dict[str, Any] = {"sum": np.sum, "min": np.min, "max": np.max, "mean": np.mean}
 
 
 class Ranks(RankGroup):
@@ -42,8 +41,12 @@ class Ranks(RankGroup):
         return self._session.communicator.size
 
     def all_reduce(self, array: Array, op: str) -> Array:
-        reduce = _REDUCTIONS[op]
-        return self._together(lambda c: reduce(np.stack(c.all_gather(array)), axis=0))
+        def work(c: Communicator) -> Array:
+            result = array.copy()
+            c.all_reduce(result, op)
+            return result
+
+        return self._together(work)
 
     def broadcast(self, array: Array, root: int) -> Array:
         def work(c: Communicator) -> Array:
@@ -75,10 +78,41 @@ class Ranks(RankGroup):
         return alike
 
     def settings(self) -> dict[str, Setting]:
-        return {"size": self._resizer.setting()}
+        def read() -> list[int] | None:
+            tree = self._session.communicator.tree
+            return None if tree is None else list(tree)
+
+        def write(tree: list[int] | None) -> None:
+            self._session.communicator.tree = None if tree is None else tuple(tree)
+
+        def check(tree: Any) -> None:
+            if tree is not None:
+                check_tree(tree, self._session.communicator.size)
+
+        return {"size": self._resizer.setting(), "tree": Setting(read, write, check)}
 
     def latency_tree(self) -> list[int]:
-        raise ConfigError("no latencies", hint="none")
+        """See `RankGroup`. The rates of the ranks have a service thread from then on."""
+
+        def work(c: Communicator) -> list[int]:
+            return list(minimum_spanning_tree(c.rates().latency_matrix()))
+
+        return self._together(work)
+
+    def keep(self, tag: str, array: Array) -> None:
+        self._store().keep(array, tag)
+
+    def request(self, rank: int, tag: str) -> Array:
+        found: Array = self._store().request(rank, None, tag)
+        return found
+
+    def _store(self) -> Store:
+        """Return the store of the present ranks; the first call is collective."""
+        return self._session.communicator.store()
+
+    @property
+    def most(self) -> int:
+        return self._resizer.most
 
     @property
     def detached(self) -> bool:

@@ -36,13 +36,14 @@ from cavs.distributed.comm.progress import Progress
 from cavs.distributed.comm.rates import Rates
 from cavs.distributed.comm.reductions import check_op, combine, complete
 from cavs.distributed.comm.store import Store
-from cavs.distributed.comm.topology import Topology, binomial
+from cavs.distributed.comm.topology import Topology, Tree, binomial, children
 from cavs.distributed.comm.traffic import Traffic
 from cavs.errors import CommunicationError, ProcessLocal
 
 T = TypeVar("T")
 S = TypeVar("S", NamedCollectives, Store, Rates)
 
+TREE_CHUNK = 1 << 20  # bytes that go up and down a tree at once
 _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 
@@ -70,6 +71,7 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self._common: list[CommonMemory] = []
         self._by_host: list[Collectives] = []  # see `_split_by_host`
         self._topology: Topology | None = None
+        self.tree: Tree | None = None
         self._services: dict[type, NamedCollectives | Store | Rates] = {}
         self.traffic = Traffic()
         self._broken: CommunicationError | None = None
@@ -157,6 +159,8 @@ class Collectives(ProcessLocal, Communicator, ABC):
             return
         if flat.nbytes <= SMALL or flat.size < self.size:
             self._tree_all_reduce(flat, op)
+        elif self.tree is not None:
+            self._reduce_along(self.tree, flat, op)
         elif everyone := self._in_common(flat):
             self._code = REDUCTIONS.get(op, Code.COMMON)
             self._reduce_in_common(everyone, flat, op)
@@ -181,6 +185,23 @@ class Collectives(ProcessLocal, Communicator, ABC):
                 combine(op, flat, other, flat)
             step *= 2
         self._tree_broadcast(flat, 0)
+
+    def _reduce_along(self, tree: Tree, flat: Array, op: str) -> None:
+        """Reduce up a tree that was set, in the order of children, and send the result down."""
+        below, parent = children(tree, self.rank), tree[self.rank]
+        rows = range(0, flat.size, max(TREE_CHUNK // flat.itemsize, 1))
+        chunks = [flat[begin : begin + rows.step] for begin in rows]
+        for chunk in chunks:
+            other = self._temporary(chunk)
+            for child in below:
+                self._send([], [(other, child)])
+                combine(op, chunk, other, chunk)
+            if parent != self.rank:
+                self._send([(chunk, parent)], [])
+        for chunk in chunks:
+            if parent != self.rank:
+                self._send([], [(chunk, parent)])
+            self._send([(chunk, child) for child in below], [])
 
     def _tree_broadcast(self, flat: Array, root: int) -> None:
         """Send down a binomial tree below `root`: log2 N steps."""

@@ -12,7 +12,7 @@ from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.named import NamedCollectives
 from cavs.distributed.comm.rates import Rates
 from cavs.distributed.comm.store import Store
-from cavs.distributed.comm.topology import Topology
+from cavs.distributed.comm.topology import Topology, Tree
 from cavs.distributed.comm.traffic import Traffic
 from cavs.errors import CommunicationError
 
@@ -126,12 +126,15 @@ class Communicator(Operations[Array], Protocol):
 
     names: number of every rank in the world, by rank, as errors give it; parts of the world and
     survivors renumber their ranks, but keep these names. traffic: counters of bytes by rank. pool:
-    the `Pool` of processes of the launch that these ranks belong to; None if there is none.
+    the `Pool` of processes of the launch that these ranks belong to; None if there is none. tree:
+    the parent of each rank, for sums of large arrays; None for a ring, or common memory on a host.
+    All ranks set the same.
     """
 
     names: Sequence[int]
     traffic: Traffic
     pool: Any
+    tree: Tree | None
 
     def share(self, value: Any) -> list[Any]:
         """Return every rank's JSON value, by rank."""

@@ -16,11 +16,10 @@ from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.comm.mpi.library import started
-from cavs.distributed.comm.pool import join_pool
+from cavs.distributed.comm.pool import SPARES, join_pool
 from cavs.errors import ConfigError
 
 Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
-SPARES = "CAVS_SPARES"  # environment variable: the number of the last ranks that wait at first
 TIMEOUT = 300.0  # default seconds that a rank waits for another
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE
+from cavs.distributed.comm.pool import SPARES
 from cavs.distributed.launch import supervisor
 from cavs.distributed.launch.watch import Watch, run_folder
 from cavs.errors import ConfigError, DeviceError
@@ -131,17 +132,19 @@ def launch(
     *,
     threads: int | None = None,
     elastic: bool = False,
+    spares: int = 0,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> int:
     """Run ``cavs ARGUMENTS`` on `ranks` ranks and wait; the exit status.
 
-    threads: of each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
+    spares: number of further processes, which wait until a policy wants more ranks. threads: of
+    each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
     SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
     them. They end with this process, too. elastic: go on with the ranks that are left if one dies;
     ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. If MPI hangs
     before a command of ``cavs`` begins, all ranks are started again.
     """
-    program = _is_program(arguments)
+    program, ranks = _is_program(arguments), ranks + spares
     elastic = elastic or (_ELASTIC in arguments and not program)
     launcher = find_mpirun()
     command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
@@ -150,6 +153,7 @@ def launch(
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
+    environment[SPARES] = str(spares)
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:

@@ -33,7 +33,7 @@ class ElasticGNS(Policy):
             self._last = noise
         elif noise > self._last:
             size = int(run.size * noise / self._last)
-            size = size if self.most is None else min(size, self.most)
+            size = min(size, run.max_size, self.most or size)
             self._last = noise
             if size > run.size:
                 run.resize(size)
@@ -73,8 +73,8 @@ class CostEffectiveSize(Policy):
             self._settled = run.resize(run.size - 1)
             return
         self._before, self._begun = now, run.step
-        wanted = run.size + 1
-        self._settled = (self.most is not None and wanted > self.most) or not run.resize(wanted)
+        most = min(run.max_size, self.most or run.max_size)
+        self._settled = run.size + 1 > most or not run.resize(run.size + 1)
 
     def state_dict(self) -> dict[str, Any]:
         before = None if math.isnan(self._before) else self._before
