@@ -58,6 +58,9 @@ def test_a_fit_asks_its_coordinator(tmp_path):
     assert order == [
         "fitting",
         "shard_loader",
+        "group",
+        "detached",
+        "wants_regroup",
         "guard_batches",
         "run_step",
         "should_stop",
@@ -67,6 +70,7 @@ def test_a_fit_asks_its_coordinator(tmp_path):
         "should_end_evaluation",
         "reduce_metrics",
         "save",
+        "release",
         "should_stop_at_end",
         "end of fitting",
     ]

@@ -184,7 +184,8 @@ def test_an_error_in_a_hook_ends_the_run_with_a_checkpoint_of_that_step(tmp_path
         ("lr_scale", 0.0, "lr_scale is 0.0"),
         ("lr_scale", float("nan"), "lr_scale is nan"),
         ("batch_size", object(), "batch_size is <object"),
-        ("size", 2, "no setting 'size'"),
+        ("size", 2, "resize to 2 ranks, but this training is one process"),
+        ("speed", 2, "no setting 'speed'"),
     ],
 )
 def test_invalid_changes_are_refused(setting, value, message):
