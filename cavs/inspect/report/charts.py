@@ -191,7 +191,7 @@ def _chart(
     title, unit, lines = group
     chart = Chart(title, unit, [])
     for label, series in lines.items():
-        if series is None:
+        if series is None or not series.values:
             continue
         steps = any(series is one for one in settings)
         chart.lines.append(_line(label, series, axis, steps=steps))

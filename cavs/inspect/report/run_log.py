@@ -17,6 +17,7 @@ from cavs.data.source import as_path, shown
 from cavs.errors import DataError
 
 _FIRST = '{"event": "'  # every record begins with it, and so does a partial one
+_MAX_STEP = 1e15
 _MAX_LINE = 1 << 22
 _NO_NUMBERS = ("epoch", "step", "seconds", "ranks")  # "ranks" is a setting
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -112,7 +113,7 @@ class RunLog:
             self.options = record
         elif event == "strategy":
             self.builder = str(record.get("builder") or "")
-        if event not in _EVENTS or step is None or not math.isfinite(step):
+        if event not in _EVENTS or step is None or not 0 <= step <= _MAX_STEP:
             return
         if event == "start":
             self._begin(record, step)
@@ -258,8 +259,10 @@ def read_log(run: str | os.PathLike[str]) -> RunLog:
                 'object with an "event"',
                 hint=_ADVICE,
             )
-    if not log.numbers and not log.epochs:
-        found = f"has {records} records, none of a step or an epoch" if records else "is empty"
+    if not any(x.values for x in (*log.numbers.values(), *log.epoch_numbers.values())):
+        found = (
+            f"has {records} records, but no values of steps or epochs" if records else "is empty"
+        )
         raise DataError(
             f"{log.path} {found}: there is nothing to draw",
             hint="wait for the end of the first epoch, or train with policies or monitors, which "

@@ -73,6 +73,12 @@ def test_steps_that_a_resumed_run_repeats_are_counted_once(path):
     ]
 
 
+def test_a_run_that_has_just_begun_again_has_nothing_to_draw(path):
+    Log(path).start().step(1, 1.0).epoch(1, 1, 1.0).start(0)
+    with pytest.raises(DataError, match="has 4 records, but no values of steps or epochs"):
+        read_log(path)
+
+
 def test_an_error_is_marked_at_the_step_that_failed(path):
     log = Log(path).start().step(1, 1.0)
     log.write("numerics", step=2, error="step 2: the loss is nan\n  hint: lower lr")
@@ -115,13 +121,15 @@ def test_partial_lines_are_skipped(path, partial):
 def test_unknown_events_and_damaged_records_are_ignored(path):
     log = Log(path).start().step(1, 1.0)
     log.write("sample", step=99, text="a b").write("step", step="two", loss=1.0)
-    log.write("step", step="nan", loss=1.0).write("change", step=1)
+    for step in ("nan", "inf", -1, 1e300, None):
+        log.write("step", step=step, loss=1.0)
+    log.write("change", step=1)
     log.write("step", step=2, loss=None, seconds=0, batch_size=3, time="yesterday")
     with path.open("a") as file:
         file.write('{"event": "step", "step": 3, "time": "yesterday", "loss": 5}\n')
     found = read_log(path)
     assert list(found.numbers["loss"].values) == [1.0, 5.0]
-    assert found.steps == 3 and found.seconds < 10
+    assert found.steps == 3 and found.seconds < 15
 
 
 def test_a_clock_that_was_set_back_does_not_turn_time_back(path):
@@ -136,7 +144,8 @@ def test_a_clock_that_was_set_back_does_not_turn_time_back(path):
     [
         ("", "is empty: there is nothing to draw"),
         ("\n\n", "is empty"),
-        ('{"event": "options", "time": "x"}\n', "has 1 records, none of a step or an epoch"),
+        ('{"event": "epoch", "step": 1}\n', "has 1 records"),
+        ('{"event": "options", "time": "x"}\n', "has 1 records, but no values of steps or epochs"),
         ("hello\n", r"log\.jsonl:1: 'hello' is no record of a log"),
         ('{"loss": 1}\n', "is no record"),
         ('["event"]\n', "is no record"),
