@@ -21,7 +21,7 @@ from cavs.distributed.balance.shards import Split
 from cavs.distributed.cluster.resources import load_resources
 from cavs.distributed.comm import Communicator, LostPeerError
 from cavs.distributed.comm.agreement import is_agreed
-from cavs.distributed.comm.launcher_pipe import is_watched
+from cavs.distributed.comm.launcher_pipe import is_stopping, is_watched
 from cavs.errors import CavsError
 from cavs.train.fit_options import OnEvent
 from cavs.train.log import JsonLines
@@ -83,7 +83,7 @@ def one_voice(communicator: Communicator) -> Iterator[None]:
     except (CavsError, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
-        stopped = isinstance(error, KeyboardInterrupt) and str(error)
+        stopped = isinstance(error, KeyboardInterrupt) and (bool(str(error)) or is_stopping())
         dead = isinstance(error, LostPeerError) and is_watched()  # the launcher names the rank
         if communicator.size > 1 and not (is_agreed(error) or stopped or dead):
             communicator.abort(f"{type(error).__name__}: {error}")

@@ -18,7 +18,6 @@ from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.comm import Communicator
-from cavs.distributed.launch.launcher import take_stop_signal
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
@@ -108,7 +107,6 @@ class TrainResult:
 
 def run(args: argparse.Namespace) -> int:
     """Train, keep the best, and report the test split."""
-    take_stop_signal()
     communicator = world(args.timeout)
     with one_voice(communicator), locking(args) as lock:
         trainer = train(args, communicator, lock).trainer

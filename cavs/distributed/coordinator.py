@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from cavs.config import require
 from cavs.distributed.adaptation.group import Ranks
 from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
+from cavs.distributed.comm.interrupt import INTERRUPT
 from cavs.distributed.comm.launcher_pipe import report
+from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
@@ -45,6 +47,12 @@ class RankCoordinator(Coordinator):
         self.resizer = Resizer(self.survivors)
         self._ranks = Ranks(self.survivors, self.resizer)
         self._printed = 0  # number of warnings of the split
+        self._fits = False  # True within a `fit`
+        if (
+            isinstance(self.session.communicator, MPICommunicator)
+            and self.session.communicator.size > 1
+        ):
+            INTERRUPT.install()
 
     @property
     def group(self) -> Ranks:
@@ -64,6 +72,7 @@ class RankCoordinator(Coordinator):
                 self.survivors.rebase()
             training.reshard_loader()
             training.begun = True
+            INTERRUPT.trainings.add(self)
 
     def run_step(self, advance: Callable[[Any], StepOutcome], batch: Any) -> StepReport:
         def step() -> StepReport:
@@ -79,7 +88,24 @@ class RankCoordinator(Coordinator):
             self._update_split(outcome)
             return outcome
 
-        return self.survivors.run_resilient(step, step=True)
+        with INTERRUPT.deferred():
+            self.session.wants_stop |= INTERRUPT.requested
+            outcome = self.survivors.run_resilient(step, step=True)
+            if not self._fits and self._stops():
+                self._stop()
+            return outcome
+
+    def _stops(self) -> bool:
+        """True if the ranks have agreed in this step to stop."""
+        if self.session.asynchronous and INTERRUPT.installed:
+            return self.should_stop(False)
+        return self.session.stopping
+
+    def _stop(self) -> NoReturn:
+        """Raise `KeyboardInterrupt` on all ranks, which have agreed to stop outside of a `fit`."""
+        INTERRUPT.clear()
+        self._clear_stop()
+        raise agreed(KeyboardInterrupt(f"stopped after step {self.training.state.steps}"))
 
     def _update_split(self, outcome: StepReport) -> None:
         """Let the split learn from the times of a step; rank 0 prints its new warnings."""
@@ -109,20 +135,24 @@ class RankCoordinator(Coordinator):
     def should_stop(self, requested: bool) -> bool:
         """See `Coordinator`. Synchronous ranks have agreed on it in their last step."""
         session = self.session
+        requested |= INTERRUPT.requested
         session.wants_stop |= requested
         if not session.stopping and session.asynchronous and session.servers is not None:
             session.stopping = self.survivors.run_resilient(
                 lambda: session.servers is not None and session.servers.stops(requested), step=True
             )
+        if session.stopping:
+            INTERRUPT.clear()
         return session.stopping
 
     def should_stop_at_end(self, requested: bool) -> bool:
         """See `Coordinator`. All ranks agree on it, since no step follows."""
         session = self.session
-        session.wants_stop |= requested
-
+        session.wants_stop |= requested or INTERRUPT.requested
         if self.training.begun:
             self.survivors.run_settled(lambda: self._agree_to_stop("fit"))
+        if session.stopping:
+            INTERRUPT.clear()
         return session.stopping
 
     def _agree_to_stop(self, phase: str) -> None:
@@ -146,8 +176,9 @@ class RankCoordinator(Coordinator):
         self._clear_stop()
         survivors = self.survivors
         survivors.saves, survivors.gone = options.checkpoint is not None, []
+        self._fits = True
         try:
-            with self.training.guard("fit"):
+            with INTERRUPT.deferred(), self.training.guard("fit"):
                 self.training.note_options(options)
                 yield
         except BaseException as error:
@@ -156,7 +187,7 @@ class RankCoordinator(Coordinator):
                 raise
             raise survivors.lost_peers(error) from None
         finally:
-            survivors.saves = False
+            survivors.saves = self._fits = False
             if isinstance(train, DataLoader) and isinstance(train.collate, Collate):
                 train.collate = train.undivided  # global batches for any other user of the loader
 
@@ -264,7 +295,11 @@ class RankCoordinator(Coordinator):
 
     def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
         self.training.note_loader(train)
-        return self.resizer.join(stopped)
+        found = self.resizer.join(lambda: stopped() or INTERRUPT.requested)
+        if found is None and INTERRUPT.requested:
+            INTERRUPT.clear()
+            raise agreed(KeyboardInterrupt("stopped while it waited to join"))
+        return found
 
     def release(self) -> None:
         with suppress(CommunicationError):  # they have gone, or the ranks have
@@ -299,10 +334,13 @@ class RankCoordinator(Coordinator):
                 self.training.share_parameters()
             return evaluate(batches)
 
-        with self.training.guard("evaluation"):
+        with INTERRUPT.deferred(), self.training.guard("evaluation"):
             if isinstance(batches, Iterator) and self.survivors.repeats:
                 batches = list(batches)
-            return self.survivors.run_settled(work)
+            result = self.survivors.run_settled(work)
+            if not self._fits and self.session.stopping:
+                self._stop()
+            return result
 
     def local_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """See `Coordinator`. Replicas take turns."""
@@ -311,8 +349,8 @@ class RankCoordinator(Coordinator):
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
         """See `Coordinator`. In a `fit`, all ranks learn of the request after the evaluation."""
-        if in_fit:
-            self.session.wants_stop |= requested
+        self.session.wants_stop |= requested or INTERRUPT.requested
+        if in_fit or INTERRUPT.requested:
             requested = self.session.wants_stop
         return requested or self.survivors.ends_fit
 
@@ -344,19 +382,22 @@ class RankCoordinator(Coordinator):
                     if states:  # reported first, in case the other ranks die
                         report("saved", str(path), self.training.state.steps)
 
-        self.survivors.run_settled(work)
+        with INTERRUPT.deferred():
+            self.survivors.run_settled(work)
 
     def settle(self) -> None:
         """Wait until the parameters of all ranks hold all updates; nothing without stale ones."""
         if self.session.stale.serves:
-            self.survivors.run_resilient(self.session.stale.settle)
+            with INTERRUPT.deferred():
+                self.survivors.run_resilient(self.session.stale.settle)
 
     def load(self, read: Callable[[], T]) -> T:
         def work() -> T:
             with self.session.agreement.guard("load"):
                 return read()
 
-        return self.survivors.run_settled(work)
+        with INTERRUPT.deferred():
+            return self.survivors.run_settled(work)
 
     def resume(self, path: str | os.PathLike[str], read: Callable[[], Checkpoint]) -> Checkpoint:
         """See `Coordinator`. Any number of ranks may have written the file."""
@@ -374,6 +415,8 @@ class RankCoordinator(Coordinator):
         """Wait until all ranks close, then end the communication; a detached rank just ends."""
         if self.resizer.detached:
             return
-        self.survivors.run_settled(lambda: self.session.agreement.consensus("end"))
-        self.session.close()
-        self.session.communicator.close()
+        with INTERRUPT.deferred():
+            self.survivors.run_settled(lambda: self.session.agreement.consensus("end"))
+            self.session.close()
+            self.session.communicator.close()
+            INTERRUPT.trainings.discard(self)

@@ -395,14 +395,12 @@ def test_a_hanging_start_is_retried(tmp_path, stuck, monkeypatch):
     monkeypatch.setattr(watch, "STARTING", 300.0)
     said = []
     if stuck == 3:  # as Ctrl-C would, which is not retried
-        wait = launcher._Run.wait
+        look = launcher._Run._look
 
         def kill_the_last(run):
-            if not run.again:
-                run.process.kill()
-            return wait(run)
+            return look(run) if run.again else run.process.kill()
 
-        monkeypatch.setattr(launcher._Run, "wait", kill_the_last)
+        monkeypatch.setattr(launcher._Run, "_look", kill_the_last)
     status = launcher.launch(2, ["info"], say=said.append)
     again = "cavs: all ranks hang in MPI_Init; they are started again"
     assert said.count(again) == min(stuck, 2)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.launcher_pipe import is_stopping
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.errors import CommunicationError, ConfigError
 from cavs.train.coordination import leaves_state_valid
@@ -256,7 +257,7 @@ def mark_aborted(c: Communicator) -> None:
 
 def _leave(process: int) -> None:
     """At the end of the program, abort all ranks if others go on training; this rank says why."""
-    if os.getpid() != process:  # a child, which is no rank
+    if os.getpid() != process or is_stopping():  # a child, which is no rank; all ranks end
         return
     for c, begun in reversed(_open.items()):
         try:

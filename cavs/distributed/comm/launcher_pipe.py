@@ -9,9 +9,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PIPE = "CAVS_LAUNCH_PIPE"  # environment variable: the path of the launcher's named pipe
 ELASTIC = "CAVS_ELASTIC"  # environment variable: set if the launcher lets ranks survive a death
+_STOP = "stop"  # file next to the pipe: the launcher was told to stop
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -51,6 +53,16 @@ def inside(call: str, timeout: float) -> Iterator[None]:
 def is_watched() -> bool:
     """True in a rank whose launcher reports how ranks end."""
     return PIPE in os.environ
+
+
+def request_stop(pipe: Path) -> None:
+    """Let `is_stopping` be true in the ranks of the launcher that reads `pipe`."""
+    pipe.with_name(_STOP).touch()
+
+
+def is_stopping() -> bool:
+    """True in a rank if its launcher was told to stop all ranks."""
+    return is_watched() and Path(os.environ[PIPE]).with_name(_STOP).exists()
 
 
 def ends_all() -> bool:

@@ -43,6 +43,7 @@ def ranks_of(communicator: Communicator | None, timeout: float | None) -> Commun
 def world(timeout: float = TIMEOUT) -> Communicator:
     """Return all ranks that mpirun or srun started; one if this process was started by itself.
 
+    All ranks call it together, equally often: each call makes another communicator.
     timeout: seconds that a rank waits for another. DeviceError if MPI sees more or fewer.
     Ranks that may run on the same processors share the engine's default number of threads. Where
     their threads fill these, each rank keeps to its own of them, unless ``CAVS_BIND`` is 0.

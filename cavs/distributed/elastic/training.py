@@ -24,6 +24,7 @@ from cavs.distributed.balance.shards import (
 )
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import agreed, attend, is_agreed
+from cavs.distributed.comm.launcher_pipe import is_stopping
 from cavs.distributed.planning.choice import agreed_strategy, possible_variables
 from cavs.distributed.step.program import cluster, facts, guesses, same_trace
 from cavs.distributed.step.session import DistributedSession
@@ -273,6 +274,8 @@ class RankTraining:
     def report_error(self, phase: str, error: BaseException) -> None:
         """Report `error` to the other ranks, which are in `phase`; once, and if they lack it."""
         if is_agreed(error) or getattr(error, "reported", False):
+            return
+        if isinstance(error, KeyboardInterrupt) and is_stopping():  # as on the other ranks
             return
         error.reported = True  # type: ignore[attr-defined]  # even if no rank listens
         session, patience = self.session, _PATIENCE

@@ -14,19 +14,19 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE
+from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE, request_stop
 from cavs.distributed.comm.pool import SPARES
 from cavs.distributed.launch import supervisor
 from cavs.distributed.launch.watch import Watch, run_folder
 from cavs.errors import ConfigError, DeviceError
 from cavs.train.interrupt import STOPS
 
-STOP_SIGNAL = signal.SIGUSR1  # mpirun passes it on to the ranks, unlike SIGINT
 LAUNCHED = "CAVS_LAUNCHED"
 _ELASTIC = "--elastic"  # an option of launched commands, too
 _INSTALL = 'pip install "cavs[mpi]"'
@@ -34,7 +34,9 @@ _SURVIVES = 5  # the first Open MPI that lets ranks survive one another
 _GLANCE = 0.1  # seconds between two looks at what ranks say
 _GRACE, _FAREWELL = 30.0, 2.0  # seconds for the others to notice a death and save, and then to end
 _ABORTING = 5.0  # seconds that mpirun has to end all ranks by itself, where one aborts
-_FORCE = 15.0  # seconds that mpirun has to end all
+_FORCE = supervisor.FORCE + 5.0  # seconds after which nothing is waited for
+# Statuses of a program that has ended because it was told to.
+_INTERRUPTED = (-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 # Else Open MPI looks for fabrics for a second at every start, for one-sided messages alone.
 _NO_FABRICS = "OMPI_MCA_btl", "^ofi"
 # Where mpirun keeps the files of a run, by its process number: what a killed one left in the usual
@@ -159,19 +161,29 @@ def launch(
         with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:
             if program:  # which has no option of ours
                 watch.saves = "checkpoint_every of Trainer.fit"
-            # In a session of its own: Ctrl-C in the terminal comes here first and alone.
-            process = subprocess.Popen(
-                command,
-                env={SESSIONS: str(folder), **environment, PIPE: str(watch.path)},
-                start_new_session=True,
-                pass_fds=(kept,),
-                preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
-            )
-            run = _Run(process, watch, elastic, say, again=left > 0)
+            told = {SESSIONS: str(folder), **environment, PIPE: str(watch.path)}
+            start = partial(_contained, command, told, kept)
+            run = _Run(start, watch, elastic, say, program=program, again=left > 0)
             status = run.wait()
         if not run.stuck or run.asked:
             break
     return status
+
+
+def _contained(
+    command: Sequence[str], environment: dict[str, str], kept: int
+) -> subprocess.Popen[bytes]:
+    """Start `command` so that none of its processes is left when it or this process ends.
+
+    kept: a file descriptor that all of them keep open.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", supervisor.__file__, "--contain", *command],
+        env=environment,
+        start_new_session=True,  # Ctrl-C in the terminal comes to this process first and alone
+        pass_fds=(kept,),
+        preexec_fn=lambda: supervisor.die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+    )
 
 
 def _is_program(arguments: Sequence[str]) -> bool:
@@ -183,23 +195,27 @@ def _is_program(arguments: Sequence[str]) -> bool:
 class _Run:
     """mpirun, from its start to its end."""
 
-    process: subprocess.Popen[bytes]
+    start: Callable[[], subprocess.Popen[bytes]]
     watch: Watch
     elastic: bool
     say: Callable[[str], None]
+    program: bool  # True if the ranks run one of the user's own
     again: bool  # True if the ranks can be started again
     stuck: bool = False  # they are to be
-    asked: bool = False  # to stop, by a signal
+    asked: int = 0  # the signal that told all to stop
+    told: set[int] = field(default_factory=set)  # ranks that the signal was passed on to
+    urged: bool = False  # ranks that wait for others were told once more
     failed: bool = False  # some rank kept the others waiting
     patient: float | None = None  # until then, once a rank has died or aborted
     ended: float | None = None  # when mpirun was told to end the ranks
 
     def wait(self) -> int:
         """Wait until all ranks have ended; return the exit status."""
-        process, watch = self.process, self.watch
+        watch = self.watch
         # Under nohup, one of them is ignored.
         heeded = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]
         old = {n: signal.signal(n, self._stop) for n in heeded}
+        process = self.process = self.start()
         try:
             while process.poll() is None:
                 watch.listen(_GLANCE)
@@ -220,6 +236,11 @@ class _Run:
         """Return the exit status; say which rank died first, as mpirun does not."""
         code, death = self.process.returncode, self.watch.death
         status = 128 - code if code < 0 else code
+        stopped = self.ended is not None or not set(_INTERRUPTED).isdisjoint(
+            self.watch.ends.values()
+        )
+        if self.asked and stopped and not self.failed:
+            return 128 + self.asked
         if death is None or self.failed:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
@@ -246,6 +267,9 @@ class _Run:
             self.failed = True
             self._end(f"cavs: {reason}; all were ended")
             return
+        if self.asked:
+            self._pass_on(now)
+            return
         if waiting := self.watch.still_running():
             self.say(f"cavs: {waiting}")
         if self.watch.aborted:  # mpirun may miss those that were just coming to MPI_Init
@@ -267,11 +291,33 @@ class _Run:
         self.process.terminate()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.process.send_signal(signal.SIGTERM if self.asked else STOP_SIGNAL)
-        self.asked = True
+        if self.asked and self.ended is None:
+            self._end()
+        elif not self.asked:
+            request_stop(self.watch.path)
+            self.asked = number
 
+    def _pass_on(self, now: float) -> None:
+        """Let all ranks stop, as for Ctrl-C; end those that wait for ranks that have stopped."""
+        watch = self.watch
+        if not (self.program or self.told or watch.begun):  # nothing has begun
+            self._end("cavs: stopped")
+            return
+        for rank in watch.pids.keys() - self.told:
+            self.told.add(rank)
+            self._interrupt(rank)
+        if not watch.finishing:
+            return
+        if self.patient is None:
+            self.patient = now + _FAREWELL
+        if now > self.patient:
+            if watch.ends and (watch.alone or self.urged):
+                self._end()
+            for rank in watch.deferring:  # waits for one that has not
+                self._interrupt(rank)
+            self.patient, self.urged = now + _GRACE, True
 
-def take_stop_signal() -> None:
-    """Let the signal that the launcher passes on act as Ctrl-C in a rank."""
-    if os.environ.get(LAUNCHED):
-        signal.signal(STOP_SIGNAL, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    def _interrupt(self, rank: int) -> None:
+        with suppress(ProcessLookupError):
+            if rank not in self.watch.ends:
+                os.kill(self.watch.pids[rank], signal.SIGINT)

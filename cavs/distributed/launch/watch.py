@@ -102,6 +102,7 @@ class Watch:
     waits: dict[int, Wait] = field(default_factory=dict)
     parted: set[int] = field(default_factory=set)  # have done what can be done without the dead
     failed: set[int] = field(default_factory=set)  # have said themselves why they end all
+    deferring: set[int] = field(default_factory=set)  # have put off a signal to stop
     left: Counter[int] = field(default_factory=Counter)  # calls of MPI that each rank came out of
     missing: set[int] = field(default_factory=set)  # ended while others waited in MPI_Init for them
     saved: tuple[str, int] | None = None  # the last checkpoint, and its step
@@ -142,12 +143,17 @@ class Watch:
                 self.left[rank] += 1
             case "saved", [str(path), int(step)]:
                 self.saved = path, step
+            case "defers", []:
+                self.deferring.add(rank)
+            case "stops", []:
+                self.deferring.discard(rank)
             case "parted", []:
                 self.parted.add(rank)
             case "failed", [] if self.death is None:
                 self.failed.add(rank)
             case "ended", [int(status)]:
                 self.ends[rank] = status
+                self.deferring.discard(rank)
                 self.waits.pop(rank, None)
                 self._note_missing()
 
@@ -185,7 +191,14 @@ class Watch:
         return f"all ranks hang in {calls.pop()}" if hangs else None
 
     def late(self) -> str | None:
-        """Return which ranks others wait for inside MPI for too long; None if it can go on."""
+        """Return which ranks others wait for inside MPI for too long; None if it can go on.
+
+        A rank in MPI_Finalize comes to no other call, so that none waits for it for longer.
+        """
+        if FINALIZE in self._over():
+            limit = min(w.timeout for w in self.waits.values() if w.call == FINALIZE)
+            for wait in self.waits.values():
+                wait.timeout = min(wait.timeout, limit)
         return next((self._missing(call) for call in self._over() if call != FINALIZE), None)
 
     def still_running(self) -> str | None:
@@ -236,6 +249,16 @@ class Watch:
     def starting(self) -> bool:
         """True if ranks wait in MPI_Init, which needs all of them: none survives another there."""
         return any(wait.call == INIT for wait in self.waits.values())
+
+    @property
+    def begun(self) -> bool:
+        """True if all ranks have started MPI."""
+        return all(self.left[rank] >= _FIRST for rank in range(self.ranks))
+
+    @property
+    def finishing(self) -> bool:
+        """True if some rank has ended, or waits for the others to end."""
+        return bool(self.ends) or any(wait.call == FINALIZE for wait in self.waits.values())
 
     @property
     def alone(self) -> bool:

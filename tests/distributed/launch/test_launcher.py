@@ -18,8 +18,6 @@ from tests.patience import patience
 
 PROGRAM = """
 import os, sys, time
-from cavs.distributed.launch.launcher import take_stop_signal
-take_stop_signal()
 from pathlib import Path
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 Path(sys.argv[1], rank).write_text(f"{os.getpid()} {os.environ['CAVS_NUM_THREADS']}")
@@ -321,7 +319,7 @@ class TestRanks:
         wait_for(lambda: not alive(started.pids[1]))
         if which == "keeper":
             time.sleep(2)  # its absence is noticed
-            os.kill(started.pids[0], signal.SIGUSR1)  # the other one ends by itself
+            os.kill(started.pids[0], signal.SIGINT)  # the other one ends by itself
         _, errors = started.process.communicate(timeout=patience(60))
         assert started.process.returncode == 128 + 9
         wait_for(lambda: not any(map(alive, started.pids)))

@@ -109,6 +109,18 @@ def test_a_long_wait_for_the_end_is_reported_once(tell):
     assert tell.watch.still_running() is None
 
 
+def test_a_rank_that_waits_for_one_at_its_end_is_late(tell):
+    """The call of rank 0 needs rank 1, whatever timeout it has itself."""
+    tell(1, "in", "MPI_Finalize", 4)
+    tell.now = 1.0
+    tell(0, "in", "MPI_Comm_dup", 300)
+    tell.now = 4.5
+    assert tell.watch.late() is None
+    tell.now = 5.5
+    late = "rank 0 waited 4 s in MPI_Comm_dup: rank 1 is in MPI_Finalize"
+    assert tell.watch.late() == late + "; rank 2 has not started"
+
+
 def test_the_first_death_is_reported_with_the_checkpoint(tell):
     for _ in ("MPI_Init", "MPI_Comm_dup"):
         tell(2, "out")

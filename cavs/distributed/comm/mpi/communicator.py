@@ -20,7 +20,7 @@ import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
-from cavs.distributed.comm.launcher_pipe import ends_all, inside, report
+from cavs.distributed.comm.launcher_pipe import ends_all, inside, is_stopping, report
 from cavs.distributed.comm.messages import Code, Message
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
@@ -239,6 +239,8 @@ def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
 
     def hook(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(cls, error, trace)
+        if issubclass(cls, KeyboardInterrupt) and is_stopping():
+            return  # all ranks are told to stop
         if not getattr(error, "agreed", False):
             communicator.abort(f"{cls.__name__}: {error}")
 
