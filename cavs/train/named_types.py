@@ -47,8 +47,7 @@ class NamedTypes(Generic[T]):
             inspect.signature(cls).bind(**options)
         except TypeError as error:
             raise ConfigError(f"{self.word} {text}: {error}", hint=_signature(cls)) from None
-        if inspect.isabstract(cls):
-            missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        if missing := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):
             what = f"{self.word} {text} has no method {missing}"
             raise ConfigError(what, hint=f"add it to {name}")
         with own_line(f"{self.word} {text}", cls.__module__, _signature(cls)):
@@ -57,18 +56,19 @@ class NamedTypes(Generic[T]):
     def _call(self, call: str, text: str) -> tuple[str, dict[str, Any]]:
         """Return name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
         try:
-            tree = ast.parse(call.strip(), mode="eval").body
-            if isinstance(tree, ast.Name):
-                return tree.id, {}
-            assert isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args
-            names = [keyword.arg for keyword in tree.keywords]
-            assert None not in names and len(set(names)) == len(names)
-            return tree.func.id, {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
-        except (SyntaxError, TypeError, ValueError, AssertionError, RecursionError, MemoryError):
-            raise ConfigError(
-                f"{text!r} names no {self.noun}",
-                hint="write NAME, NAME(option=value) or FILE.py:NAME",
-            ) from None
+            match ast.parse(call.strip(), mode="eval").body:
+                case ast.Name(id=name):
+                    return name, {}
+                case ast.Call(func=ast.Name(id=name), args=[], keywords=given):
+                    options = {k.arg: ast.literal_eval(k.value) for k in given if k.arg}
+                    if len(options) == len(given):
+                        return name, options
+        except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+            pass
+        raise ConfigError(
+            f"{text!r} names no {self.noun}",
+            hint="write NAME, NAME(option=value) or FILE.py:NAME",
+        )
 
     def _from_file(self, path: Path, name: str) -> type[T]:
         if not path.is_file():
@@ -76,8 +76,7 @@ class NamedTypes(Generic[T]):
         module_name = f"cavs_{self.word}_{path.stem}"
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         with own_line(f"{path} cannot be loaded", spec.name, "fix the file"):
             spec.loader.exec_module(module)
         cls = getattr(module, name, None)
@@ -99,11 +98,10 @@ def own_line(what: str, module: str, hint: str) -> Iterator[None]:
     """Turn errors of the user's `module` into a `ConfigError` that names its line there."""
     try:
         yield
-    except CavsError:
-        raise
     except Exception as error:
-        if module.partition(".")[0] == "cavs":
-            raise  # an error of cavs, which the user cannot fix
+        # The user cannot fix an error of cavs.
+        if isinstance(error, CavsError) or module.partition(".")[0] == "cavs":
+            raise
         said, where = str(error), raised_at(error)
         if isinstance(error, SyntaxError) and error.filename:
             said, where = error.msg, f"{os.path.basename(error.filename)}:{error.lineno}"

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import inspect
-import os
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from cavs.distributed.cluster.resources import ResourceSpec
@@ -22,7 +15,8 @@ from cavs.distributed.strategy.expression import check_whole, refuse
 from cavs.distributed.strategy.partition import partition_of
 from cavs.distributed.strategy.verify import verify
 from cavs.distributed.sync.operation import Load
-from cavs.errors import CavsError, ConfigError, raised_at
+from cavs.errors import ConfigError
+from cavs.train.named_types import NamedTypes, own_line
 
 MAX_SHARDS = 1024
 
@@ -64,76 +58,13 @@ def register(builder: B, name: str = "") -> B:
     return builder
 
 
+#: Builders by name; a file of a user may have more.
+BUILDERS = NamedTypes[Builder](Builder, "strategy builder", "builder", REGISTRY)  # type: ignore[type-abstract]
+
+
 def find(text: str) -> Builder:
     """Return the builder of ``PS``, ``AllReduce(chunk=64)``, ``my.py:Mine(x=1)``; ConfigError."""
-    where, _, call = text.rpartition(".py:")
-    name, options = _call(call, text)
-    cls = _from_file(Path(where + ".py"), name) if where else REGISTRY.get(name)
-    if cls is None:
-        raise ConfigError(
-            f"no strategy builder is called {name!r}",
-            hint=f"there are {', '.join(REGISTRY)}, or FILE.py:CLASS",
-        )
-    signature = inspect.signature(cls)
-    hint = f"it is {cls.__name__}{str(signature).partition(' ->')[0]}"
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"builder {text}: {error}", hint=hint) from None
-    if missing := ", ".join(sorted(cls.__abstractmethods__)):
-        raise ConfigError(f"builder {text} has no method {missing}", hint=f"add it to {name}")
-    with _own_line(f"builder {text}", cls.__module__, hint):
-        return cls(**options)
-
-
-def _call(call: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options of ``NAME`` or ``NAME(option=literal, ...)``."""
-    try:
-        match ast.parse(call.strip(), mode="eval").body:
-            case ast.Name(id=name):
-                return name, {}
-            case ast.Call(func=ast.Name(id=name), args=[], keywords=given):
-                options = {k.arg: ast.literal_eval(k.value) for k in given if k.arg}
-                if len(options) == len(given):
-                    return name, options
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        pass
-    raise ConfigError(
-        f"{text!r} names no strategy builder", hint="write NAME, NAME(option=value) or FILE.py:NAME"
-    )
-
-
-def _from_file(path: Path, name: str) -> type[Builder]:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", hint="check the path")
-    spec = importlib.util.spec_from_file_location(f"cavs_strategy_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    with _own_line(f"{path} cannot be loaded", spec.name, "fix the file"):
-        spec.loader.exec_module(module)
-    cls = getattr(module, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Builder)):
-        raise ConfigError(
-            f"{path} has no class {name} that is a Builder",
-            hint="subclass cavs.distributed.planning.builders.Builder",
-        )
-    return cls
-
-
-@contextmanager
-def _own_line(what: str, module: str, hint: str) -> Iterator[None]:
-    """Turn errors of the user's `module` into a `ConfigError` that names its line there."""
-    try:
-        yield
-    except Exception as error:
-        # The user cannot fix an error of cavs.
-        if isinstance(error, CavsError) or module.partition(".")[0] == "cavs":
-            raise
-        said, where = str(error), raised_at(error)
-        if isinstance(error, SyntaxError) and error.filename:
-            said, where = error.msg, f"{os.path.basename(error.filename)}:{error.lineno}"
-        said = f"{what}: {type(error).__name__}: {said}"
-        raise ConfigError(said, where=where, hint=hint) from error
+    return BUILDERS.find(text)
 
 
 def build(
@@ -143,7 +74,7 @@ def build(
     chosen = find(builder) if isinstance(builder, str) else builder
     if not variables:
         raise ConfigError("the model has no trainable parameter", hint="there is nothing to share")
-    with _own_line(f"builder {chosen}", type(chosen).__module__, "fix its method build"):
+    with own_line(f"builder {chosen}", type(chosen).__module__, "fix its method build"):
         strategy = chosen.build(variables, resources)
     if not isinstance(strategy, Strategy):
         what = f"builder {chosen} returned {type(strategy).__name__}"
