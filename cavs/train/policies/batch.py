@@ -29,11 +29,10 @@ class GNSBatch(Policy):
     def after_epoch(self, run: TrainingRun) -> None:
         """Compare the noise scale with that of `every` epochs ago."""
         noise = run.noise_scale
-        if run.epoch % self.every != 0 or math.isnan(noise):
+        if run.epoch % self.every != 0 or not noise > 0:  # an estimate may be below 0
             return
         if noise > self._last and run.batch_size < self.most:  # False at the first time
-            size = int(run.batch_size * noise / self._last)
-            run.set_batch_size(min(max(size, run.batch_size), self.most))
+            run.set_batch_size(int(min(run.batch_size * noise / self._last, self.most)))
         self._last = noise
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class AdaptiveBatch(Policy):
     def after_epoch(self, run: TrainingRun) -> None:
         """Set the batch size of the next epoch."""
         if not math.isnan(self._critical):
-            size = min(max(round(self._critical), self.least), self.most)
+            size = round(min(max(self._critical, self.least), self.most))
             run.set_batch_size(max(size, run.batch_size))
 
     def state_dict(self) -> dict[str, Any]:

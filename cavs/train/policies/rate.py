@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cavs.config import require_count
+from cavs.config import require_count, require_number
 from cavs.train.monitors import GradientVariance, NoiseScale
 from cavs.train.policy import Policy, TrainingRun
 
@@ -26,7 +26,7 @@ class NoiseLR(Policy):
 
     def after_step(self, run: TrainingRun) -> None:
         """Set the scale of the rate."""
-        if run.step % self.every != 0 or not run.noise_scale >= 0:
+        if run.step % self.every != 0 or not 0 <= run.noise_scale < math.inf:
             return
         share = 1 / (1 + run.noise_scale / run.batch_size)
         if math.isnan(self._first):
@@ -46,18 +46,26 @@ class VarianceLR(Policy):
     The gain of K ranks is (V + G) / (V / K + G), with the variance V of the gradient of a rank
     and the squared norm G of the true gradient: between 1, where ranks agree, and K (Johnson et
     al., AdaScale SGD, ICML 2020, equation 4). It multiplies a rate that suits one rank's batch, and
-    is smoothed with weight `alpha`.
+    is smoothed with weight `alpha`. Another number of ranks begins with a new average; the scale of
+    one rank is 1.
     """
 
     def __init__(self, every: int = 1, alpha: float = 0.1) -> None:
         require_count("every", every)
+        require_number("alpha", alpha, "a number in (0, 1]", lambda x: 0 < x <= 1)
         self.every, self.alpha = every, alpha
         self.monitors = (GradientVariance(),)
         self._variance = self._square = math.nan
+        self._ranks = 1  # number of ranks of the averages
 
     def after_step(self, run: TrainingRun) -> None:
         """Smooth both and set the scale of the rate."""
         found, ranks = run.gradient_variance, run.size
+        if ranks != self._ranks:
+            self._variance = self._square = math.nan
+            self._ranks = ranks
+            if ranks == 1:
+                run.set_lr_scale(1.0)
         if math.isnan(found) or ranks < 2:
             return
         variance = found * ranks / (ranks - 1)  # unbiased, of one rank's gradient
@@ -74,8 +82,10 @@ class VarianceLR(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         known = not math.isnan(self._variance)
-        return {"averages": [self._variance, self._square] if known else None}
+        averages = [self._variance, self._square] if known else None
+        return {"averages": averages, "ranks": self._ranks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         averages = state["averages"]
         self._variance, self._square = averages or (math.nan, math.nan)
+        self._ranks = int(state["ranks"])

@@ -27,13 +27,13 @@ class ElasticGNS(Policy):
     def after_epoch(self, run: TrainingRun) -> None:
         """Compare the noise scale with that of the last change."""
         noise = run.noise_scale
-        if math.isnan(noise):
+        if not noise > 0:  # an estimate may be below 0
             return
         if math.isnan(self._last):
             self._last = noise
         elif noise > self._last:
-            size = int(run.size * noise / self._last)
-            size = min(size, run.max_size, self.most or size)
+            most = min(run.max_size, self.most or run.max_size)
+            size = int(min(run.size * noise / self._last, most))
             self._last = noise
             if size > run.size:
                 run.resize(size)
@@ -50,7 +50,8 @@ class CostEffectiveSize(Policy):
 
     Every `every` steps there is one more rank, up to `most`. If the throughput of all is then less
     than ``1 + alpha / size`` times as high, with the size before, the last one is removed and the
-    size stays (Mai et al., KungFu, OSDI 2020, section 6.2: 400 steps, 0.33).
+    size stays (Mai et al., KungFu, OSDI 2020, section 6.2: 400 steps, 0.33). A size that changes
+    otherwise, such as by the death of a rank, begins the comparison again.
     """
 
     def __init__(self, every: int = 400, alpha: float = 0.33, most: int | None = None) -> None:
@@ -60,26 +61,37 @@ class CostEffectiveSize(Policy):
             require_count("most", most)
         self.every, self.alpha, self.most = every, alpha, most
         self.monitors = (Throughput(window=max(every // 2, 1)),)
-        self._before = math.nan  # throughput at the size before
-        self._begun = 0  # step of the last change
+        self._before = math.nan  # throughput at `_size`
+        self._size = 0  # number of ranks before the last one came
+        self._begun = -1  # step of the last change
         self._settled = False
 
     def after_step(self, run: TrainingRun) -> None:
         """Compare the throughput with that before the last rank came."""
+        if self._begun < 0:
+            self._begun = run.step - 1
         if self._settled or run.step - self._begun < self.every:
             return
         now = run.all_reduce(run.throughput, "mean")
-        if not math.isnan(self._before) and now < self._before * (1 + self.alpha / (run.size - 1)):
-            self._settled = run.resize(run.size - 1)
+        if math.isnan(now):
             return
-        self._before, self._begun = now, run.step
+        if 0 < self._size == run.size - 1 and now < self._before * (1 + self.alpha / self._size):
+            self._settled = run.resize(self._size)
+            return
+        self._before, self._size, self._begun = now, run.size, run.step
         most = min(run.max_size, self.most or run.max_size)
         self._settled = run.size + 1 > most or not run.resize(run.size + 1)
 
     def state_dict(self) -> dict[str, Any]:
         before = None if math.isnan(self._before) else self._before
-        return {"before": before, "begun": self._begun, "settled": self._settled}
+        return {
+            "before": before,
+            "size": self._size,
+            "begun": self._begun,
+            "settled": self._settled,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before = math.nan if state["before"] is None else float(state["before"])
-        self._begun, self._settled = int(state["begun"]), bool(state["settled"])
+        self._size, self._begun = int(state["size"]), int(state["begun"])
+        self._settled = bool(state["settled"])

@@ -18,7 +18,7 @@ class AdaptiveTopology(Policy):
     if more than half of the ranks see less than `share` of it, the tree becomes the minimum
     spanning tree of the latencies measured then (``tree="latency"``), or a star around rank 1
     (``tree="star"``), once (Mai et al., KungFu, OSDI 2020, section 6.2; 0.8 and the star are those
-    of its program).
+    of its program). Another number of ranks, which has no tree yet, begins with a new reference.
     """
 
     def __init__(self, share: float = 0.8, window: int = 10, tree: str = "latency") -> None:
@@ -28,13 +28,19 @@ class AdaptiveTopology(Policy):
         self.share, self.window, self.tree = share, window, tree
         self.monitors = (Throughput(window=window),)
         self._reference = math.nan
-        self._begun = -1
+        self._begun = -1  # step before the first window
+        self._size = 0  # number of ranks since then
         self._done = False
+
+    def before_train(self, run: TrainingRun) -> None:
+        """Begin with a new reference: a resumed run has no tree, and maybe another network."""
+        self._size = 0
 
     def after_step(self, run: TrainingRun) -> None:
         """Compare the throughput and vote."""
-        if self._begun < 0:
-            self._begun = run.step
+        if run.size != self._size:
+            self._size, self._begun = run.size, run.step
+            self._reference, self._done = math.nan, False
         if self._done or run.size < 2 or (run.step - self._begun) % self.window != 0:
             return
         if math.isnan(self._reference):
@@ -48,8 +54,14 @@ class AdaptiveTopology(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         reference = None if math.isnan(self._reference) else self._reference
-        return {"reference": reference, "begun": self._begun, "done": self._done}
+        return {
+            "reference": reference,
+            "begun": self._begun,
+            "size": self._size,
+            "done": self._done,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._reference = math.nan if state["reference"] is None else float(state["reference"])
-        self._begun, self._done = int(state["begun"]), bool(state["done"])
+        self._begun, self._size = int(state["begun"]), int(state["size"])
+        self._done = bool(state["done"])
