@@ -29,6 +29,9 @@ T = TypeVar("T")
 Write = Callable[[Mapping[str, Array]], None]
 
 
+BEST = "best."  # prefix of the best parameters among the arrays for ranks that join
+
+
 class Detached(BaseException):
     """Unwinds the loop of a rank that waits while others go on training."""
 

@@ -16,7 +16,7 @@ from cavs.errors import CavsError, CheckpointError, NumericsError
 from cavs.train.adaptation import Adaptation
 from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
-from cavs.train.coordination import Coordinator, Detached
+from cavs.train.coordination import BEST, Coordinator, Detached
 from cavs.train.engine import Engine
 from cavs.train.fit_options import FitOptions, FitResult, Metrics
 from cavs.train.interrupt import DeferredInterrupt
@@ -34,7 +34,6 @@ from cavs.train.run_state import (
 from cavs.train.stepping import Step, TrainingState
 
 _LAST = "last good checkpoint: "
-_BEST = "best."  # prefix of the best parameters among the arrays for ranks that join
 
 
 class Loop(Protocol):
@@ -224,7 +223,7 @@ class Fit:
         self.adaptation.load_state_dict(stored.progress)
         self.since_checkpoint, self.saved, self.written = stored.progress["saved"]
         arrays = stored.extra.items()
-        best = {name.removeprefix(_BEST): a for name, a in arrays if name.startswith(_BEST)}
+        best = {name.removeprefix(BEST): a for name, a in arrays if name.startswith(BEST)}
         self.best_values = best or None
         self.coordinator.shard_loader(self.train)
         return True
@@ -239,7 +238,7 @@ class Fit:
         self.coordinator.regroup(
             self.train,
             lambda: {**self.progress(), "saved": saved},
-            {f"{_BEST}{name}": array for name, array in best.items()},
+            {f"{BEST}{name}": array for name, array in best.items()},
         )
 
     @contextmanager

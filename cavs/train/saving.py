@@ -58,9 +58,7 @@ def save(
                 f"  {state.last_checkpoint_line}",
                 hint="lower lr, or set max_norm",
             )
-    own = {"step": state.steps, "seed": state.seed, **state.settings()}
-    own["lr_scale"] = state.lr_scale
-    own["session"] = engine.state_dict()
+    own = settings_of(state, engine)
     engine.keep_dtype()
     require_same_parameters(state.model, state.parameters)
     with locked(path, *held):
@@ -107,9 +105,7 @@ def restore(
     for name, arrays in zip(own, state.states, strict=True):
         if not arrays:  # trained when the file was written, frozen now
             arrays.extend(np.empty_like(saved) for saved in stored.states[name])
-    engine.load_state_dict(stored.progress.get("session") or {})
-    state.optimizer.load_state_dict(stored.progress["optimizer"])
-    recall_edge_types(state.model, stored)
+    take_settings(state, engine, stored)
     for (name, array), arrays in zip(own.items(), state.states, strict=True):
         np.copyto(array, stored.parameters[name])
         if not stored.states[name]:
@@ -117,6 +113,25 @@ def restore(
         for target, saved in zip(arrays, stored.states[name], strict=True):
             np.copyto(target, saved)
     engine.invalidate()
-    state.steps, state.seed = stored.progress["step"], stored.progress["seed"]
-    state.lr_scale = stored.progress.get("lr_scale", 1.0)
     return stored
+
+
+def settings_of(state: TrainingState, engine: Engine) -> dict[str, Any]:
+    """Return the entries of a checkpoint's progress that `take_settings` reads, as JSON values."""
+    return {
+        "step": state.steps,
+        "seed": state.seed,
+        **state.settings(),
+        "lr_scale": state.lr_scale,
+        "session": engine.state_dict(),
+    }
+
+
+def take_settings(state: TrainingState, engine: Engine, stored: Checkpoint) -> None:
+    """Set all of `state` and `engine` but the arrays to those of a checkpoint that fits."""
+    progress = stored.progress
+    engine.load_state_dict(progress.get("session") or {})
+    state.optimizer.load_state_dict(progress["optimizer"])
+    recall_edge_types(state.model, stored)
+    state.steps, state.seed = progress["step"], progress["seed"]
+    state.lr_scale = progress.get("lr_scale", 1.0)

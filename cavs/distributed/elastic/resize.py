@@ -8,9 +8,7 @@ the same checkpoint from memory, and the next step begins with the handshake.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from cavs.distributed.strategy.ranks import without
 from cavs.errors import ConfigError
 from cavs.train import saving
 from cavs.train.checkpoint import Checkpoint
-from cavs.train.coordination import Detached
+from cavs.train.coordination import BEST, Detached
 from cavs.train.run_table import Setting
 
 Array = NDArray[Any]
@@ -112,10 +110,11 @@ class Resizer:
         session.collect(self.training.state.states)
         memory = session.memory() if session.roles.computes else {}
         updates = session.stale.updates
-        content, members = None, pool.members[:size]
+        described, members = None, pool.members[:size]
+        extra = {**memory, **arrays}
         if size > c.size:
             if c.rank == 0:
-                content = _written(self.training, progress(), {**memory, **arrays})
+                described = _described(self.training, progress(), extra)
             members = self._invite(size - c.size)
         if members == pool.members:
             return False
@@ -126,7 +125,7 @@ class Resizer:
         if pool.everyone.rank not in members:
             pool.leave(members, version)
             raise Detached
-        self._enter(pool.group(members, version), content, joining=False)
+        self._enter(pool.group(members, version), described, extra, joining=False)
         session.take_memory(memory, updates)
         return True
 
@@ -168,7 +167,7 @@ class Resizer:
         if invitation is None:
             return None
         c = pool.group(invitation.members, invitation.version)
-        return self._enter(c, None, joining=True)
+        return self._enter(c, None, {}, joining=True)
 
     def release(self) -> None:
         """Tell waiting processes that the training has ended; the first rank does."""
@@ -177,11 +176,14 @@ class Resizer:
 
     # ---- all of the new group ------------------------------------------------------------------
 
-    def _enter(self, c: Communicator, content: Array | None, *, joining: bool) -> Checkpoint | None:
+    def _enter(
+        self, c: Communicator, described: dict[str, Any] | None, extra: Memory, *, joining: bool
+    ) -> Checkpoint | None:
         """Begin to train with the ranks of `c`; return the state for a rank that joins.
 
-        content: a checkpoint, on rank 0 if some ranks join. The next step begins with the
-        handshake, which sends all ranks the parameters and builds the strategy.
+        described, extra: on rank 0, if some ranks join: a result of `_described`, and its arrays.
+        The next step begins with the handshake, which sends all ranks the parameters and builds the
+        strategy.
         """
         training, session, requested = self.training, self.session, self.training.requested
         strategy: Strategy | None = None
@@ -195,40 +197,52 @@ class Resizer:
         training.begun, training.first_rank, training.first_size = False, c.rank, c.size
         self.survivors.restart()
         attend(c)
-        size = int(c.share(0 if content is None else content.size)[0])
-        if size == 0:
+        known = c.share(described)[0]
+        return None if known is None else self._receive(known, extra, joining=joining)
+
+    def _receive(
+        self, described: dict[str, Any], extra: Memory, *, joining: bool
+    ) -> Checkpoint | None:
+        """Receive all arrays but parameters from rank 0; return the state for a rank that joins."""
+        state, session = self.training.state, self.session
+        c = session.communicator
+        session.keep_dtype()
+        for arrays, forms in zip(state.states, described["states"], strict=True):
+            if joining:
+                arrays[:] = [np.empty(shape, dtype) for dtype, shape in forms]
+            for array in arrays:
+                c.broadcast(array, 0)
+        received = {}
+        for name, (dtype, shape) in described["extra"].items():
+            received[name] = np.array(extra[name]) if name in extra else np.empty(shape, dtype)
+            c.broadcast(received[name], 0)
+        if not joining:
             return None
-        content = np.empty(size, np.uint8) if content is None else content
-        c.broadcast(content, 0)
-        return _read(training, content) if joining else None
+        types = {
+            name: (dtype, tuple(shape)) for name, (dtype, shape) in described["edge_types"].items()
+        }
+        stored = Checkpoint({}, progress=described["progress"], extra=received, edge_types=types)
+        saving.take_settings(state, session, stored)
+        session.invalidate()
+        session.take_memory({n: a for n, a in received.items() if not n.startswith(BEST)})
+        return stored
 
 
-def _written(training: RankTraining, progress: Mapping[str, Any], memory: Memory) -> Array:
-    """Return a checkpoint of the training as bytes."""
-    with tempfile.TemporaryDirectory(prefix="cavs-") as folder:
-        path = Path(folder) / "state"
-        saving.save(
-            path,
-            training.state,
-            training.session,
-            progress=progress,
-            overrides=None,
-            states=True,
-            extra=memory,
-            held=(),
-        )
-        return np.fromfile(path, np.uint8)
+def _described(
+    training: RankTraining, progress: Mapping[str, Any], extra: Memory
+) -> dict[str, Any]:
+    """Return all of a training but its arrays, and the forms of these, as JSON values."""
+    state = training.state
+    return {
+        "progress": {**progress, **saving.settings_of(state, training.session)},
+        "edge_types": dict(getattr(state.model, "_edge_types", {})),
+        "states": [[_form(array) for array in arrays] for arrays in state.states],
+        "extra": {name: _form(array) for name, array in extra.items()},
+    }
 
 
-def _read(training: RankTraining, content: Array) -> Checkpoint:
-    """Take the state of the training from a result of `_written`."""
-    with tempfile.TemporaryDirectory(prefix="cavs-") as folder:
-        path = Path(folder) / "state"
-        content.tofile(path)
-        stored = saving.restore(path, training.state, training.session, strict=False)
-    memory = {name: a for name, a in stored.extra.items() if not name.startswith("best.")}
-    training.session.take_memory(memory)
-    return stored
+def _form(array: Array) -> tuple[str, tuple[int, ...]]:
+    return array.dtype.name, array.shape
 
 
 def _split_for(split: Any, size: int) -> Any:
