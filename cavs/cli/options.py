@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cavs.cli.passes import OptionValues
 from cavs.cli.registry import Entry, find, names, summary
 from cavs.config import MAX_THREADS
 from cavs.distributed.balance import PREDICTORS
@@ -253,11 +254,11 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=count(0), default=0, metavar="N", help="default: %(default)s")
     add(
         "--policy",
-        action="append",
+        action=OptionValues,
         default=[],
         metavar="NAME",
         help="adapt the training while it runs: NAME, NAME(option=value), or FILE.py:CLASS; may be "
-        "given several times",
+        "given several times (with --resume: in place of those of the run)",
     )
 
 

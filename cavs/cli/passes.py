@@ -14,7 +14,7 @@ def add_argument(parser: Any) -> None:
     """Add ``--without``."""
     parser.add_argument(
         "--without",
-        action=_Append,
+        action=OptionValues,
         default=[],
         type=_pass_name,
         choices=[switch.name for switch in fields(Passes)],
@@ -37,7 +37,7 @@ def _pass_name(name: str) -> str:
     return name
 
 
-class _Append(argparse.Action):
+class OptionValues(argparse.Action):
     """Collect values in a list, in place of a default that a resumed run has set."""
 
     def __call__(
