@@ -34,7 +34,7 @@ class Observer:
         self.norms = any(m.reads_norms for m in monitors)
         self._copies = any("local" in m.wants for m in monitors)
         self._parameters = parameters
-        self._shapes = [p.current().shape for p in parameters.values()]
+        self._shapes = [p.shape for p in parameters.values()]
         self._local: dict[int, Gradient] = {}
         self.square = 0.0
 

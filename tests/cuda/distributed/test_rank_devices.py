@@ -1,4 +1,4 @@
-"""The choice of a device for each rank, and its report."""
+"""The choice of a device for each rank, its report, and the comparison of parameters on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import cavs
 from cavs.distributed.balance import PairBalancer, lbbsp
 from cavs.distributed.comm import run_threads
 from cavs.distributed.step import devices
-from cavs.errors import CommunicationError, DeviceError
+from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.cuda.distributed.test_ranks import trainer
 from tests.distributed.balance.test_usage import Full
 from tests.distributed.step.test_consensus import outcomes
@@ -61,3 +61,16 @@ def test_a_balancer_uses_the_memory_of_the_device(twin, monkeypatch):
 
     assert run_threads(2, work) == [pytest.approx(0.9)] * 2
     assert run_threads(2, lambda c: work(c, usage=lambda: (0.0, 0.5))) == [0.5] * 2
+
+
+def test_parameters_on_devices_are_compared(twin):
+    def work(c):
+        t = trainer(c, twin)
+        t.advance(cavs.batch(BATCHES[0]))
+        t.evaluate(cavs.DataLoader(BATCHES[1], 2))
+        if c.rank == 1:
+            t.parameters["output.bias"].value[0] += 1e-3
+        t.evaluate(cavs.DataLoader(BATCHES[1], 2))
+
+    for error in outcomes(2, work):
+        assert isinstance(error, ConfigError) and "parameter output.bias: rank 0 has" in str(error)
