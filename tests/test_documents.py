@@ -30,6 +30,7 @@ DOCUMENTS = [
     "docs/distributed/balance.md",
     "docs/distributed/communicators.md",
     "docs/distributed/stale.md",
+    "docs/policies.md",
     "docs/strategies.md",
     "docs/passes/README.md",
     *CONTINUED,
