@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import nn, ops
 from cavs.distributed import Trainer
 from cavs.distributed.balance import SpeedBalancer
 from cavs.distributed.comm import run_threads
@@ -249,3 +250,74 @@ def test_a_run_resumed_on_other_ranks_has_the_policies_states(tmp_path):
         assert count == steps and asked == steps // 3
         for name, value in expected.items():
             np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+class Wide(cavs.Model):
+    """A Tree-LSTM whose gradients are larger than what goes along a tree anyway."""
+
+    def __init__(self):
+        self.embedding = nn.Embedding(40, 32)
+        self.cell = nn.ChildSumTreeLSTM(32, 64)
+        self.output = nn.Linear(64, 3)
+        rng = np.random.default_rng(0)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.1
+
+    def loss(self, batch):
+        h = self.cell(batch.graph, x=self.embedding(batch["token"]))
+        return ops.cross_entropy(self.output(h), batch["label"])
+
+
+@pytest.mark.parametrize("tree", [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 2], [2, 0, 2, 0]])
+def test_sums_along_a_tree_are_those_of_one_process(tree, monkeypatch):
+    monkeypatch.setattr("cavs.distributed.comm.collectives.TREE_CHUNK", 1 << 13)  # several chunks
+    seen = []
+
+    def ask(run):
+        assert run.set_tree(tree)
+        seen.append(run.table["tree"])
+
+    def work(c):
+        trainer = Trainer(Wide(), cavs.optim.SGD(lr=0.1), communicator=c, dtype=np.float64)
+        trainer.fit(loader(), epochs=1, progress=False, policies=[Asking(ask)])
+        return values(trainer)
+
+    expected = run_threads(1, lambda c: work_alone())[0]
+    for found in run_threads(4, work):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+    assert seen == [tree] * 4
+
+
+def work_alone():
+    session = cavs.Session(Wide(), dtype=np.float64)
+    trainer = cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session)
+    trainer.fit(loader(), epochs=1, progress=False)
+    return values(trainer)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [([0, 1, 0], "both roots"), ([1, 2, 0], "cycle"), ([0, 0], "2 ranks does not fit 3")],
+)
+def test_an_array_that_is_no_tree_is_refused_on_all_ranks(tree, message):
+    def ask(run):
+        run.set_tree(tree)
+
+    for error in outcomes(3, lambda c: on_ranks(c, epochs=1, policies=[Asking(ask)])):
+        assert isinstance(error, ConfigError) and message in str(error)
+
+
+def test_the_latency_tree_is_one_tree_and_arrays_are_kept_for_requests():
+    seen = {}
+
+    def ask(run):
+        tree = run.latency_tree()
+        assert run.set_tree(tree)
+        run.keep("rank", np.full(3, run.rank))
+        seen[run.rank] = tree, run.request((run.rank + 1) % run.size, "rank").tolist()
+
+    run_threads(3, lambda c: on_ranks(c, epochs=1, policies=[Asking(ask)]))
+    trees_of = [tree for tree, _ in seen.values()]
+    assert trees_of == [trees_of[0]] * 3 and trees_of[0][0] == 0
+    assert [seen[rank][1] for rank in range(3)] == [[1] * 3, [2] * 3, [0] * 3]
