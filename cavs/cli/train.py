@@ -270,6 +270,9 @@ def _acquire(lock: CheckpointLock, communicator: Communicator | None) -> None:
     """Acquire the lock on all ranks, since another rank writes if the one that does dies."""
     if communicator is None or communicator.rank == 0:
         lock.acquire(shared=communicator is not None and communicator.size > 1)
+    pool = None if communicator is None else communicator.pool
+    if pool is not None and not pool.is_member:  # it would have the lock before the first rank
+        return
     if communicator is not None:
         communicator.barrier()
         if lock.path.parent.exists():  # False on a host that does not share the folder

@@ -82,7 +82,8 @@ class Mailbox:
 
     Letters from one rank to another keep their order. A letter to oneself costs no bytes.
     names: the numbers of the ranks in the world, for errors. sent_bytes: of letters to other ranks.
-    traffic: counters of bytes, that of the communicator.
+    traffic: counters of bytes, that of the communicator. outlives: True if letters of the others
+    are taken after a rank has died; else `take` raises.
     """
 
     # Shortest and longest seconds between two looks at what has come; a rank may be gone meanwhile.
@@ -93,7 +94,7 @@ class Mailbox:
         self.traffic = Traffic()
         self.changed = threading.Condition()
         self._here: deque[Letter] = deque()
-        self.sent_bytes, self.closed = 0, False
+        self.sent_bytes, self.closed, self.outlives = 0, False, False
 
     def post(self, to: int, words: Sequence[int], arrays: Sequence[Array] = ()) -> None:
         """Send a letter and return at once; the arrays are copied."""
@@ -134,6 +135,10 @@ class Mailbox:
     def _deliver(self, to: int, coded: Array) -> None:
         """Send bytes to another rank, without waiting."""
         raise CommunicationError(f"there is no rank {to} to write to")
+
+    def lost(self) -> set[int]:
+        """Return the ranks that are known to have died."""
+        return set()
 
     def _arrived(self) -> Letter | None:
         """Return a letter that is not in `_here` yet, if there is one."""

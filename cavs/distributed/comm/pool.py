@@ -46,6 +46,7 @@ class Pool:
     def __init__(self, everyone: Communicator, members: Sequence[int]) -> None:
         self.everyone, self.members, self.version = everyone, tuple(members), 0
         self._mailbox = everyone.mailbox()
+        self._mailbox.outlives = True
         self.unfit: list[int] = []  # processes that did not answer, or run something else
 
     @property
@@ -132,12 +133,16 @@ class Pool:
     def wait(self, facts: Callable[[], str], stopped: Callable[[], bool]) -> Invitation | None:
         """Wait until this process is to join, or return None once the training has ended.
 
+        It has ended too if all its ranks have died.
+
         facts: as for `invite`. stopped: True if the process is to end. Raises `CommunicationError`
         if the mail fails.
         """
         while not stopped():
             letter = self._mailbox.take(_GLANCE)
             if letter is None:
+                if self._mailbox.lost().issuperset(self.members):
+                    return None
                 continue
             word, version, *rest = letter.words
             if word == Word.INVITE:

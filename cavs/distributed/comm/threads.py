@@ -204,7 +204,7 @@ class ThreadMailbox(Mailbox):
         with self._world.changed:
             if self._world.whole.aborted:
                 raise CommunicationError(self._world.whole.aborted)
-            if self._world.dead:
+            if self._world.dead and not self.outlives:
                 raise self._world.lost()
         return None
 

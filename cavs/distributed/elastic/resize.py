@@ -23,7 +23,7 @@ from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.ranks import without
-from cavs.errors import ConfigError
+from cavs.errors import CommunicationError, ConfigError
 from cavs.train import saving
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import BEST, Detached
@@ -55,8 +55,11 @@ class Resizer:
     @property
     def most(self) -> int:
         """Largest number of ranks: those that train and those that wait."""
-        waiting = [] if self._pool is None else self._pool.waiting
-        return self.session.communicator.size + len(waiting)
+        c, pool = self.session.communicator, self._pool
+        if pool is None:
+            return c.size
+        pool.keep_only(c.names)  # members may have died
+        return c.size + len(pool.waiting)
 
     def setting(self) -> Setting:
         """Return the setting ``"size"`` of the run table."""
@@ -106,6 +109,7 @@ class Resizer:
         if self._pool is None:
             self._pool = Pool(c, range(c.size))
         pool = self._pool
+        pool.keep_only(c.names)
         session.stale.settle()
         session.collect(self.training.state.states)
         memory = session.memory() if session.roles.computes else {}
@@ -121,11 +125,15 @@ class Resizer:
         version = pool.version + 1
         if c.rank == 0:
             pool.announce(members, version)
-        self._close_group()
         if pool.everyone.rank not in members:
+            self._close_group()
             pool.leave(members, version)
             raise Detached
-        self._enter(pool.group(members, version), described, extra, joining=False)
+        made = self._made(members, version)
+        if made is None:
+            return False
+        self._close_group()
+        self._enter(made, described, extra, joining=False)
         session.take_memory(memory, updates)
         return True
 
@@ -148,6 +156,27 @@ class Resizer:
         ready, pool.unfit = c.share([ready, pool.unfit])[0]
         return (*pool.members, *ready)
 
+    def _made(self, members: tuple[int, ...], version: int) -> Communicator | None:
+        """Return the new group, or None on all ranks if it cannot be made and more were to join."""
+        c, pool = self.session.communicator, self._pool
+        assert pool is not None
+        if len(members) < c.size:
+            return pool.group(members, version)
+        before, made, why = pool.members, None, ""
+        try:
+            made = pool.group(members, version)
+        except CommunicationError as error:
+            why = error.what
+        reasons = [reason for reason in c.share(why) if reason]
+        if not reasons:
+            return made
+        pool.leave(before, version)
+        pool.unfit = [*pool.unfit, *(p for p in members if p not in before)]
+        if c.rank == 0:
+            text = f"cavs: going on with {c.size} ranks, others cannot join: {reasons[0]}"
+            print(text, file=sys.stderr, flush=True)
+        return None
+
     def _close_group(self) -> None:
         """End what the ranks of the present group share."""
         session = self.session
@@ -163,11 +192,15 @@ class Resizer:
         """Wait until this process is to train; return the training's state, or None at its end."""
         pool, training = self._pool, self.training
         assert pool is not None
-        invitation = pool.wait(training.program_facts, stopped)
-        if invitation is None:
-            return None
-        c = pool.group(invitation.members, invitation.version)
-        return self._enter(c, None, {}, joining=True)
+        while (invitation := pool.wait(training.program_facts, stopped)) is not None:
+            before = pool.members
+            try:
+                c = pool.group(invitation.members, invitation.version)
+            except CommunicationError:  # the ranks go on without this process
+                pool.leave(before, invitation.version)
+                continue
+            return self._enter(c, None, {}, joining=True)
+        return None
 
     def release(self) -> None:
         """Tell waiting processes that the training has ended; the first rank does."""

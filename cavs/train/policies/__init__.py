@@ -3,7 +3,7 @@
 from cavs.train.named_types import NamedTypes
 from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
 from cavs.train.policies.rate import NoiseLR, VarianceLR
-from cavs.train.policies.size import CostEffectiveSize, ElasticGNS
+from cavs.train.policies.size import CostEffectiveSize, ElasticGNS, KeepSize
 from cavs.train.policies.topology import AdaptiveTopology
 from cavs.train.policy import Policy
 
@@ -11,6 +11,7 @@ BUILT_IN = (
     GNSBatch,
     AdaptiveBatch,
     ElasticGNS,
+    KeepSize,
     CostEffectiveSize,
     AdaptiveTopology,
     NoiseLR,
@@ -29,6 +30,7 @@ __all__ = [
     "CostEffectiveSize",
     "ElasticGNS",
     "GNSBatch",
+    "KeepSize",
     "NoiseLR",
     "VarianceLR",
 ]

@@ -45,6 +45,34 @@ class ElasticGNS(Policy):
         self._last = math.nan if state["last"] is None else float(state["last"])
 
 
+class KeepSize(Policy):
+    """Replaces ranks that have died by waiting processes, in an elastic training.
+
+    size: number of ranks to keep; by default those that begin.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        if size is not None:
+            require_count("size", size)
+        self.size = size
+
+    def before_train(self, run: TrainingRun) -> None:
+        """Note the number of ranks."""
+        self.size = self.size or run.size
+
+    def after_step(self, run: TrainingRun) -> None:
+        """Ask for as many ranks as there were, as far as processes wait."""
+        wanted = min(self.size or 1, run.max_size)
+        if run.size < wanted:
+            run.resize(wanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.size = state["size"]
+
+
 class CostEffectiveSize(Policy):
     """Adds ranks one by one as long as each is worth its cost.
 

@@ -13,6 +13,8 @@ from cavs.distributed.sync import AllReduce
 from cavs.errors import ConfigError
 from cavs.train import Policy
 from cavs.train.checkpoint import read_checkpoint
+from cavs.train.policies import KeepSize
+from tests.distributed.elastic.test_survivors import Killed, mortal
 from tests.distributed.test_trainer import Tree, trees
 from tests.patience import patience
 
@@ -302,3 +304,25 @@ def test_letters_of_an_earlier_version_are_dropped():
     (ready, reasons), invitation = run_threads(2, work, timeout=patience(20))
     assert ready == [1] and reasons == []
     assert invitation.version == 9 and invitation.members == (0, 1)
+
+
+@pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
+@pytest.mark.parametrize("messages", range(40, 200, 40))
+def test_a_dead_rank_is_replaced_by_a_waiting_process(messages, strategy):
+    expected, _ = alone()
+
+    def work(c):
+        mortal(c, 2, messages)
+        try:
+            return resized(c, {}, strategy=strategy, elastic=True, policies=[KeepSize()])
+        except Killed:
+            return None
+
+    found = run_threads(3, work, spares=1, timeout=patience(20))
+    assert found[2] is None
+    assert [found[r][0].status for r in (0, 1, 3)] == ["finished"] * 3
+    assert found[0][2].sizes[-1] == [30, 3]
+    for rank in (0, 1, 3):
+        trainer = found[rank][1]
+        for name, value in expected.items():
+            np.testing.assert_allclose(values(trainer)[name], value, 1e-10, 1e-12, err_msg=name)

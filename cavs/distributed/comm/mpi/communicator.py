@@ -36,7 +36,6 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
-_TAGS = 1 << 15  # least number of tags of an MPI
 _ORPHANS: list[Message] = []  # messages of aborted operations, whose memory MPI may still use
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
@@ -145,10 +144,12 @@ class MPICommunicator(Collectives):
     def subgroup(self, ranks: Sequence[int], number: int) -> MPICommunicator:
         group = self._comm.Get_group().Incl(list(ranks))
         try:
-            with inside("MPI_Comm_create_group", self.timeout), CALLS:
-                part = self._comm.Create_group(group, number % _TAGS)
+            # It works after a death of another rank, too, unlike MPI_Comm_create_group of Open MPI.
+            with inside("MPI_Comm_create_from_group", self.timeout), CALLS:
+                part = self._mpi.Intracomm.Create_from_group(group, f"cavs.{number}")
         except self._mpi.Exception as error:
-            raise self._failed(ranks, error, lost=self._is_loss(error)) from error
+            names = [self.names[r] for r in ranks]
+            raise CommunicationError(f"ranks {names} cannot form a group: {error}") from error
         made = MPICommunicator(part, timeout=self.timeout, register=self._register)
         made._is_part, made.traffic = True, self.traffic
         return made

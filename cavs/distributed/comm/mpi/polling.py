@@ -117,8 +117,29 @@ class MPIMailbox(Mailbox):
                     self.traffic.count(self.names[source], received=whole.nbytes)
                     return decode(source, whole)
         except self._mpi.Exception as error:
+            if self.outlives and self._acknowledge():
+                return None
             raise LostPeerError(f"rank {self.names[self.rank]} reads its mail: {error}") from error
         return None
+
+    def _acknowledge(self) -> bool:
+        """Let messages of any rank be found again after a death; False without ULFM."""
+        try:
+            with CALLS:
+                self._messages.comm.Ack_failed()
+        except errors_of_ulfm(self._mpi):
+            return False
+        return True
+
+    def lost(self) -> set[int]:
+        comm = self._messages.comm
+        try:
+            with CALLS:
+                dead = comm.Get_failed()
+                ranks = dead.Translate_ranks(None, comm.Get_group())
+        except errors_of_ulfm(self._mpi):
+            return set()
+        return set(ranks)
 
     def leave(self) -> None:
         """See `Mailbox`. The others learn of it where MPI has ULFM."""
