@@ -11,18 +11,22 @@ from tests.distributed.test_train_command import TOY, cavs_command
 from tests.patience import patience
 
 pytestmark = needs_mpi
-PLANNED = """from cavs.train import Policy
+PLANNED = """import os
+import signal
+
+from cavs.train import Policy
 
 
 class Planned(Policy):
-    sizes = {2: 1, 5: 3}  # number of ranks after a step
-
-    def __init__(self, called=0):
-        self.called = called
+    # sizes: number of ranks after a step. killed: rank and step at which its process dies.
+    def __init__(self, sizes, killed=None):
+        self.sizes, self.killed, self.called = sizes, killed, 0
 
     def after_step(self, run):
         self.called += 1
         assert self.called == run.step  # also on a rank that joins
+        if self.killed == (run.rank, run.step):
+            os.kill(os.getpid(), signal.SIGKILL)
         if run.step in self.sizes:
             assert run.resize(self.sizes[run.step])
 
@@ -34,32 +38,46 @@ class Planned(Policy):
 """
 
 
-def test_a_policy_resizes_from_two_ranks_to_one_and_to_three(tmp_path):
-    out, policy = tmp_path / "run", tmp_path / "planned.py"
-    policy.write_text(PLANNED)
-    model = tmp_path / "model.py"
+def launched(folder, options, policy):
+    """Return ranks and batch sizes of the steps, and changes, of 40 graphs in two epochs."""
+    out, file, model = folder / "run", folder / "planned.py", folder / "model.py"
+    file.write_text(PLANNED)
     model.write_text(Path(TOY).read_text().replace("Classifier()", "Classifier(dropout=0.0)"))
     words = ("train", model, "--optimizer", "sgd", "--quiet", "--out")
-    planned = ("--policy", f"{policy}:Planned")
-    process = cavs_command("launch", "-n", 2, "--spares", 1, *words, out, *planned)
+    process = cavs_command(
+        "launch", "-n", 2, *options, *words, out, "--policy", f"{file}:Planned({policy})"
+    )
     text, errors = process.communicate(timeout=patience(60))
     assert process.returncode == 0, errors
     assert text.count("best epoch") == 1
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     changes = [(r["step"], r["setting"], r["value"]) for r in log if r["event"] == "change"]
-    assert changes == [(2, "size", 1), (5, "size", 3)]
     steps = [r for r in log if r["event"] == "step"]
-    assert [r["step"] for r in steps] == list(range(1, 11))  # 40 graphs in batches of 8, twice
-    assert [r["ranks"] for r in steps] == [2] * 2 + [1] * 3 + [3] * 5
-    for epoch in (1, 2):
+    assert [r["step"] for r in steps] == list(range(1, 11))  # batches of 8
+    for epoch in (1, 2):  # every graph is seen once
         assert sum(r["batch_size"] for r in steps if r["epoch"] == epoch) == 40
-    progress = read_checkpoint(out / "checkpoint.safetensors").progress
-    assert progress["policies"] == [["Planned", {"called": 10}]]
+    stored = read_checkpoint(out / "checkpoint.safetensors")
+    assert stored.progress["policies"] == [["Planned", {"called": 10}]]
 
-    alone = cavs_command(*words, tmp_path / "alone")
+    alone = cavs_command(*words, folder / "alone")
     text, errors = alone.communicate(timeout=patience(60))
     assert alone.returncode == 0, errors
-    expected = read_checkpoint(tmp_path / "alone" / "checkpoint.safetensors").parameters
-    found = read_checkpoint(out / "checkpoint.safetensors").parameters
+    expected = read_checkpoint(folder / "alone" / "checkpoint.safetensors").parameters
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
+        found = stored.parameters[name]
+        np.testing.assert_allclose(found, value, rtol=0, atol=1e-6, err_msg=name)
+    return [r["ranks"] for r in steps], changes
+
+
+def test_a_policy_resizes_from_two_ranks_to_one_and_to_three(tmp_path):
+    ranks, changes = launched(tmp_path, ("--spares", 1), "sizes={2: 1, 5: 3}")
+    assert ranks == [2] * 2 + [1] * 3 + [3] * 5
+    assert changes == [(2, "size", 1), (5, "size", 3)]
+
+
+def test_ranks_leave_after_another_one_has_died(tmp_path):
+    """The process of rank 1 dies; the two first of the other three stay."""
+    options = ("--spares", 2, "--elastic")
+    ranks, changes = launched(tmp_path, options, "sizes={1: 4, 6: 2}, killed=(1, 3)")
+    assert ranks[:3] == [2, 4, 4] and ranks[4:] == [3] * 2 + [2] * 4
+    assert changes == [(1, "size", 4), (6, "size", 2)]

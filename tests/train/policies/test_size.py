@@ -1,11 +1,11 @@
-"""`ElasticGNS` and `CostEffectiveSize`: numbers of ranks from scripted measures."""
+"""`ElasticGNS`, `CostEffectiveSize` and `KeepSize`: numbers of ranks from scripted measures."""
 
 import math
 
 import pytest
 
 from cavs.errors import ConfigError
-from cavs.train.policies import CostEffectiveSize, ElasticGNS
+from cavs.train.policies import CostEffectiveSize, ElasticGNS, KeepSize
 from tests.train.policies.scripted import ScriptedRun, epochs, restored, steps
 
 NAN = math.nan
@@ -92,8 +92,24 @@ def test_cost_effective_size_ends_at_the_most():
 
 
 @pytest.mark.parametrize(
+    ("given", "sizes"),
+    [(None, [("size", 3)]), (4, [("size", 4), ("size", 4)]), (9, [("size", 5), ("size", 5)])],
+)
+def test_keep_size_asks_for_the_ranks_that_began_or_those_given(given, sizes):
+    run, policy = ScriptedRun(size=3, max_size=5, agree=False), KeepSize(given)
+    policy.before_train(run)
+    policy = restored(policy)
+    steps(policy, run, 1)
+    steps(policy, run, 1, size=2)
+    assert run.changes == sizes
+    steps(policy, run, 1, max_size=2)  # none waits
+    assert run.changes == sizes
+
+
+@pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
+        (KeepSize, {"size": 0}, "size is 0"),
         (ElasticGNS, {"most": 0}, "most is 0"),
         (ElasticGNS, {"alpha": 0}, "alpha is 0"),
         (CostEffectiveSize, {"every": 1.5}, "every is 1.5"),
