@@ -97,9 +97,11 @@ class Pool:
     def _answer(self, process: int, patience: float) -> Letter | None:
         limit = time.monotonic() + patience
         while (left := limit - time.monotonic()) > 0:
-            letter = self._mailbox.take(left)
+            letter = self._mailbox.take(min(left, _GLANCE))
             if letter is None:
-                return None
+                if process in self._mailbox.lost():
+                    raise CommunicationError("it has died")
+                continue
             if (letter.source, *letter.words[:2]) == (process, Word.READY, self.version):
                 return letter
         return None
