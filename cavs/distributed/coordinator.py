@@ -89,6 +89,8 @@ class RankCoordinator(Coordinator):
             return outcome
 
         with INTERRUPT.deferred():
+            if not self._fits and self.session.stopping:  # the `fit` before has stopped for it
+                self._clear_stop()
             self.session.wants_stop |= INTERRUPT.requested
             outcome = self.survivors.run_resilient(step, step=True)
             if not self._fits and self._stops():
@@ -392,6 +394,10 @@ class RankCoordinator(Coordinator):
                 self.survivors.run_resilient(self.session.stale.settle)
 
     def load(self, read: Callable[[], T]) -> T:
+        if not self.training.begun:  # the handshake sends all ranks the parameters of rank 0
+            with self.training.guard("fit"):
+                return read()
+
         def work() -> T:
             with self.session.agreement.guard("load"):
                 return read()
