@@ -351,7 +351,7 @@ class RankCoordinator(Coordinator):
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
         """See `Coordinator`. In a `fit`, all ranks learn of the request after the evaluation."""
-        self.session.wants_stop |= requested or INTERRUPT.requested
+        self.session.wants_stop |= INTERRUPT.requested or (in_fit and requested)
         if in_fit or INTERRUPT.requested:
             requested = self.session.wants_stop
         return requested or self.survivors.ends_fit

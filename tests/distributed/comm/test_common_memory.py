@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 
 import numpy as np
@@ -273,10 +274,12 @@ def test_training_on_several_hosts_equals_one_process(hosts, strategy, monkeypat
 @pytest.mark.parametrize("exchanges", [0, 1, 2, 3, 5])
 def test_a_death_on_one_host_ends_the_sum_on_all(victim, exchanges):
     """Ranks of other hosts wait for another rank than the one that died."""
+    ready = threading.Barrier(5)  # none dies while another one is still in an operation before
 
     def work(c):
         memory = c.common_memory(80_000).view("f8")
         c.barrier()
+        ready.wait()
         groups = [c, *c._by_host]
         left = [exchanges]
 
