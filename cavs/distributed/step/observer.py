@@ -39,8 +39,8 @@ class Observer:
         self.square = 0.0
 
     @property
-    def is_active(self) -> bool:
-        """True if there is anything to take."""
+    def takes(self) -> bool:
+        """True if a monitor reads this rank's gradients."""
         return self.norms or self._copies
 
     def take(self, exchange: Exchange, gradients: Any) -> None:

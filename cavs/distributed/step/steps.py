@@ -155,7 +155,7 @@ class Run:
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """Wait for the gradients of an exchange, then reduce them with the other ranks."""
         usable = exchange.wait(self.executor)
-        if self.observer.is_active and usable:
+        if self.observer.takes and usable:
             self.observer.take(exchange, self.executor)
         begun = time.perf_counter()
         group = self.roles.everyone if exchange.everyone else self.roles.replicas
@@ -216,8 +216,7 @@ class SynchronousStep:
         seconds = hyper.pop("seconds")
         loss, norm = sums[0] / replicas, math.sqrt(sums[1]) / over
         if math.isfinite(loss) and math.isfinite(norm):
-            if run.observer.is_active:
-                run.observer.show(run.pieces, over)
+            run.observer.show(run.pieces, over)
             self._update(run, hyper, run.update.clip(norm), over)
         own, graphs = 1.0, rows[:, 2]
         if context.average:  # gradients are scaled for the mean over replicas, not over graphs

@@ -147,6 +147,31 @@ def test_monitors_of_gradients_refuse_stale_parameters(strategy):
     run_threads(2, work)
 
 
+def test_a_monitor_of_reduced_gradients_alone_sees_them():
+    class Reduced(Monitor):
+        name = "reduced"
+        wants = ("reduced",)
+
+        def __init__(self):
+            super().__init__()
+            self.seen = {}
+
+        def observe(self, parameter, local, reduced):
+            assert local is None
+            self.seen[parameter] = dense(reduced)
+
+    def work(c):
+        monitor = Reduced()
+        trainer = Trainer(Rooted(), cavs.optim.SGD(lr=0.1), communicator=c, dtype=np.float64)
+        loader = cavs.DataLoader(trees(8, 1), 8)
+        trainer.fit(loader, epochs=1, progress=False, monitors=[monitor])
+        return monitor.seen
+
+    for seen in run_threads(2, work):
+        for name, expected in gradients(trees(8, 1)).items():
+            np.testing.assert_allclose(seen[name], expected, atol=1e-12)
+
+
 # ---- estimates -----------------------------------------------------------------------------------
 
 
