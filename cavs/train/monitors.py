@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -299,5 +300,9 @@ def _invalid(stored: object) -> CheckpointError:
 
 
 def monitors_of(given: Sequence[Monitor], policies: Iterable[Any]) -> Monitors:
-    """Return the monitors of a `fit` and those that its policies read."""
-    return Monitors([*given, *(m for policy in policies for m in policy.monitors)])
+    """Return the monitors of a `fit` and those that its policies read.
+
+    Monitors that a policy has from its class are copied, since other trainings have them too.
+    """
+    read = [m if "monitors" in vars(p) else deepcopy(m) for p in policies for m in p.monitors]
+    return Monitors([*given, *read])

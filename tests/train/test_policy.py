@@ -273,6 +273,26 @@ class Constant(Monitor):
         self.value = self.number
 
 
+def test_monitors_of_a_class_of_policies_are_not_shared_by_trainings():
+    counts = []
+
+    class Counting(monitors.Monitor):
+        name = "steps"
+
+        def end_step(self, facts):
+            self.value = 1.0 if np.isnan(self.value) else self.value + 1
+
+    class Reading(Policy):
+        monitors = (Counting(),)
+
+        def after_train(self, run):
+            counts.append(run.measures["steps"])
+
+    for _ in range(2):
+        make().fit(train_loader(), epochs=1, progress=False, policies=[Reading()])
+    assert counts == [BATCHES, BATCHES]
+
+
 def test_progress_shows_batch_size_noise_scale_and_other_monitors(monkeypatch):
     shown = []
 
