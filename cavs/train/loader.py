@@ -106,6 +106,7 @@ class DataLoader:
         self._digest: int | None = None
         self._epoch, self._position = 0, 0  # in the running iteration, or at the next one
         self._running = False
+        self._counted: tuple[Any, int] = None, 0  # epoch and parts, and their number of batches
         self._ahead: Generator[Any] | None = None  # batches of the running iteration
         self._cache = BatchCache(_NO_LIMIT if cache is True else int(cache)) if cache else None
         self._edge_types: Mapping[str, Any] | None = None  # edge features, without rows
@@ -130,7 +131,9 @@ class DataLoader:
 
     def _count(self, epoch: int, parts: Parts) -> int:
         if len(parts) > 1:
-            return len(self._order.batches(epoch, parts))
+            if self._counted[0] != (epoch, parts):
+                self._counted = (epoch, parts), len(self._order.batches(epoch, parts))
+            return self._counted[1]
         whole, rest = divmod(len(self.graphs), parts[0][1])
         return whole + (1 if rest and not self.drop_last else 0)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import cavs
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train import DataLoader
+from cavs.train.epoch import EpochOrder
 
 
 @settings(max_examples=60)
@@ -97,3 +98,20 @@ def test_invalid_sizes_in_a_checkpoint_are_refused(sizes):
     with pytest.raises(CheckpointError, match="batch sizes"):
         loader.load_state_dict(loader.state_dict() | {"batch_sizes": sizes})
     assert loader.batch_size == 2
+
+
+def test_the_order_of_an_epoch_is_drawn_once_for_each_change(monkeypatch):
+    drawn = []
+    batches = EpochOrder.batches
+
+    def counted(order, epoch, parts):
+        drawn.append(parts)
+        return batches(order, epoch, parts)
+
+    monkeypatch.setattr(EpochOrder, "batches", counted)
+    loader = DataLoader([cavs.Graph.chain(2)] * 40, 2)
+    for i, _ in enumerate(loader):
+        if i == 3:
+            loader.batch_size = 4
+        len(loader)
+    assert len(drawn) == 3  # at the start, and for the batches and their number after the change
