@@ -262,6 +262,9 @@ class RankCoordinator(Coordinator):
             )
         self.session.monitors = monitors
 
+    def restart_clock(self) -> None:
+        self.session.synchronous_step.ended = 0.0
+
     def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
         assert isinstance(outcome, StepReport)
         norm, replicas = outcome.grad_norm, len(outcome.rank_graphs)

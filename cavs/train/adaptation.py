@@ -59,6 +59,11 @@ class Adaptation:
                 self.failed = error
                 raise
 
+    def restart_clock(self) -> None:
+        """Do not count what comes between two steps, such as an evaluation, as time of a step."""
+        self._ended = math.nan
+        self._coordinator.restart_clock()
+
     def before_step(self) -> None:
         """Prepare the monitors for the step that is about to begin, and call the policies."""
         if self.is_active:

@@ -93,6 +93,10 @@ class Coordinator(Protocol):
         """Let `monitors` observe the gradients of the next step."""
         ...
 
+    def restart_clock(self) -> None:
+        """Let the seconds of the next step count from its own begin."""
+        ...
+
     def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
         """Return the facts of a step for monitors; seconds: since the step before."""
         ...
@@ -215,6 +219,9 @@ class SingleProcess(Coordinator):
 
     def watch(self, monitors: Sequence[Monitor]) -> None:
         """See `Coordinator`. The gradient of one process is that of the whole batch."""
+
+    def restart_clock(self) -> None:
+        """See `Coordinator`. The caller of `step_facts` has the only clock."""
 
     def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
         graphs = batch.num_graphs

@@ -234,6 +234,7 @@ class Fit:
             return
         self.run.loss_sum = self.coordinator.sum_losses(self.run.loss_sum)
         saved = [self.since_checkpoint, self.saved, self.written]
+        self.adaptation.restart_clock()
         best = {} if self.best_run is not None else self.best_values or {}
         self.coordinator.regroup(
             self.train,
@@ -317,6 +318,7 @@ class Fit:
                 count(loop.land())
                 self._stop()
 
+        adaptation.restart_clock()
         counted, launched = run.loss_count, 0
         loader_state: dict[str, Any] | None = None
         with iterating(self.train) as batches:
@@ -330,6 +332,7 @@ class Fit:
                     if every is not None and self.since_checkpoint >= every:
                         count(loop.land())
                         self._checkpoint(improved=False)
+                        adaptation.restart_clock()
                         stop_if_asked()
                     left = len(self.train) - self.train.position
                     if adaptation.run.stopping and left > 0:

@@ -61,6 +61,7 @@ def test_a_fit_asks_its_coordinator(tmp_path):
         "group",
         "detached",
         "wants_regroup",
+        "restart_clock",
         "guard_batches",
         "run_step",
         "should_stop",

@@ -273,6 +273,35 @@ class Constant(Monitor):
         self.value = self.number
 
 
+@pytest.mark.parametrize("every", [None, 2])
+def test_evaluations_and_checkpoints_are_no_time_of_steps(tmp_path, monkeypatch, every):
+    clock = [0.0]
+    monkeypatch.setattr("cavs.train.adaptation.time.perf_counter", lambda: clock[0])
+    trainer = make()
+    advance, save, evaluate = trainer.advance, trainer.save, trainer.evaluate
+
+    def after(seconds, call):
+        def timed(*arguments, **options):
+            clock[0] += seconds
+            return call(*arguments, **options)
+
+        return timed
+
+    trainer.advance, trainer.save = after(1.0, advance), after(50.0, save)
+    trainer.evaluate = after(70.0, evaluate)
+    speed, seen = monitors.Throughput(window=1), []
+
+    class Reading(Policy):
+        monitors = (speed,)
+
+        def after_step(self, run):
+            seen.append(run.throughput)
+
+    options = {"checkpoint": tmp_path / "m", "checkpoint_every": every, "dev": dev_loader()}
+    trainer.fit(train_loader(), epochs=3, progress=False, policies=[Reading()], **options)
+    assert set(seen) == {float(len(ids)) for ids in train_loader().epoch_ids(0)}
+
+
 def test_monitors_of_a_class_of_policies_are_not_shared_by_trainings():
     counts = []
 
