@@ -48,6 +48,7 @@ class RankCoordinator(Coordinator):
         self._ranks = Ranks(self.survivors, self.resizer)
         self._printed = 0  # number of warnings of the split
         self._fits = False  # True within a `fit`
+        self._waited = False  # True once this process has waited to join one
         if (
             isinstance(self.session.communicator, MPICommunicator)
             and self.session.communicator.size > 1
@@ -88,6 +89,7 @@ class RankCoordinator(Coordinator):
             self._update_split(outcome)
             return outcome
 
+        self._check_trains("step")
         with INTERRUPT.deferred():
             if not self._fits and self.session.stopping:  # the `fit` before has stopped for it
                 self._clear_stop()
@@ -96,6 +98,18 @@ class RankCoordinator(Coordinator):
             if not self._fits and self._stops():
                 self._stop()
             return outcome
+
+    def _check_trains(self, call: str) -> None:
+        """Raise `CommunicationError` if this process has left the training, or never took part.
+
+        A spare may do before a `fit` all that needs no other rank.
+        """
+        begins = not (self.training.begun or self._waited)
+        if self.resizer.detached and (call == "step" or not begins):
+            raise CommunicationError(
+                f"{call} on a process that others train without",
+                hint='end the program where fit returns the status "detached"; spares join a fit',
+            )
 
     def _stops(self) -> bool:
         """True if the ranks have agreed in this step to stop."""
@@ -300,6 +314,7 @@ class RankCoordinator(Coordinator):
 
     def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
         self.training.note_loader(train)
+        self._waited = True
         found = self.resizer.join(lambda: stopped() or INTERRUPT.requested)
         if found is None and INTERRUPT.requested:
             INTERRUPT.clear()
@@ -339,6 +354,7 @@ class RankCoordinator(Coordinator):
                 self.training.share_parameters()
             return evaluate(batches)
 
+        self._check_trains("evaluate")
         with INTERRUPT.deferred(), self.training.guard("evaluation"):
             if isinstance(batches, Iterator) and self.survivors.repeats:
                 batches = list(batches)
@@ -348,7 +364,9 @@ class RankCoordinator(Coordinator):
             return result
 
     def local_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """See `Coordinator`. Replicas take turns."""
+        """See `Coordinator`. Replicas take turns; a spare evaluates all, for itself."""
+        if self.resizer.detached:
+            return iter(batches)
         rank, count = self.session.position
         return islice(batches, rank, None, count) if rank < count else iter(())
 
@@ -374,6 +392,7 @@ class RankCoordinator(Coordinator):
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         """See `Coordinator`. Rank 0 writes."""
         session = self.session
+        self._check_trains("save")
 
         def work() -> None:
             session.collect(self.training.state.states)
@@ -400,6 +419,7 @@ class RankCoordinator(Coordinator):
         if not self.training.begun:  # the handshake sends all ranks the parameters of rank 0
             with self.training.guard("fit"):
                 return read()
+        self._check_trains("load")
 
         def work() -> T:
             with self.session.agreement.guard("load"):

@@ -10,7 +10,7 @@ from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.pool import Pool
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy
 from cavs.distributed.sync import AllReduce
-from cavs.errors import ConfigError
+from cavs.errors import CommunicationError, ConfigError
 from cavs.train import Policy
 from cavs.train.checkpoint import read_checkpoint
 from cavs.train.policies import KeepSize
@@ -326,3 +326,28 @@ def test_a_dead_rank_is_replaced_by_a_waiting_process(messages, strategy):
         trainer = found[rank][1]
         for name, value in expected.items():
             np.testing.assert_allclose(values(trainer)[name], value, 1e-10, 1e-12, err_msg=name)
+
+
+def test_a_process_that_others_train_without_makes_no_call(tmp_path):
+    """It would wait for ranks that never come."""
+    calls = {
+        "step": lambda t: t.step(cavs.batch(GRAPHS[:4])),
+        "evaluate": lambda t: t.evaluate(cavs.DataLoader(GRAPHS[:8], 4)),
+        "save": lambda t: t.save(tmp_path / "m"),
+    }
+
+    def work(c):
+        trainer = make(c)
+        if c.rank == 2:  # a spare
+            assert np.isfinite(calls["evaluate"](trainer)["loss"])
+            with pytest.raises(CommunicationError, match="step on a process"):
+                calls["step"](trainer)
+        trainer.fit(loader(), epochs=1, progress=False, policies=[Planned({3: 1})])
+        if c.rank == 0:
+            return
+        for name, call in calls.items():
+            with pytest.raises(CommunicationError, match=f"{name} on a process that others train"):
+                call(trainer)
+        trainer.close()
+
+    run_threads(2, work, spares=1, timeout=patience(20))
