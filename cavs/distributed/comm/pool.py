@@ -135,10 +135,8 @@ class Pool:
     def wait(self, facts: Callable[[], str], stopped: Callable[[], bool]) -> Invitation | None:
         """Wait until this process is to join, or return None once the training has ended.
 
-        It has ended too if all its ranks have died.
-
-        facts: as for `invite`. stopped: True if the process is to end. Raises `CommunicationError`
-        if the mail fails.
+        It has ended too if all its ranks have died. facts: as for `invite`. stopped: True if the
+        process is to end. Raises `CommunicationError` if the mail fails.
         """
         while not stopped():
             letter = self._mailbox.take(_GLANCE)
@@ -157,10 +155,6 @@ class Pool:
             elif word == Word.RELEASE:
                 return None
         return None
-
-    def close(self) -> None:
-        """End the mail."""
-        self._mailbox.close()
 
 
 class WaitingCommunicator(Collectives):

@@ -141,6 +141,8 @@ class ThreadCommunicator(Collectives):
             boxes = [box for (_, rank), box in self._world.boxes.items() if rank == self.rank]
         for box in boxes:
             box.close()
+        for part in self._parts:
+            part.close()
         super().close()
 
     def die(self) -> None:

@@ -185,6 +185,8 @@ class Resizer:
             session.servers.close()
         if session.group is not None:
             session.group.close()
+        if self._pool is not None and session.communicator is not self._pool.everyone:
+            session.communicator.close()
 
     # ---- waiting processes ---------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Ranks leave and join while a training runs; the result is that of one process."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -351,3 +353,9 @@ def test_a_process_that_others_train_without_makes_no_call(tmp_path):
         trainer.close()
 
     run_threads(2, work, spares=1, timeout=patience(20))
+
+
+def test_groups_that_are_no_more_leave_no_thread():
+    before = set(threading.enumerate())
+    run_threads(4, resized, spares=2, timeout=patience(20))
+    assert [t.name for t in set(threading.enumerate()) - before] == []
