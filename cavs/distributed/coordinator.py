@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from cavs.config import require
-from cavs.distributed.adaptation.group import Ranks
+from cavs.distributed.adaptation.group import TrainingRanks
 from cavs.distributed.balance.shards import Collate, LoaderSplit
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.interrupt import INTERRUPT
@@ -45,7 +45,7 @@ class RankCoordinator(Coordinator):
         self.training, self.session = training, training.session
         self.survivors = Survivors(training)
         self.resizer = Resizer(self.survivors)
-        self._ranks = Ranks(self.survivors, self.resizer)
+        self._ranks = TrainingRanks(self.survivors, self.resizer)
         self._printed = 0  # number of warnings of the split
         self._fits = False  # True within a `fit`
         self._waited = False  # True once this process has waited to join one
@@ -56,7 +56,7 @@ class RankCoordinator(Coordinator):
             INTERRUPT.install()
 
     @property
-    def group(self) -> Ranks:
+    def group(self) -> TrainingRanks:
         return self._ranks
 
     # ---- steps ---------------------------------------------------------------------------------

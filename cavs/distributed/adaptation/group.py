@@ -1,4 +1,4 @@
-"""`Ranks`: the ranks of a training, as its policies see them."""
+"""`TrainingRanks`: the ranks of a training, as its policies see them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 T = TypeVar("T")
 
 
-class Ranks(RankGroup):
+class TrainingRanks(RankGroup):
     """The present ranks of a training.
 
     Every call begins with a consensus: an error in a hook of another rank is raised here, and a

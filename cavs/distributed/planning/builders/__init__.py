@@ -91,10 +91,9 @@ class Buckets(RuleBuilder):
         return (whole(variable, AllReduceSynchroniser(group=None)) for variable in variables)
 
 
-@register
 @dataclass(frozen=True, kw_only=True)
-class PartitionedAR(AllReduce):
-    """Axis 0 in as many equal shards as its smallest divisor; `chunk` shards in a group.
+class ShardedBuilder:
+    """Cuts an axis in as many equal shards as its smallest divisor.
 
     max_shards: an axis that would need more, because its size is a large prime, stays whole.
     """
@@ -102,7 +101,14 @@ class PartitionedAR(AllReduce):
     max_shards: int = option(MAX_SHARDS, least=1)
 
     def parts(self, size: int) -> int:
+        """Return the number of shards of an axis of `size`."""
         return equal_shards(size, self.max_shards)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PartitionedAR(ShardedBuilder, AllReduce):
+    """Equal shards of axis 0; `chunk` shards in a group. Its options: see `ShardedBuilder`, too."""
 
 
 @register
@@ -220,16 +226,8 @@ class PSLoadBalancing(ServerBuilder):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class PartitionedPS(ServerBuilder):
-    """Axis 0 in as many equal shards as its smallest divisor, spread over the servers.
-
-    max_shards: an axis that would need more, because its size is a large prime, stays whole.
-    """
-
-    max_shards: int = option(MAX_SHARDS, least=1)
-
-    def parts(self, size: int) -> int:
-        return equal_shards(size, self.max_shards)
+class PartitionedPS(ShardedBuilder, ServerBuilder):
+    """Equal shards of axis 0, spread over the servers. Its options: see `ShardedBuilder`, too."""
 
 
 @register
