@@ -3,8 +3,9 @@
 ``monitors``: the time of a step with a monitor over that without, in turns of `TURN` steps on the
 same batches, so that both see the same machine. ``resize``: the seconds from the end of the step
 after which a policy resizes to the beginning of the next step, less the same where nothing
-changes; and those to the end of the next step, which compiles on ranks that join. Ranks share the
-cores of this machine, so that no more than `--ranks` may train at once.
+changes; and those to the end of the next step, which compiles on ranks that join. ``tree``: the
+seconds in which `TREE_RANKS` ranks that do nothing else change the tree of named collectives. Ranks
+share the cores of this machine, so that no more than `--ranks` may train at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from cavs.distributed.comm.pool import SPARES
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.train import Policy, TrainingRun, monitors
 
-CASES = ("monitors", "resize")
+CASES = ("monitors", "resize", "tree")
+TREE_RANKS, TREE_CALLS = 8, 41
 TURN = 4  # steps with a monitor, and as many without
 MONITORS = {
     "noise scale, every step": monitors.NoiseScale(),
@@ -37,7 +39,7 @@ MONITORS = {
     "noise scale and gradient variance, every step": monitors.GradientVariance(),
 }
 LONGER = 0.03  # part of a step that a monitor may take
-DOWN, UP = 0.2, 0.5  # seconds
+DOWN, UP, TREE = 0.2, 0.5, 0.015  # seconds
 
 
 def measure_monitors(given: argparse.Namespace) -> dict[str, Any]:
@@ -127,11 +129,28 @@ def measure_resize(given: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def measure_tree() -> dict[str, float]:
+    """Return the seconds of a change of the tree, on rank 0: median and nine tenths."""
+    c = world(60.0)
+    named, seconds = c.named(), []
+    for i in range(TREE_CALLS):
+        c.barrier()
+        begun = time.perf_counter()
+        changed = named.set_tree([i % 2] * c.size)
+        seconds.append(time.perf_counter() - begun)
+        assert changed, "the ranks ask for the same tree"
+    c.barrier()
+    c.close()
+    cuts = statistics.quantiles(seconds, n=10)
+    return {"median": cuts[4], "nine_tenths": cuts[8]}
+
+
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Measure one case on every rank."""
-    if given.cases == ["monitors"]:
-        return {"monitors": measure_monitors(given)}
-    return {"resize": measure_resize(given)}
+    (case,) = given.cases
+    if case == "tree":
+        return {"tree": measure_tree()}
+    return {case: measure_monitors(given) if case == "monitors" else measure_resize(given)}
 
 
 def show(result: dict[str, Any]) -> str:
@@ -150,6 +169,9 @@ def show(result: dict[str, Any]) -> str:
         ]
         headers = ["ranks", "s until the next step begins", "s until it ends"]
         text.append(markdown(headers, rows))
+    if found := result.get("tree"):
+        row = [str(TREE_RANKS), f"{1e3 * found['median']:.1f}", f"{1e3 * found['nine_tenths']:.1f}"]
+        text.append(markdown(["ranks that change the tree", "median ms", "90 % within ms"], [row]))
     return "\n\n".join(text) + verdict(targets(result))
 
 
@@ -167,6 +189,9 @@ def targets(result: dict[str, Any]) -> list[Row]:
         if chosen:
             name = f"{way} ranks: median seconds until the next step begins"
             rows.append(checked(name, statistics.median(chosen), bound, False, "{:.3f}"))
+    if found := result.get("tree"):
+        name = f"{TREE_RANKS} ranks change the tree: median seconds"
+        rows.append(checked(name, found["median"], TREE, False, "{:.4f}"))
     return rows
 
 
@@ -192,7 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ[SPARES] = "0"
     for case in given.cases:
         program = ["-m", "benchmarks.adaptation", "--rank", *own, "--cases", case]
-        result |= run_ranks(command_of(find_mpirun(), given.ranks, program))
+        ranks = TREE_RANKS if case == "tree" else given.ranks
+        result |= run_ranks(command_of(find_mpirun(), ranks, program))
     print(show(result))
     write_report(given.out, show(result), [result])
     return 1 if missed(targets(result)) else 0
