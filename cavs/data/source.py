@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterable
@@ -79,7 +80,10 @@ def read_bytes(path: Path) -> bytes:
 
 def refuse_device(file: IO[Any]) -> None:
     """Raise OSError for a device but a terminal: it may be endless, such as /dev/zero."""
-    mode = os.fstat(file.fileno()).st_mode
+    try:
+        mode = os.fstat(file.fileno()).st_mode
+    except io.UnsupportedOperation:
+        return  # the stream lies in memory
     if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty()):
         raise OSError(errno.EINVAL, "it is a device, not a file")
 

@@ -185,11 +185,11 @@ def test_a_rank_that_computes_still_answers():
 def test_a_death_ends_all_requests():
     def work(c):
         store = c.store()
+        futures = [store.request_async(r, None, "never") for r in (0, 1, 2)]
         c.barrier()
         if c.rank == 1:
             c.die()
             return None
-        futures = [store.request_async(r, None, "never") for r in (0, 1, 2)]
         for future in futures:
             with pytest.raises(LostPeerError, match=r"ranks \[1\] are gone"):
                 future.wait()
