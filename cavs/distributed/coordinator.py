@@ -197,6 +197,7 @@ class RankCoordinator(Coordinator):
             with INTERRUPT.deferred(), self.training.guard("fit"):
                 self.training.note_options(options)
                 yield
+                self._merge_replicas()
         except BaseException as error:
             self._reset_split()  # each rank's loader was ahead by another number of batches
             if not (isinstance(error, KeyboardInterrupt) and survivors.ends_fit):
@@ -206,6 +207,12 @@ class RankCoordinator(Coordinator):
             survivors.saves = self._fits = False
             if isinstance(train, DataLoader) and isinstance(train.collate, Collate):
                 train.collate = train.undivided  # global batches for any other user of the loader
+
+    def _merge_replicas(self) -> None:
+        """Let all ranks go on with the mean of replicas that differ, at the end of a `fit`."""
+        session, states = self.session, self.training.state.states
+        if session.is_divergent and self.training.begun and not self.resizer.detached:
+            self.survivors.run_settled(lambda: session.average_replicas(states))
 
     def _clear_stop(self) -> None:
         """Clear the request that stopped the previous `fit`."""
@@ -267,6 +274,14 @@ class RankCoordinator(Coordinator):
         """See `Coordinator`. Raises `ConfigError` where ranks do not sum all gradients."""
         strategy = self.session.strategy
         reading = next((m for m in monitors if m.reads_norms or m.wants), None)
+        leaves = () if strategy is None else strategy.leaves
+        local = next((leaf for leaf in leaves if not leaf.sync.reduces_gradients), None)
+        if reading is not None and local is not None:
+            raise ConfigError(
+                f"monitor {reading.name} compares the gradients of ranks, but they keep those of "
+                f"{local.name}: {local.sync.type}",
+                hint="use a strategy that reduces gradients, or no monitor of gradients",
+            )
         if reading is not None and strategy is not None and strategy.has_stale:
             stale = next(leaf.name for leaf in strategy.leaves if leaf.sync.is_stale)
             raise ConfigError(
@@ -281,8 +296,9 @@ class RankCoordinator(Coordinator):
 
     def step_facts(self, batch: Any, outcome: StepOutcome, seconds: float) -> StepFacts:
         assert isinstance(outcome, StepReport)
-        norm, replicas = outcome.grad_norm, len(outcome.rank_graphs)
-        if not self.session.average and replicas:  # gradients are added; monitors take their mean
+        session, replicas = self.session, len(outcome.rank_graphs)
+        norm = outcome.reduced_norm if session.is_divergent else outcome.grad_norm
+        if not session.average and replicas:  # gradients are added; monitors take their mean
             norm /= replicas
         return StepFacts(
             outcome.seconds or seconds,
@@ -352,7 +368,8 @@ class RankCoordinator(Coordinator):
                 self.training.compare_parameters("evaluation")
             else:
                 self.training.share_parameters()
-            return evaluate(batches)
+            with self.session.mean_replicas():
+                return evaluate(batches)
 
         self._check_trains("evaluate")
         with INTERRUPT.deferred(), self.training.guard("evaluation"):
@@ -400,7 +417,8 @@ class RankCoordinator(Coordinator):
                 self.training.compare_parameters("save")
             rank, count = session.position
             extra = session.memory() if states and rank < count else {}
-            with session.agreement.guard("save"):
+            own = self.training.state.states
+            with session.mean_replicas(own), session.agreement.guard("save"):
                 if self.writes_files:
                     write(extra)
                     if states:  # reported first, in case the other ranks die
@@ -408,6 +426,11 @@ class RankCoordinator(Coordinator):
 
         with INTERRUPT.deferred():
             self.survivors.run_settled(work)
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        with self.session.mean_replicas():
+            yield
 
     def settle(self) -> None:
         """Wait until the parameters of all ranks hold all updates; nothing without stale ones."""

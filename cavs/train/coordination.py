@@ -172,6 +172,10 @@ class Coordinator(Protocol):
         """
         ...
 
+    def merged(self) -> AbstractContextManager[None]:
+        """Return the context in which parameters are those that a checkpoint would have."""
+        ...
+
     def load(self, read: Callable[[], T]) -> T:
         """Return ``read()``, which reads parameters from a checkpoint on every process."""
         ...
@@ -270,6 +274,9 @@ class SingleProcess(Coordinator):
 
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         write({})
+
+    def merged(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def load(self, read: Callable[[], T]) -> T:
         return read()

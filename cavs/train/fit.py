@@ -409,7 +409,8 @@ class Fit:
         self.best_values = self.best_run = None
         if self.options.restore_best and self.path is None:
             own = self.state.parameters
-            self.best_values = {name: p.current().copy() for name, p in own.items()}
+            with self.coordinator.merged():
+                self.best_values = {name: p.current().copy() for name, p in own.items()}
         return True
 
     def _stop(self) -> None:

@@ -184,7 +184,8 @@ class Survivors:
                 session.stale.serve(hyper, self.state.states, self.state.steps)
             self.snapshots.repeat(reached if session.asynchronous else max(steps))
         else:
-            self._copy_state(c, source)
+            if not (session.is_divergent and all(begun)):  # else each goes on with its own replica
+                self._copy_state(c, source)
             self.state.steps = steps[source]
             if step and self._done < dones[source]:
                 session.finish()

@@ -98,10 +98,12 @@ class RankTraining:
     def compare_parameters(self, phase: str) -> None:
         """Raise `ConfigError` on all ranks unless all replicas hold the same bits of parameters.
 
-        They are equal after every step, unless they were written on some ranks only. phase:
-        what the ranks are about to do.
+        They are equal after every step, unless they were written on some ranks only, or the
+        strategy lets them differ: then nothing is compared. phase: what the ranks are about to do.
         """
         session, c = self.session, self.session.communicator
+        if session.is_divergent:
+            return
         rank, replicas = session.position
         digests = dict[str, int]()
         with session.agreement.guard(phase):

@@ -91,6 +91,11 @@ class StepContext:
         return self.strategy is not None and self.strategy.is_asynchronous
 
     @property
+    def is_divergent(self) -> bool:
+        """True if replicas may hold different values."""
+        return self.strategy is not None and self.strategy.is_divergent
+
+    @property
     def average(self) -> bool:
         """True if the gradients of the ranks are averaged, False if they are added."""
         return self.strategy is None or self.strategy.graph.gradients == "mean"
@@ -143,7 +148,7 @@ class StepContext:
         if self.session.overlaps:
             known = self.exchanging
             if not isinstance(known, DeviceReplica) or known.executor is not executor:
-                known = DeviceReplica(executor, self.session.parameters, self.served)
+                known = DeviceReplica(executor, self.session.parameters, self.on_host)
             executor = known
         return executor, inputs, compiled
 
@@ -170,6 +175,14 @@ class StepContext:
         nodes = () if self.strategy is None else self.strategy.nodes
         served = {n.name for n in nodes if any(leaf.sync.owner is not None for leaf in n.leaves)}
         return [i for i, name in enumerate(self.session.parameters) if name in served]
+
+    @property
+    def on_host(self) -> list[int]:
+        """Numbers of the parameters that ranks write on the host: owned ones, and mixed ones."""
+        nodes = () if self.strategy is None else self.strategy.nodes
+        mixed = {n.name for n in nodes if any(leaf.sync.mixes_values for leaf in n.leaves)}
+        known = enumerate(self.session.parameters)
+        return sorted({*self.served, *(i for i, name in known if name in mixed)})
 
     @property
     def owns(self) -> bool:

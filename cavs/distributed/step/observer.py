@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.distributed.sync import Exchange, Piece
+from cavs.distributed.sync import Exchange, Piece, Scope
 from cavs.train.monitors import Gradient, Monitor
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ class Observer:
     def take(self, exchange: Exchange, gradients: Any) -> None:
         """Take the gradients of an exchange, which has not begun."""
         for parameter, part, rows, values in exchange.local(gradients):
-            if self.norms:
+            if self.norms and exchange.reduces:
                 self.square += square(values)
             if not self._copies:
                 continue
@@ -68,7 +68,7 @@ class Observer:
             return
         by_parameter: dict[int, list[Piece]] = {}
         if any("reduced" in m.wants for m in self._monitors):
-            for piece in pieces:
+            for piece in (p for p in pieces if p.scope is Scope.SUM):
                 by_parameter.setdefault(piece.parameter, []).append(piece)
         for number, name in enumerate(self._parameters):
             own = by_parameter.get(number, [])

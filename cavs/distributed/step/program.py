@@ -134,7 +134,7 @@ def make_exchanges(
     parameters, group = context.session.parameters, context.group
     runtime = Runtime(context.strategy, executor, parameters, context.roles, context.servers, group)
     transfers = lower(_members(runtime, layouts), runtime)
-    there = _sums_on_device(transfers, runtime, context.served)
+    there = _sums_on_device(transfers, runtime, context.on_host)
     fresh = [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]
     for exchange in fresh:
         context.restore_memory(exchange)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,45 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
             exchange.collect(states, self.communicator)
         if self.servers is not None and self.servers.phase:  # also states from before a load
             self.servers.collect(states, self.communicator)
+
+    # ---- replicas that differ ------------------------------------------------------------------
+
+    def average_replicas(self, states: Sequence[Sequence[Array]] = ()) -> list[Array]:
+        """Set parameters, and optimiser `states`, to their mean over the ranks where these differ.
+
+        Returns the arrays that were changed, as they were. All ranks call it.
+        """
+        if not self.is_divergent or self.roles.count == 1:
+            return []
+        arrays = self._replicated(states)
+        before = [array.copy() for array in arrays]
+        for dtype in sorted({array.dtype for array in arrays}, key=str):
+            alike = [array for array in arrays if array.dtype == dtype]
+            mean = np.concatenate([array.reshape(-1) for array in alike])
+            self.communicator.all_reduce(mean, "mean")
+            ends = np.cumsum([array.size for array in alike])
+            for array, part in zip(alike, np.split(mean, ends[:-1]), strict=True):
+                array[...] = part.reshape(array.shape)
+        self.session.invalidate()
+        return before
+
+    @contextmanager
+    def mean_replicas(self, states: Sequence[Sequence[Array]] = ()) -> Iterator[None]:
+        """Hold the mean of the replicas in the block, as `average_replicas` does, but not after."""
+        before = self.average_replicas(states)
+        try:
+            yield
+        finally:
+            if before:
+                for array, own in zip(self._replicated(states), before, strict=True):
+                    array[...] = own
+                self.session.invalidate()
+
+    def _replicated(self, states: Sequence[Sequence[Array]]) -> list[Array]:
+        """Return the arrays of floats that a rank updates: parameters, and optimiser `states`."""
+        self.session.download()
+        values = [p.current() for p in self.session.parameters.values() if p.trainable]
+        return values + [a for own in states for a in own if a.dtype.kind == "f"]
 
     # ---- ranks that come to an end -------------------------------------------------------------
 

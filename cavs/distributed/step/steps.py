@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from cavs.distributed.comm.interfaces import Handle, LostPeerError
 from cavs.distributed.step.context import Array, StepContext, Update
 from cavs.distributed.step.observer import Observer
 from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
-from cavs.distributed.sync import Exchange, Piece, SparseServers
+from cavs.distributed.sync import Exchange, Piece, Scope, SparseServers
 from cavs.errors import CommunicationError, DeviceError
 
 
@@ -28,13 +28,14 @@ class StepReport:
     """Result of a step.
 
     loss, grad_norm: of the global batch; in an asynchronous step their estimate from this rank's
-    part. compute_seconds: of this rank's forward and backward. communication_seconds: of reducing
-    gradients and of waiting for new values from their owners; exposed_seconds: the part of it
-    outside of backward, with all of the latter. sent_bytes: by this rank. rank_seconds:
-    compute_seconds of every rank, where known. rank_graphs: the graphs of the batch that each
-    computed. rank_squares: squared norm of the mean gradient over these, where a monitor reads it.
-    seconds: since the step before, on rank 0. rank_reports: what the split of every rank reports
-    to the others (`Balancer.report`).
+    part. Where replicas differ, grad_norm is the root mean square over them, and reduced_norm the
+    norm of the gradients that were reduced in this step. compute_seconds: of this rank's forward
+    and backward. communication_seconds: of reducing gradients and of waiting for new values from
+    their owners; exposed_seconds: the part of it outside of backward, with all of the latter.
+    sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known. rank_graphs:
+    the graphs of the batch that each computed. rank_squares: squared norm of the mean gradient over
+    these, where a monitor reads it. seconds: since the step before, on rank 0. rank_reports: what
+    the split of every rank reports to the others (`Balancer.report`).
     """
 
     loss: float
@@ -48,6 +49,7 @@ class StepReport:
     rank_graphs: tuple[int, ...] = ()
     rank_squares: tuple[float, ...] = ()
     seconds: float = 0.0
+    reduced_norm: float = 0.0
 
     @property
     def overlap(self) -> float:
@@ -66,6 +68,8 @@ class Run:
     def __init__(
         self, context: StepContext, update: Update, executor: Any, part: ShardedBatch | None = None
     ) -> None:
+        for exchange in context.exchanges:
+            exchange.begin(update.step, update.hyper["lr"])
         self.context, self.roles, self.executor = context, context.roles, executor
         self.update, self.part = update, part
         self.loss, self.begun = 0.0, time.perf_counter()
@@ -131,9 +135,10 @@ class Run:
         self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
 
     def distribute(self) -> None:
-        """Send new values from their owners to all ranks after the update; nothing hides that."""
+        """Exchange new values between ranks after the update; nothing hides that."""
         begun = time.perf_counter()
         for exchange in self.context.exchanges:
+            exchange.mix_updated(self.roles.everyone)
             exchange.distribute(self.roles.everyone)
             exchange.commit()
         self.expose(time.perf_counter() - begun)
@@ -154,14 +159,25 @@ class Run:
 
     def _reduce(self, exchange: Exchange) -> list[Piece]:
         """Wait for the gradients of an exchange, then reduce them with the other ranks."""
+        group = self.roles.everyone if exchange.everyone else self.roles.replicas
+        begun = time.perf_counter()
+        exchange.exchange_values(group)
+        self.communication_seconds += time.perf_counter() - begun
         usable = exchange.wait(self.executor)
         if self.observer.takes and usable:
             self.observer.take(exchange, self.executor)
         begun = time.perf_counter()
-        group = self.roles.everyone if exchange.everyone else self.roles.replicas
         pieces = exchange.reduce(self.executor, usable, group)
         self.communication_seconds += time.perf_counter() - begun
         return pieces
+
+
+def by_scope(pieces: Iterable[Piece]) -> dict[Scope, list[Piece]]:
+    """Return the pieces of each scope, in order."""
+    found: dict[Scope, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.scope, []).append(piece)
+    return found
 
 
 @dataclass(eq=False)
@@ -212,43 +228,63 @@ class SynchronousStep:
         """
         context, replicas = self.context, self.context.roles.count
         over = float(replicas if context.average else 1)  # gradients are sums over so many
-        sums, hyper, rows = self._agree(run, self._squares(run, over) if run.error is None else 0.0)
+        squares = self._squares(run, over) if run.error is None else dict.fromkeys(Scope, 0.0)
+        sums, hyper, rows = self._agree(run, squares)
         seconds = hyper.pop("seconds")
-        loss, norm = sums[0] / replicas, math.sqrt(sums[1]) / over
+        loss, reduced = sums[0] / replicas, math.sqrt(sums[1]) / over
+        norm, norms = reduced, np.full(len(rows), reduced)
+        if context.is_divergent:
+            norms = np.sqrt(reduced**2 + rows[:, 5] + rows[:, 6] / over**2)
+            norm = float(np.sqrt(np.mean(norms**2)))
         if math.isfinite(loss) and math.isfinite(norm):
             run.observer.show(run.pieces, over)
-            self._update(run, hyper, run.update.clip(norm), over)
+            rank = context.communicator.rank
+            own_norm = float(norms[rank]) if context.roles.computes else norm
+            self._update(run, hyper, run.update.clip(own_norm), over)
         own, graphs = 1.0, rows[:, 2]
         if context.average:  # gradients are scaled for the mean over replicas, not over graphs
             own = graphs.sum() / (replicas * np.maximum(graphs, 1))
-        ranks = {
+        ranks: dict[str, Any] = {
             "rank_seconds": tuple(rows[:, 0].tolist()),
-            "rank_reports": tuple(map(tuple, rows[:, 5:].tolist())) if rows.shape[1] > 5 else (),
+            "rank_reports": tuple(map(tuple, rows[:, 7:].tolist())) if rows.shape[1] > 7 else (),
             "rank_graphs": tuple(graphs.astype(int).tolist()),
             "rank_squares": tuple((rows[:, 3] * own**2).tolist()) if run.observer.norms else (),
         }
-        return run.report(loss, norm, context.sent_bytes - sent, seconds=seconds, **ranks)
+        ranks |= {"seconds": seconds, "reduced_norm": reduced}
+        return run.report(loss, norm, context.sent_bytes - sent, **ranks)
 
-    def _squares(self, run: Run, over: float) -> float:
-        """Return this rank's share of the square of the norm of all gradients."""
+    def _squares(self, run: Run, over: float) -> dict[Scope, float]:
+        """Return the squared norms of the pieces of each scope.
+
+        Those of sums add up over the ranks to the squared norm of all sums.
+        """
         context, roles = self.context, self.context.roles
         rank, replicas = context.communicator.rank, roles.count
-        counted = [p for p in run.pieces if p.owned]
+        pieces = by_scope(run.pieces)
+        sums = pieces.pop(Scope.SUM, [])
+        counted = [p for p in sums if p.owned]
         if roles.computes:  # every replica has the other pieces
-            counted += [p.share(rank, replicas) for p in run.pieces if not p.owned]
+            counted += [p.share(rank, replicas) for p in sums if not p.owned]
+        found = dict.fromkeys(Scope, 0.0)
         squares: float = run.executor.squared_norm([p.as_tuple() for p in counted])
+        for scope, own in pieces.items():
+            found[scope] = float(run.executor.squared_norm([p.as_tuple() for p in own]))
         # Stale gradients are applied one by one: each counts as the mean of all.
         weight = over**2 / (replicas * len(roles.team)) if roles.computes else 0.0
-        return squares + float(run.executor.squared_norm(context.own_pieces())) * weight
+        found[Scope.SUM] = squares + run.executor.squared_norm(context.own_pieces()) * weight
+        return found
 
-    def _agree(self, run: Run, squares: float) -> tuple[list[float], dict[str, Any], Array]:
+    def _agree(
+        self, run: Run, squares: Mapping[Scope, float]
+    ) -> tuple[list[float], dict[str, Any], Array]:
         """Return the results of a step, the same bits on all ranks, from one all-reduce.
 
-        They are: loss and `squares`, summed over the ranks; hyperparameters of rank 0, since a
-        schedule may differ in its last bit on another processor, and its seconds since the step
-        before; a row per replica, its seconds, the mark and the size of its part, the squared norm
-        of its gradients, the content of the batch, and reports of its split. Raises on all ranks
-        if one failed, if they split the batch differently, or if they got different ones.
+        They are: loss and squares of `Scope.SUM`, summed over the ranks; hyperparameters of rank 0,
+        since a schedule may differ in its last bit on another processor, and its seconds since the
+        step before; a row per replica, its seconds, the mark and the size of its part, the squared
+        norm of its gradients, the content of the batch, squares of the scopes OWN and SHARE, and
+        reports of its split. Raises on all ranks if one failed, if they split the batch
+        differently, or if they got different ones.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
         part, error = run.part, run.error
@@ -263,14 +299,15 @@ class SynchronousStep:
         hyper, now = run.update.hyper, time.perf_counter()
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         numbers["seconds"], self.ended = now - (self.ended or run.begun), now
-        head = np.array([run.loss, squares, error is not None, *numbers.values()], np.float64)
-        if c.rank != 0:
-            head[3:] = 0
+        head = [run.loss, squares[Scope.SUM], float(error is not None), *numbers.values()]
         share = (0, 0) if part is None else (part.mark, part.computed)
         content = 0 if part is None else part.content
-        row = [run.compute_seconds, *share, run.observer.square, content, *report]
+        local = squares[Scope.OWN], squares[Scope.SHARE]
+        row = [run.compute_seconds, *share, run.observer.square, content, *local, *report]
         ends = np.zeros(len(head) + c.size * len(row))
         ends[: len(head)] = head
+        if c.rank != 0:
+            ends[3 : len(head)] = 0
         rows = ends[len(head) :].reshape(c.size, -1)
         rows[c.rank] = row
         c.all_reduce(ends)
@@ -287,11 +324,16 @@ class SynchronousStep:
         return ends[:2].tolist(), {**hyper, **of_rank_0}, rows
 
     def _update(self, run: Run, hyper: dict[str, Any], clip: float, over: float) -> None:
-        context = self.context
-        pieces, states = [p.as_tuple() for p in run.pieces], [list(s) for s in run.update.states]
+        context, states = self.context, [list(s) for s in run.update.states]
         trainable = [p.trainable for p in context.session.parameters.values()]
-        run.executor.apply(pieces, hyper, states, trainable, clip / over)
+        for exchange in context.exchanges:
+            exchange.mix()
+        for scope, pieces in (by_scope(run.pieces) or {Scope.SUM: []}).items():
+            scale = clip if scope is Scope.OWN else clip / over
+            run.executor.apply([p.as_tuple() for p in pieces], hyper, states, trainable, scale)
         run.distribute()
+        if mixed := {p for e in context.exchanges if e.mixes_values for p in e.parameters}:
+            context.session.write(sorted(mixed))
         if context.servers is not None and context.roles.computes:
             context.servers.commit(clip, hyper["lr"])
         if any(type(e).distribute is not Exchange.distribute for e in context.exchanges):

@@ -34,6 +34,16 @@ def check_whole(owner: str, field: str, value: Any, least: int = 0) -> None:
         refuse(owner, field, value, f"give a whole number of at least {least}")
 
 
+def check_number(
+    owner: str, field: str, value: Any, least: float = 0.0, most: float = math.inf
+) -> None:
+    """Raise `ConfigError` unless an option is a finite number in [least, most]."""
+    is_number = type(value) in (int, float) and math.isfinite(value)
+    if not is_number or not least <= value <= most:
+        span = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        refuse(owner, field, value, f"give a number {span}")
+
+
 def check_names(owner: str, field: str, value: Any) -> tuple[str, ...]:
     """Return device names as a tuple. Raises `ConfigError` if they are none."""
     if isinstance(value, str) or not all(isinstance(name, str) and name for name in value):
@@ -85,6 +95,21 @@ class Synchroniser:
     def is_stale(self) -> bool:
         """True if the owner applies each gradient as it comes, so that replicas may lag behind."""
         return self.lag != 0
+
+    @property
+    def diverges(self) -> bool:
+        """True if replicas may hold different values of the parameter."""
+        return False
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """True if gradients are summed over the ranks, at least in some steps."""
+        return True
+
+    @property
+    def mixes_values(self) -> bool:
+        """True if ranks exchange values of the parameter, which every rank then changes itself."""
+        return False
 
     @property
     def sums_on_hosts(self) -> bool:
@@ -312,6 +337,11 @@ class Strategy:
     def is_asynchronous(self) -> bool:
         """True if all are stale, so that a step waits for no other rank."""
         return all(leaf.sync.is_stale for leaf in self.leaves)
+
+    @cached_property
+    def is_divergent(self) -> bool:
+        """True if replicas may hold different values: see `Synchroniser.diverges`."""
+        return any(leaf.sync.diverges for leaf in self.leaves)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the strategy as sequences, dicts, strings, numbers and booleans."""

@@ -65,10 +65,29 @@ def _problems(
                 yield from leaf.sync.problems(strategy, leaf, variable, resources)
     for cls in REGISTRY.values():
         yield from cls.problems_together(strategy, known)
+    yield from _divergence(strategy)
     used = {leaf.sync.owner for leaf in strategy.leaves}
     for device in strategy.graph.servers:
         if device not in used:
             yield Problem(f"server {device} owns no parameter", "remove it from servers, or use it")
+
+
+def _divergence(strategy: Strategy) -> Iterator[Problem]:
+    """Yield what does not go with replicas that differ."""
+    apart = next((leaf for leaf in strategy.leaves if leaf.sync.diverges), None)
+    if apart is None:
+        return
+    found = f"{apart.name}: {apart.sync.type} lets replicas differ"
+    owned = next((leaf for leaf in strategy.leaves if leaf.sync.owner is not None), None)
+    if owned is not None:
+        yield Problem(
+            f"{found}, but {owned.sync.owner} owns {owned.name}",
+            "reduce the others by all-reduce, or keep all replicas equal",
+        )
+    if strategy.graph.gradients != "mean":
+        yield Problem(
+            f"{found}, but gradients is {strategy.graph.gradients!r}", 'take gradients "mean"'
+        )
 
 
 def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:

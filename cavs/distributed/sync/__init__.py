@@ -7,9 +7,11 @@ from cavs.distributed.sync.all_reduce import (
     DeviceAllReduce,
     DeviceGroup,
 )
+from cavs.distributed.sync.model_average import SMA, Crossbow, Lookahead
 from cavs.distributed.sync.operation import Pricing
 from cavs.distributed.sync.parameter_server import DenseServers, ParameterServer, SparseServers
-from cavs.distributed.sync.part import BUCKET, Member, Part, Piece, part_of
+from cavs.distributed.sync.part import BUCKET, Member, Part, Piece, Scope, part_of
+from cavs.distributed.sync.partial_exchange import PartialAllReduce
 from cavs.distributed.sync.sufficient_factors import FactorBroadcast, SufficientFactors
 from cavs.distributed.sync.synchroniser import (
     Exchange,
@@ -22,20 +24,25 @@ from cavs.distributed.sync.synchroniser import (
 
 __all__ = [
     "BUCKET",
+    "SMA",
     "AllReduce",
     "CompressedAllReduce",
+    "Crossbow",
     "DenseAllReduce",
     "DenseServers",
     "DeviceAllReduce",
     "DeviceGroup",
     "Exchange",
     "FactorBroadcast",
+    "Lookahead",
     "Member",
     "ParameterServer",
     "Part",
+    "PartialAllReduce",
     "Piece",
     "Pricing",
     "Runtime",
+    "Scope",
     "SparseAllGather",
     "SparseServers",
     "SufficientFactors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -24,9 +25,22 @@ BUCKET = 4 << 20  # bytes of dense gradients that travel together where no group
 GAP = 2 * 64  # bytes; the engine leaves less than that between two gradients
 
 
+class Scope(Enum):
+    """Ranks whose gradients a piece holds, and hence how it counts in the update.
+
+    SUM: of all ranks, so that it is the same on all of them. OWN: of this rank alone, which stands
+    for the whole batch: its mean over the ranks is the gradient of the batch. SHARE: this rank's
+    share of the gradient of the batch: its sum over the ranks is that gradient.
+    """
+
+    SUM = "sum"
+    OWN = "own"
+    SHARE = "share"
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A reduced gradient for the optimiser: summed over the ranks.
+    """A gradient for the optimiser: by default summed over the ranks.
 
     values, rows, stride, offset: as the engine's ``apply`` takes them. owned: this rank alone
     applies it; otherwise all do.
@@ -38,6 +52,7 @@ class Piece:
     stride: int | None = None
     offset: int = 0
     owned: bool = False
+    scope: Scope = Scope.SUM
 
     def as_tuple(self) -> tuple[int, Array | int, Array | None, int | None, int]:
         """Return the arguments of the engine."""

@@ -26,6 +26,7 @@ from cavs.distributed.sync.part import (
     Local,
     Member,
     Piece,
+    Scope,
     sum_rows,
     tables,
     touched,
@@ -88,10 +89,13 @@ class Exchange(ABC):
 
     parameters: numbers of those whose gradients are final when `reduce` is called. parts: of the
     members. values: memory of all parameters, flat, by number. everyone: True if servers take part,
-    too.
+    too. reduces: True if gradients are summed over ranks in this step. mixes_values: True if `mix`
+    or `mix_updated` writes values of the parameters.
     """
 
     everyone: ClassVar[bool] = False
+    reduces = True
+    mixes_values = False
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         self.parts = [member.part for member in members]
@@ -110,6 +114,15 @@ class Exchange(ABC):
         turn = max(member.turn for member in members)
         return [(turn, Chain(names, cls.operations(members, pricing)))]
 
+    def begin(self, step: int, lr: float) -> None:  # noqa: B027  (a no-op for most)
+        """Prepare for a step, before its gradients are computed. lr: learning rate of its update.
+
+        step: updates so far.
+        """
+
+    def exchange_values(self, c: Communicator) -> None:  # noqa: B027
+        """Exchange values of the parameters with other ranks while gradients are computed."""
+
     def wait(self, gradients: Gradients) -> bool:
         """Wait until the gradients of all parts are final; return False if the run failed."""
         return all([gradients.wait_gradient(p) for p in self.parameters])
@@ -125,6 +138,18 @@ class Exchange(ABC):
                 if part.parameter == parameter:
                     yield parameter, part, None, part.view(values.reshape(-1))
 
+    def local_pieces(self, gradients: Gradients, usable: bool, scope: Scope) -> list[Piece]:
+        """Return this rank's gradients of the members as pieces; none if the run failed."""
+        found = []
+        for parameter, part, rows, values in self.local(gradients) if usable else ():
+            if rows is not None:
+                found.append(Piece(parameter, values, rows, scope=scope))
+            elif part is None:
+                found.append(Piece(parameter, values.reshape(-1), None, 1, scope=scope))
+            else:
+                found.append(replace(part.piece(np.ascontiguousarray(values)), scope=scope))
+        return found
+
     @abstractmethod
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         """Return the sums over ranks that this rank is to apply.
@@ -133,7 +158,13 @@ class Exchange(ABC):
         takes part, with any values, so that the others are not left waiting.
         """
 
-    def distribute(self, c: Communicator) -> None:  # noqa: B027  (a no-op for most)
+    def mix(self) -> None:  # noqa: B027
+        """Mix the values of other ranks into those of this rank, before the update."""
+
+    def mix_updated(self, c: Communicator) -> None:  # noqa: B027
+        """Exchange and mix values after the update."""
+
+    def distribute(self, c: Communicator) -> None:  # noqa: B027
         """Bring new values to ranks that did not apply the update."""
 
     def collect(self, states: Sequence[Sequence[Array]], c: Communicator) -> None:  # noqa: B027

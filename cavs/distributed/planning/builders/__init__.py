@@ -24,6 +24,7 @@ from cavs.distributed.planning.builders.builder import (
     smallest_non_divisor,
     whole,
 )
+from cavs.distributed.planning.builders.replicas import SMA, Crossbow, Lookahead, PartialExchange
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, Variable
 from cavs.distributed.sync import AllReduce as AllReduceSynchroniser
 from cavs.distributed.sync import ParameterServer, SufficientFactors
@@ -32,13 +33,17 @@ from cavs.errors import ConfigError
 __all__ = [
     "PS",
     "REGISTRY",
+    "SMA",
     "AllReduce",
     "Buckets",
     "Builder",
     "BytePS",
+    "Crossbow",
     "Horovod",
+    "Lookahead",
     "PSLoadBalancing",
     "Parallax",
+    "PartialExchange",
     "PartitionedAR",
     "PartitionedPS",
     "Poseidon",

@@ -1,0 +1,124 @@
+"""Builders whose replicas differ: partial exchange of gradients, and averages of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cavs.distributed.planning.builders.builder import Loads, RuleBuilder, option, register, whole
+from cavs.distributed.strategy import NodeConfig, Variable
+from cavs.distributed.strategy.expression import Synchroniser, check_number
+from cavs.distributed.sync import SMA as SMASynchroniser
+from cavs.distributed.sync import Crossbow as CrossbowSynchroniser
+from cavs.distributed.sync import Lookahead as LookaheadSynchroniser
+from cavs.distributed.sync import PartialAllReduce
+from cavs.distributed.sync.operation import row_bytes
+
+
+def pack_bins(sizes: Mapping[str, float], budget: float) -> dict[str, int]:
+    """Return the bin of every name, by first-fit decreasing; ties are ordered by name.
+
+    sizes: bytes by name. budget: what fits into a bin, as a part of all bytes; a larger one has a
+    bin of its own.
+    """
+    capacity = budget * sum(sizes.values())
+    filled: list[float] = []
+    found: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        size = sizes[name]
+        fits = (i for i, used in enumerate(filled) if used + size <= capacity * (1 + 1e-12))
+        found[name] = next(fits, len(filled))
+        if found[name] == len(filled):
+            filled.append(0.0)
+        filled[found[name]] += size
+    return found
+
+
+def gradient_bytes(variable: Variable) -> float:
+    """Return the bytes of a gradient: of the rows that a step touches, where they are known."""
+    if variable.sparse and variable.rows is not None:
+        return variable.rows * row_bytes(variable)
+    return float(variable.nbytes)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PartialExchange(RuleBuilder):
+    """Gradients in bins, one of which is reduced in each step (the thesis before KungFu, 3.2).
+
+    budget: bytes of a bin as a part of those of all gradients; 1 is all-reduce, to the bit.
+    accumulate, resync: see `cavs.distributed.sync.PartialAllReduce`. compressor: of dense
+    gradients.
+    """
+
+    budget: float = 0.1
+    accumulate: bool = option(False, values=(False, True))
+    resync: int = option(0, least=0)
+    compressor: str = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(type(self).__name__, "budget", self.budget, least=1e-6, most=1)
+
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
+        bins = pack_bins({v.name: gradient_bytes(v) for v in variables}, self.budget)
+        count = max(bins.values()) + 1
+        for variable in variables:
+            synchroniser = PartialAllReduce(
+                bins=count,
+                bin=bins[variable.name],
+                accumulate=self.accumulate and not variable.sparse,
+                resync=self.resync,
+            )
+            yield whole(variable, synchroniser, self.compressor)
+
+
+class AverageBuilder(RuleBuilder):
+    """Gives every parameter the synchroniser `made`, whose options are those of the builder."""
+
+    made: type[Synchroniser]
+
+    def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
+        synchroniser = self.synchroniser()
+        return (whole(variable, synchroniser) for variable in variables)
+
+    def synchroniser(self) -> Synchroniser:
+        """Return the synchroniser; ConfigError for an invalid option."""
+        options: dict[str, Any] = dict(vars(self))
+        return self.made(**options)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.synchroniser()
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SMA(AverageBuilder):
+    """Synchronous model averaging; see `cavs.distributed.sync.SMA`."""
+
+    made = SMASynchroniser
+    alpha: float = 0.1
+    every: int = 1
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Crossbow(AverageBuilder):
+    """Replicas around a central model; see `cavs.distributed.sync.Crossbow`."""
+
+    made = CrossbowSynchroniser
+    alpha: float = 0.0
+    momentum: float = 0.9
+    restart: float = 2.0
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Lookahead(AverageBuilder):
+    """Slow values and fast ones; see `cavs.distributed.sync.Lookahead`."""
+
+    made = LookaheadSynchroniser
+    alpha: float = 0.5
+    every: int = 5
