@@ -74,10 +74,10 @@ def _problems(
 
 def _divergence(strategy: Strategy) -> Iterator[Problem]:
     """Yield what does not go with replicas that differ."""
-    apart = next((leaf for leaf in strategy.leaves if leaf.sync.diverges), None)
-    if apart is None:
+    local = next((leaf for leaf in strategy.leaves if leaf.sync.diverges), None)
+    if local is None:
         return
-    found = f"{apart.name}: {apart.sync.type} lets replicas differ"
+    found = f"{local.name}: {local.sync.type} lets replicas differ"
     owned = next((leaf for leaf in strategy.leaves if leaf.sync.owner is not None), None)
     if owned is not None:
         yield Problem(

@@ -100,7 +100,7 @@ class Oracle:
         for w, v, g in zip(self.w, self.v, gradients, strict=True):
             for name in w:
                 moves = np.ones(len(g[name]), bool)
-                if name.startswith("words"):  # of a table, only the rows with a gradient move
+                if name.startswith("words"):  # only the rows of a table that have a gradient move
                     moves = (g[name] != 0).any(axis=1)
                 v[name][moves] = MOMENTUM * v[name][moves] + g[name][moves]
                 w[name] = w[name].copy()
