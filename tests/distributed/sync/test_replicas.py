@@ -216,7 +216,9 @@ def test_a_partial_exchange_averages_the_gradients_of_one_bin(size, resync):
         assert_follows(found, oracle, step)
 
 
-@pytest.mark.parametrize("optimizer", [cavs.optim.SGD(lr=LR, momentum=0.5), cavs.optim.Adam(lr=0.05)])
+@pytest.mark.parametrize(
+    "optimizer", [cavs.optim.SGD(lr=LR, momentum=0.5), cavs.optim.Adam(lr=0.05)]
+)
 def test_a_budget_of_one_is_all_reduce_to_the_bit(optimizer):
     partial = trained(3, "PartialExchange(budget=1.0)", optimizer, max_norm=0.3)
     plain = trained(3, None, optimizer, max_norm=0.3)
