@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cavs
 from cavs import nn, ops
@@ -242,3 +244,24 @@ def test_accumulated_gradients_are_all_sent_once():
                     np.testing.assert_allclose(value, values[0], rtol=1e-12, atol=1e-14)
             else:
                 assert not np.allclose(values[0], values[2], rtol=1e-9, atol=0)
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 100), min_size=1),
+    st.floats(0.05, 1.0),
+)
+def test_bins_hold_what_the_budget_allows(sizes, budget):
+    bins = pack_bins(sizes, budget)
+    assert set(bins) == set(sizes)
+    assert set(bins.values()) == set(range(max(bins.values()) + 1))
+    for number in set(bins.values()):
+        own = [sizes[n] for n in bins if bins[n] == number]
+        assert len(own) == 1 or sum(own) <= budget * sum(sizes.values()) * (1 + 1e-9)
+    assert bins == pack_bins(dict(reversed(sizes.items())), budget)
+    if budget == 1.0:
+        assert set(bins.values()) == {0}
+
+
+def test_bins_are_filled_by_first_fit_decreasing():
+    sizes = {"a": 50, "b": 30, "c": 30, "d": 20, "e": 10, "f": 60}
+    assert pack_bins(sizes, 0.3) == {"f": 0, "a": 1, "b": 2, "c": 2, "d": 3, "e": 1}
