@@ -317,7 +317,7 @@ class RankCoordinator(Coordinator):
         return self.resizer.detached
 
     def wants_regroup(self) -> bool:
-        return self.resizer.wanted is not None
+        return self.resizer.wanted is not None or self.resizer.rebuilds
 
     def regroup(
         self,

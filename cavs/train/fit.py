@@ -260,9 +260,11 @@ class Fit:
 
     def _epoch(self) -> None:
         state, run, adaptation = self.state, self.run, self.adaptation
-        if not run.trained and self.train.first == 0:
+        if not (run.trained or run.opened) and self.train.first == 0:
             with self._saving_on_error(evaluating=True):
                 adaptation.call("before_epoch")
+            run.opened = True
+            self._regroup()
         number, total = run.epoch + 1, len(self.train)
         title = f"epoch {number}/{self.options.epochs}"
         with Progress(title, total, done=self.train.first, enabled=self.shows) as bar:
@@ -294,7 +296,8 @@ class Fit:
             bar.finish("  ".join([*shown, took]) + ("  best so far" if improved else ""))
         with self._saving_on_error(evaluating=True):
             adaptation.call("after_epoch")
-        run.epoch, run.trained, run.loss_sum, run.loss_count = number, False, 0.0, 0
+        run.epoch, run.trained, run.opened = number, False, False
+        run.loss_sum, run.loss_count = 0.0, 0
         self.result.epochs.append(record)
         self._log("epoch", record | {"best": improved})
         self._checkpoint(improved)  # before the callback, which may raise

@@ -204,6 +204,23 @@ class TrainingRun:
         """
         return self.adapt("tree", [int(parent) for parent in tree])
 
+    def set_strategy(self, strategy: str | None) -> bool:
+        """Go on with another strategy of synchronisation from the next step on.
+
+        strategy: The name of a builder, as for `cavs.distributed.Trainer`; None for all-reduce.
+        Replicas that differ are averaged before. Returns False, with nothing changed, if the ranks
+        ask for different ones. On one process it changes nothing.
+        """
+        return self.adapt("strategy", strategy)
+
+    def set_exchange_budget(self, budget: float) -> bool:
+        """Exchange the part `budget`, in (0, 1], of all gradients in a step, from the next step on.
+
+        The strategy becomes, or stays, `PartialExchange`. Returns False, with nothing changed, if
+        the ranks ask for different values. On one process it changes nothing.
+        """
+        return self.adapt("exchange_budget", budget)
+
     def latency_tree(self) -> list[int]:
         """Return the minimum spanning tree of the latencies between ranks, measured now."""
         return self._group.latency_tree()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,7 +50,10 @@ class RankGroup(Protocol):
         ...
 
     def settings(self) -> dict[str, Setting]:
-        """Return the settings of the group that may change: ``"size"`` and ``"tree"``."""
+        """Return the settings of the group that may change.
+
+        They are ``"size"``, ``"tree"``, ``"strategy"`` and ``"exchange_budget"``.
+        """
         ...
 
     def latency_tree(self) -> list[int]:
@@ -93,6 +97,7 @@ class OneRank(RankGroup):
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
+        self._names: dict[str, Any] = {}
 
     def all_reduce(self, array: Array, op: str) -> Array:
         return np.array(array)
@@ -108,7 +113,14 @@ class OneRank(RankGroup):
         return True
 
     def settings(self) -> dict[str, Setting]:
-        return {"size": Setting(lambda: 1, lambda size: None, _check_one)}
+        return {
+            "size": Setting(lambda: 1, lambda size: None, _check_one),
+            **{name: self._ignored(name) for name in ("strategy", "exchange_budget")},
+        }
+
+    def _ignored(self, name: str) -> Setting:
+        """Return a setting of the exchange with other ranks, of which there are none."""
+        return Setting(lambda: self._names.get(name), partial(self._names.__setitem__, name), _any)
 
     def latency_tree(self) -> list[int]:
         return [0]
@@ -120,6 +132,10 @@ class OneRank(RankGroup):
         require(rank == 0, "rank", rank, "0 on one process")
         require(tag in self._kept, "tag", tag, f"one of {list(self._kept)}, which are kept")
         return self._kept[tag].copy()
+
+
+def _any(value: Any) -> None:
+    """Accept a value that changes nothing."""
 
 
 def _check_one(size: Any) -> None:

@@ -38,6 +38,7 @@ class RunState:
         best, best_epoch: Best monitored value and its epoch.
         bad_epochs: Number of epochs since then.
         step: Number of updates when the last step of the run was counted.
+        opened: True if policies have been called before epoch ``epoch + 1``.
     """
 
     epoch: int = 0
@@ -48,6 +49,7 @@ class RunState:
     best_epoch: int | None = None
     bad_epochs: int = 0
     step: int = 0
+    opened: bool = False
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> RunState:
@@ -63,6 +65,7 @@ class RunState:
                 None if epoch is None else int(epoch),
                 int(values["bad_epochs"]),
                 int(values.get("step", 0)),
+                bool(values.get("opened", False)),
             )
             if min(run.epoch, run.loss_count, run.bad_epochs, run.step) < 0:
                 raise ValueError("a count below 0")

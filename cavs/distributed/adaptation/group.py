@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from cavs.distributed.adaptation.strategy import strategy_settings
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.store import Store
 from cavs.distributed.comm.topology import check_tree, minimum_spanning_tree
@@ -89,7 +90,11 @@ class TrainingRanks(RankGroup):
             if tree is not None:
                 check_tree(tree, self._session.communicator.size)
 
-        return {"size": self._resizer.setting(), "tree": Setting(read, write, check)}
+        return {
+            "size": self._resizer.setting(),
+            "tree": Setting(read, write, check),
+            **strategy_settings(self._resizer),
+        }
 
     def latency_tree(self) -> list[int]:
         """See `RankGroup`. The rates of the ranks have a service thread from then on."""

@@ -1,4 +1,4 @@
-"""Changes the number of ranks of a training between two steps.
+"""Changes the number of ranks of a training, or its strategy, between two steps.
 
 Ranks that leave wait in the pool of the launch, and ranks that join come from it. All ranks of the
 new group, those that trained before and those that join, begin it by the same function: they take
@@ -37,13 +37,15 @@ _PATIENCE = 10.0  # seconds that the first rank waits for the answer of a waitin
 class Resizer:
     """Lets ranks of a training leave, and waiting processes join.
 
-    wanted: number of ranks that the next `regroup` brings about; None if nothing changes.
+    wanted: number of ranks that the next `regroup` brings about; None if that stays. rebuilds: True
+    if the next `regroup` is to begin with another strategy.
     """
 
     def __init__(self, survivors: Survivors) -> None:
         self.survivors, self.training = survivors, survivors.training
         self.session = survivors.session
         self.wanted: int | None = None
+        self.rebuilds = False
         self._split = self.session.split  # the user's
         self._pool: Pool | None = getattr(self.session.communicator, "pool", None)
 
@@ -98,22 +100,20 @@ class Resizer:
     # ---- ranks that train ----------------------------------------------------------------------
 
     def regroup(self, progress: Callable[[], Mapping[str, Any]], arrays: Memory) -> bool:
-        """Bring about the wanted number of ranks; return True if the group has changed.
+        """Bring about what is wanted; return True if the group or the strategy has changed.
 
         progress, arrays: of the `fit`, for ranks that join. Raises `Detached` on ranks that leave.
         """
+        rebuilt, self.rebuilds = self.rebuilds and self._rebuild(), False
         size, self.wanted = self.wanted, None
         c, session = self.session.communicator, self.session
         if size is None or size == c.size:
-            return False
+            return rebuilt
         if self._pool is None:
             self._pool = Pool(c, range(c.size))
         pool = self._pool
         pool.keep_only(c.names)
-        session.stale.settle()
-        session.collect(self.training.state.states)
-        memory = session.memory() if session.roles.computes else {}
-        updates = session.stale.updates
+        memory, updates = self._collect()
         described, members = None, pool.members[:size]
         extra = {**memory, **arrays}
         if size > c.size:
@@ -121,7 +121,7 @@ class Resizer:
                 described = _described(self.training, progress(), extra)
             members = self._invite(size - c.size)
         if members == pool.members:
-            return False
+            return rebuilt
         version = pool.version + 1
         if c.rank == 0:
             pool.announce(members, version)
@@ -131,9 +131,27 @@ class Resizer:
             raise Detached
         made = self._made(members, version)
         if made is None:
-            return False
+            return rebuilt
         self._close_group()
         self._enter(made, described, extra, joining=False)
+        session.take_memory(memory, updates)
+        return True
+
+    def _collect(self) -> tuple[dict[str, Array], int | None]:
+        """Bring all state to all ranks; return that of exchanges, and the count of updates."""
+        session, states = self.session, self.training.state.states
+        session.stale.settle()
+        session.collect(states)
+        session.average_replicas(states)
+        memory = session.memory() if session.roles.computes else {}
+        return memory, session.stale.updates
+
+    def _rebuild(self) -> bool:
+        """Begin with the requested strategy, which is another one than before; return True."""
+        session = self.session
+        memory, updates = self._collect()
+        self._close_exchanges()
+        self._enter(session.communicator, None, {}, joining=False)
         session.take_memory(memory, updates)
         return True
 
@@ -177,14 +195,18 @@ class Resizer:
             print(text, file=sys.stderr, flush=True)
         return None
 
+    def _close_exchanges(self) -> None:
+        """End the servers and the device groups of the present strategy."""
+        if self.session.servers is not None:
+            self.session.servers.close()
+        if self.session.group is not None:
+            self.session.group.close()
+
     def _close_group(self) -> None:
         """End what the ranks of the present group share."""
         session = self.session
         closed(session.communicator)
-        if session.servers is not None:
-            session.servers.close()
-        if session.group is not None:
-            session.group.close()
+        self._close_exchanges()
         if self._pool is not None and session.communicator is not self._pool.everyone:
             session.communicator.close()
 
@@ -239,8 +261,8 @@ class Resizer:
         self, described: dict[str, Any], extra: Memory, *, joining: bool
     ) -> Checkpoint | None:
         """Receive all arrays but parameters from rank 0; return the state for a rank that joins."""
-        state, session = self.training.state, self.session
-        c = session.communicator
+        training, session = self.training, self.session
+        c, state = session.communicator, training.state
         session.keep_dtype()
         for arrays, forms in zip(state.states, described["states"], strict=True):
             if joining:
@@ -253,6 +275,8 @@ class Resizer:
             c.broadcast(received[name], 0)
         if not joining:
             return None
+        if "strategy" in described:
+            training.requested = described["strategy"]
         types = {
             name: (dtype, tuple(shape)) for name, (dtype, shape) in described["edge_types"].items()
         }
@@ -267,8 +291,9 @@ def _described(
     training: RankTraining, progress: Mapping[str, Any], extra: Memory
 ) -> dict[str, Any]:
     """Return all of a training but its arrays, and the forms of these, as JSON values."""
-    state = training.state
+    state, requested = training.state, training.requested
     return {
+        **({} if isinstance(requested, Strategy) else {"strategy": requested}),
         "progress": {**progress, **saving.settings_of(state, training.session)},
         "edge_types": dict(getattr(state.model, "_edge_types", {})),
         "states": [[_form(array) for array in arrays] for arrays in state.states],

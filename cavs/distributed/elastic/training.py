@@ -62,6 +62,7 @@ class RankTraining:
     def __post_init__(self) -> None:
         c = self.session.communicator
         self.first_rank, self.first_size = c.rank, c.size
+        self.first_requested = self.requested
 
     # ---- handshake -----------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class RankTraining:
         """Return a text that ranks which may join a running training have alike."""
         known = self._facts()
         loader = {k: v for k, v in self.loader_facts.items() if k not in _PROGRESS}
-        known |= {"loader": str(loader), "strategy": str(self.requested)}
+        known |= {"loader": str(loader), "strategy": str(self.first_requested)}
         return "\n".join(f"{name}: {known[name]}" for name in sorted(known.keys() - {"steps"}))
 
     def _choose_strategy(self, batch: Any) -> None:

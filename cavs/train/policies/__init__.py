@@ -2,6 +2,7 @@
 
 from cavs.train.named_types import NamedTypes
 from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
+from cavs.train.policies.exchange import ExchangeSchedule, NoiseExchange, SwitchStrategy
 from cavs.train.policies.rate import NoiseLR, VarianceLR
 from cavs.train.policies.size import CostEffectiveSize, ElasticGNS, KeepSize
 from cavs.train.policies.topology import AdaptiveTopology
@@ -16,6 +17,9 @@ BUILT_IN = (
     AdaptiveTopology,
     NoiseLR,
     VarianceLR,
+    ExchangeSchedule,
+    NoiseExchange,
+    SwitchStrategy,
 )
 #: Policies by name; a file of a user may have more.
 POLICIES = NamedTypes[Policy](
@@ -29,8 +33,11 @@ __all__ = [
     "AdaptiveTopology",
     "CostEffectiveSize",
     "ElasticGNS",
+    "ExchangeSchedule",
     "GNSBatch",
     "KeepSize",
+    "NoiseExchange",
     "NoiseLR",
+    "SwitchStrategy",
     "VarianceLR",
 ]

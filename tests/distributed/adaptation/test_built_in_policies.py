@@ -1,6 +1,6 @@
 """Built-in policies in trainings on ranks: the rule holds, and so does the result."""
 
-import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.train import Policy
 from cavs.train.checkpoint import read_checkpoint
+from cavs.train.monitors import Throughput
 from cavs.train.policies import AdaptiveTopology, ElasticGNS, GNSBatch
 from tests.distributed.test_trainer import Tree, trees
 from tests.patience import patience
@@ -109,11 +110,14 @@ def test_elastic_gns_takes_spares():
             assert_equal(values, expected)
 
 
-class Slowing(Policy):
-    """Lets steps from 12 on take much longer."""
+class Slowing(Throughput):
+    """Gives a throughput that falls to a fifth after 11 steps, whatever else the machine does."""
 
-    def before_step(self, run):
-        time.sleep(0.15 if run.step >= 11 else 0.015)
+    def end_step(self, facts):
+        super().end_step(replace(facts, seconds=0.1 if self.steps >= 11 else 0.02))
+        self.steps += 1
+
+    steps = 0
 
 
 class Trees(Policy):
@@ -131,7 +135,8 @@ def test_adaptive_topology_sets_a_tree_when_steps_take_longer(tree):
     def work(c):
         seen = Trees()
         policy = AdaptiveTopology(share=0.3, window=3, tree=tree)
-        return *trained(c, policy, [Slowing(), seen], epochs=2), seen.trees
+        policy.monitors = (Slowing(window=3),)
+        return *trained(c, policy, [seen], epochs=2), seen.trees
 
     found = run_threads(3, work, timeout=patience(20))
     trees = found[0][2]

@@ -12,6 +12,7 @@ from cavs import nn, ops
 from cavs.distributed import Trainer, by_counts
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.builders.replicas import pack_bins
+from cavs.distributed.strategy import shards_of
 from cavs.train.schedules import StepDecay
 
 STEPS, LR, MOMENTUM = 7, 0.2, 0.5
@@ -190,26 +191,35 @@ def test_lookahead_moves_slow_values_after_every_so_many_updates(size):
         assert_follows(found, oracle, step)
 
 
-def bins_of(strategy):
-    """Return the bin of every parameter, and how many there are."""
-    bins = {node.name: node.sync.bin for node in strategy.nodes}
-    return bins, max(bins.values()) + 1
+def bins_of(strategy, shapes):
+    """Return the bin of every element of every parameter, and how many bins there are."""
+    bins = {}
+    for node in strategy.nodes:
+        bins[node.name] = np.zeros(shapes[node.name], int)
+        shards = shards_of(node, shapes[node.name])
+        for leaf, shard in zip(node.leaves, shards, strict=True):
+            bins[node.name][shard.start : shard.stop] = leaf.sync.bin
+    return bins, strategy.leaves[0].sync.bins
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("resync", [0, 3])
-def test_a_partial_exchange_averages_the_gradients_of_one_bin(size, resync):
+@pytest.mark.parametrize(
+    ("options", "resync"), [("cut=False", 0), ("resync=3", 3), ("budget=0.1, resync=2", 2)]
+)
+def test_a_partial_exchange_averages_the_gradients_of_one_bin(size, options, resync):
     strategies = []
-    found = trained(size, f"PartialExchange(budget=0.4, resync={resync})", strategies=strategies)
-    oracle, (bins, count) = Oracle(size), bins_of(strategies[0])
+    budget = "" if "budget" in options else "budget=0.4, "
+    found = trained(size, f"PartialExchange({budget}{options})", strategies=strategies)
+    oracle = Oracle(size)
+    bins, count = bins_of(strategies[0], {n: v.shape for n, v in oracle.w[0].items()})
     assert count > 2
+    assert ("budget" in options) == any(node.shards for node in strategies[0].nodes)
     for step in range(STEPS):
         gradients = oracle.gradients(step)
         for name in gradients[0]:
-            if bins[name] == step % count:
-                mean = np.mean([g[name] for g in gradients], axis=0)
-                for g in gradients:
-                    g[name] = mean
+            mean = np.mean([g[name] for g in gradients], axis=0)
+            for g in gradients:
+                g[name] = np.where(bins[name] == step % count, mean, g[name])
         if resync and step % resync == 0:
             means = {n: oracle.mean(n) for n in oracle.w[0]}
             for w in oracle.w:
@@ -233,17 +243,16 @@ def test_accumulated_gradients_are_all_sent_once():
     """Right after a step of its bin, a dense parameter is the same on all ranks, as with SGD."""
     strategy, strategies = "PartialExchange(budget=0.4, accumulate=True)", []
     found = trained(3, strategy, cavs.optim.SGD(lr=LR), strategies)
-    bins, count = bins_of(strategies[0])
+    shapes = {n: p.shape for n, p in Chain().parameters().items()}
+    bins, count = bins_of(strategies[0], shapes)
     for step in range(STEPS):
         for name in bins:
             if name.startswith("words"):
                 continue
-            values = [steps[step][name] for steps in found]
-            if bins[name] == step % count:
-                for value in values:
-                    np.testing.assert_allclose(value, values[0], rtol=1e-12, atol=1e-14)
-            else:
-                assert not np.allclose(values[0], values[2], rtol=1e-9, atol=0)
+            values, now = [steps[step][name] for steps in found], bins[name] == step % count
+            for value in values:
+                np.testing.assert_allclose(value[now], values[0][now], rtol=1e-12, atol=1e-14)
+            assert now.all() or not np.allclose(values[0][~now], values[2][~now], rtol=1e-9, atol=0)
 
 
 @given(

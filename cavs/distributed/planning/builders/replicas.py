@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from cavs.distributed.planning.builders.builder import Loads, RuleBuilder, option, register, whole
+from cavs.distributed.planning.builders.builder import (
+    Loads,
+    RuleBuilder,
+    axis_size,
+    cut,
+    option,
+    register,
+    whole,
+)
 from cavs.distributed.strategy import NodeConfig, Variable
 from cavs.distributed.strategy.expression import Synchroniser, check_number
 from cavs.distributed.sync import SMA as SMASynchroniser
@@ -47,12 +57,14 @@ def gradient_bytes(variable: Variable) -> float:
 class PartialExchange(RuleBuilder):
     """Gradients in bins, one of which is reduced in each step (the thesis before KungFu, 3.2).
 
-    budget: bytes of a bin as a part of those of all gradients; 1 is all-reduce, to the bit.
+    budget: bytes of a bin as a part of those of all gradients; 1 is all-reduce, to the bit. cut:
+    True cuts dense parameters that exceed a bin along axis 0; False gives each a bin of its own.
     accumulate, resync: see `cavs.distributed.sync.PartialAllReduce`. compressor: of dense
     gradients.
     """
 
     budget: float = 0.1
+    cut: bool = option(True, values=(False, True))
     accumulate: bool = option(False, values=(False, True))
     resync: int = option(0, least=0)
     compressor: str = "none"
@@ -62,16 +74,22 @@ class PartialExchange(RuleBuilder):
         check_number(type(self).__name__, "budget", self.budget, least=1e-6, most=1)
 
     def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
-        bins = pack_bins({v.name: gradient_bytes(v) for v in variables}, self.budget)
-        count = max(bins.values()) + 1
+        sizes = {v.name: gradient_bytes(v) for v in variables}
+        capacity = self.budget * sum(sizes.values())
+        parts = {v.name: self.parts(v, capacity) for v in variables}
+        shards = {n: [f"{n}/{i:05}" for i in range(parts[n])] for n in sizes}
+        bins = pack_bins({s: sizes[n] / parts[n] for n in sizes for s in shards[n]}, self.budget)
+        made = partial(PartialAllReduce, bins=max(bins.values()) + 1, resync=self.resync)
         for variable in variables:
-            synchroniser = PartialAllReduce(
-                bins=count,
-                bin=bins[variable.name],
-                accumulate=self.accumulate and not variable.sparse,
-                resync=self.resync,
-            )
-            yield whole(variable, synchroniser, self.compressor)
+            adds = self.accumulate and not variable.sparse
+            own = [made(bin=bins[s], accumulate=adds) for s in shards[variable.name]]
+            yield cut(variable, 0, own, self.compressor)
+
+    def parts(self, variable: Variable, capacity: float) -> int:
+        """Return the number of shards of a parameter, so that each fits into `capacity` bytes."""
+        if variable.sparse or not self.cut:
+            return 1
+        return min(math.ceil(variable.nbytes / capacity - 1e-9), axis_size(variable))
 
 
 class AverageBuilder(RuleBuilder):
