@@ -417,6 +417,8 @@ class RankCoordinator(Coordinator):
                 self.training.compare_parameters("save")
             rank, count = session.position
             extra = session.memory() if states and rank < count else {}
+            if states:
+                extra = extra | session.gather_replicas(self.training.state.states)
             own = self.training.state.states
             with session.mean_replicas(own), session.agreement.guard("save"):
                 if self.writes_files:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from cavs.compiler.pipeline import Passes
-from cavs.config import require
+from cavs.config import require, require_flag
 from cavs.cuda.device import Device
 from cavs.distributed.balance.shards import Split, contiguous
 from cavs.distributed.cluster.resources import ResourceSpec
@@ -29,6 +29,7 @@ from cavs.errors import CommunicationError, renamed
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
+from cavs.train.fit_options import Metrics
 from cavs.train.optim import Optimizer
 from cavs.train.stepping import TrainingState
 
@@ -66,6 +67,8 @@ class Trainer(LocalTrainer):
         device: "cpu"; "cuda", one of the GPUs of each host for each of its replicas; "cuda:1", or
             a cavs.cuda Device. All replicas compute on the CPU, or all on GPUs.
         precision, deterministic, passes: As for `cavs.Session`.
+        save_replicas: Checkpoints hold every replica besides their mean, if the strategy lets them
+            differ; as many ranks then resume with the same bits.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
             hosts, "auto" by NCCL where CuPy has it and no two ranks share a device.
         threads, seed, max_norm, config: As for `cavs.Trainer`.
@@ -93,6 +96,7 @@ class Trainer(LocalTrainer):
         device: str | Device = "cpu",
         precision: str = "float32",
         deterministic: bool = False,
+        save_replicas: bool = False,
         collectives: str = "auto",
         passes: Passes | None = None,
         cudnn: str = "never",
@@ -131,6 +135,8 @@ class Trainer(LocalTrainer):
         session = DistributedSession(
             local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
         )
+        require_flag("save_replicas", save_replicas)
+        session.saves_replicas = save_replicas
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         training = RankTraining(
             state, session, strategy, resources, elastic, precision, deterministic
@@ -164,6 +170,23 @@ class Trainer(LocalTrainer):
         take the sizes of gradients from it.
         """
         self.coordinator.begin(batch)
+
+    def evaluate_replicas(
+        self, loader: Iterable[Any], metrics: Metrics = ()
+    ) -> list[dict[str, float]]:
+        """Return `evaluate` of the replica of every rank, by rank; all ranks call it.
+
+        They differ if the strategy lets them; `evaluate` is of their mean. loader: Batches that can
+        be iterated several times.
+        """
+        found = []
+        for rank in range(self.session.position[1]):
+            self.session.evaluated = rank
+            try:
+                found.append(self.evaluate(loader, metrics))
+            finally:
+                self.session.evaluated = None
+        return found
 
     def settle(self) -> None:
         """Wait for all ranks; then every gradient is applied and all hold the same parameters.

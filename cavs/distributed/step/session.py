@@ -19,6 +19,8 @@ from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult
 from cavs.train.engine import Engine
 
+_REPLICA = "replica."  # prefix of arrays of all replicas in a checkpoint
+
 
 class DistributedSession(ProcessLocal, StepContext, Engine):
     """A `Session` of one rank and its exchanges with the others; an engine of a `Trainer`."""
@@ -27,6 +29,8 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         super().__post_init__()
         self.predicted = ""  # on rank 0: the prediction of `auto`
         self.writes = 0  # count of writes from outside
+        self.evaluated: int | None = None  # rank of the replica that is evaluated; None: the mean
+        self.saves_replicas = False  # checkpoints hold every replica, besides the mean
         self.synchronous_step = SynchronousStep(self)
         self.asynchronous_step = AsynchronousStep(self)
 
@@ -87,10 +91,13 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         before = [array.copy() for array in arrays]
         for dtype in sorted({array.dtype for array in arrays}, key=str):
             alike = [array for array in arrays if array.dtype == dtype]
-            mean = np.concatenate([array.reshape(-1) for array in alike])
-            self.communicator.all_reduce(mean, "mean")
+            joined = np.concatenate([array.reshape(-1) for array in alike])
+            if self.evaluated is None:
+                self.communicator.all_reduce(joined, "mean")
+            else:
+                self.communicator.broadcast(joined, self.evaluated)
             ends = np.cumsum([array.size for array in alike])
-            for array, part in zip(alike, np.split(mean, ends[:-1]), strict=True):
+            for array, part in zip(alike, np.split(joined, ends[:-1]), strict=True):
                 array[...] = part.reshape(array.shape)
         self.session.invalidate()
         return before
@@ -106,6 +113,32 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
                 for array, own in zip(self._replicated(states), before, strict=True):
                     array[...] = own
                 self.session.invalidate()
+
+    def gather_replicas(self, states: Sequence[Sequence[Array]]) -> dict[str, Array]:
+        """Return parameters and optimiser states of all replicas, [ranks, ...], to be saved.
+
+        Empty unless they differ and are to be saved.
+        """
+        if not (self.saves_replicas and self.is_divergent):
+            return {}
+        c, arrays = self.communicator, self._replicated(states)
+        every = [c.all_gather(np.ascontiguousarray(array[None])) for array in arrays]
+        return {f"{_REPLICA}{i}": np.concatenate(parts) for i, parts in enumerate(every)}
+
+    def restore_replicas(self, states: Sequence[Sequence[Array]]) -> None:
+        """Go on with this rank's replica, from a checkpoint that as many ranks wrote with all."""
+        kept = {name: a for name, a in self.kept_memory.items() if name.startswith(_REPLICA)}
+        for name in kept:
+            del self.kept_memory[name]
+        if not (kept and self.is_divergent):
+            return
+        arrays, rank = self._replicated(states), self.communicator.rank
+        form = [(self.communicator.size, *array.shape) for array in arrays]
+        if [kept[f"{_REPLICA}{i}"].shape for i in range(len(kept))] != form:
+            return
+        for i, array in enumerate(arrays):
+            array[...] = kept[f"{_REPLICA}{i}"][rank]
+        self.session.invalidate()
 
     def _replicated(self, states: Sequence[Sequence[Array]]) -> list[Array]:
         """Return the arrays of floats that a rank updates: parameters, and optimiser `states`."""

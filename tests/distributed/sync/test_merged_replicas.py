@@ -104,6 +104,52 @@ def test_a_checkpoint_and_the_end_of_a_fit_hold_the_mean(tmp_path):
         assert not differ(found, results[0][0])
 
 
+@pytest.mark.parametrize("strategy", ["SMA(alpha=0.2)", "Crossbow", "Lookahead(every=3)"])
+def test_saved_replicas_resume_with_the_same_bits(tmp_path, strategy):
+    class Noting(Policy):
+        def after_step(self, run):
+            self.seen.append(values(self.trainer))
+
+    def work(c, epochs, path, start=None):
+        trainer, policy = trainer_of(c, strategy, save_replicas=True), Noting()
+        policy.trainer, policy.seen = trainer, []
+        if start:
+            trainer.resume(start)
+        trainer.fit(loader(), epochs=epochs, progress=False, checkpoint=path, policies=[policy])
+        return policy.seen
+
+    half, end = tmp_path / "half.safetensors", tmp_path / "end.safetensors"
+    whole = run_threads(3, lambda c: work(c, 2, end))
+    run_threads(3, lambda c: work(c, 1, half))
+    for once, again in zip(whole, run_threads(3, lambda c: work(c, 2, half, half)), strict=True):
+        for a, b in zip(once[len(again) :], again, strict=True):
+            assert not differ(a, b)
+    assert differ(whole[0][-1], whole[1][-1])
+
+
+def test_every_replica_is_evaluated():
+    def work(c):
+        trainer, data = trainer_of(c, "Lookahead(every=50)"), cavs.DataLoader(GRAPHS, 12)
+        for batch in loader():
+            trainer.advance(batch)
+        own = values(trainer)
+        found = [values["loss"] for values in trainer.evaluate_replicas(data)]
+        assert not differ(own, values(trainer))
+        return own, found
+
+    results = run_threads(3, work)
+    session = cavs.Session(Chain(), dtype=np.float64)
+    alone = cavs.Trainer(session.model, cavs.optim.SGD(lr=1.0), session=session)
+    expected = []
+    for own, _ in results:
+        for name, p in session.model.parameters().items():
+            p.value[...] = own[name]
+        expected.append(alone.evaluate(cavs.DataLoader(GRAPHS, 12))["loss"])
+    assert len(set(expected)) == 3
+    for _, found in results:
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
 def test_the_best_parameters_are_the_mean():
     def work(c):
         trainer = trainer_of(c, "SMA")
