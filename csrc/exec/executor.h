@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "exec/bind.h"
-#include "exec/features.h"
 #include "exec/packing.h"
 #include "exec/plan.h"
 #include "exec/progress.h"

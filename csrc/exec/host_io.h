@@ -20,6 +20,8 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& features, T* coun
 template <class T>
 void check_update(const Update<T>& update, size_t parameters);
 
+// Elements of a gradient that a thread of the CPU applies at once.
+constexpr int64_t kUpdateChunk = 1 << 14;
 // Cut values into pieces of about `most` elements; a fixed size, so that sums have one order.
 template <class T>
 void cut_piece(const GradientPiece<T>& piece, int64_t most, std::vector<GradientPiece<T>>& out);

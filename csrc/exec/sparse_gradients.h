@@ -1,4 +1,5 @@
 // Sparse gradients of looked-up tables: one slot per row of the table that the batch touches.
+// The functions are in instructions/lookup_grad.cc.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,6 @@
 namespace cavs {
 namespace {
 
-constexpr int64_t kChunk = 1 << 14;      // elements per chunk
 constexpr int64_t kParallelPieces = 16;  // fewer stay on one thread
 
 // Cut the gradients of the last run into chunks.
@@ -19,24 +18,15 @@ void cut_into_chunks(const RunContext<T>& c, const std::vector<bool>& trainable,
                      std::vector<GradientPiece<T>>& out) {
   for (size_t i = 0; i < c.grads.size(); ++i) {
     if (!trainable[i] || !c.grads[i]) continue;
-    cut_piece<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, kChunk, out);
+    cut_piece<T>({static_cast<int32_t>(i), c.grads[i], nullptr, c.sizes[i], 1, 1, 0}, kUpdateChunk,
+                 out);
   }
   for (const Table& t : c.tables) {
     if (!trainable[t.param] || t.dense) continue;
     cut_piece<T>({t.param, t.values.template as<T>(), t.slots.data(),
                   static_cast<int64_t>(t.slots.size()), t.width, t.width, 0},
-                 kChunk, out);
+                 kUpdateChunk, out);
   }
-}
-
-// Cut gradients of the caller into chunks.
-template <class T>
-std::vector<GradientPiece<T>> cut_into_chunks(const std::vector<GradientPiece<T>>& pieces,
-                                              const std::vector<int64_t>& sizes) {
-  check_pieces(pieces, sizes);
-  std::vector<GradientPiece<T>> work;
-  for (const GradientPiece<T>& p : pieces) cut_piece(p, kChunk, work);
-  return work;
 }
 
 // Every thread takes the same pieces in each step, so that parameters and states stay in its cache,
@@ -131,71 +121,6 @@ double Executor<T>::apply_gradients(const Update<T>& update, double loss) {
 }
 
 template <class T>
-void Executor<T>::arm_gradients() {
-  const std::lock_guard lock(mutex_);
-  if (!progress_.watched()) planned_threads_ = 0;  // the plan must produce slabs
-  progress_.arm();
-}
-
-template <class T>
-bool Executor<T>::wait_gradient(int32_t param, int64_t begin, int64_t end) const {
-  check_param(param);
-  return progress_.wait(param, begin, end);
-}
-
-template <class T>
-GradientView<T> Executor<T>::gradient_view(int32_t param) const {
-  check_param(param);
-  const std::lock_guard views(views_);
-  if (analysis_.dense_gradient[param]) {
-    return {context_.grads[param], nullptr, context_.sizes[param], 1, false, gradient_block_};
-  }
-  for (const Table& t : context_.tables) {
-    if (t.param != param) continue;
-    const std::shared_ptr<T> values = t.values.template share<T>();
-    const auto rows = static_cast<int64_t>(t.slots.size());
-    return {values.get(), t.slots.data(), rows, t.width, true, values};
-  }
-  return {};
-}
-
-template <class T>
-GradientView<T> Executor<T>::gradient_block() const {
-  const std::lock_guard views(views_);
-  return {gradient_block_.get(), nullptr, gradient_elements_, 1, false, gradient_block_};
-}
-
-template <class T>
-bool Executor<T>::set_factored(int32_t param) {
-  const std::lock_guard lock(mutex_);
-  check_param(param);
-  for (const Factors& known : context_.factors) {
-    if (known.param == param) return true;
-  }
-  Factors f;
-  if (!make_factors(*program_, analysis_, param, context_.sizes[param], f)) return false;
-  for (int32_t id : f.instructions) {
-    context_.factors_of_instruction[id] = static_cast<int32_t>(context_.factors.size());
-  }
-  const std::lock_guard views(views_);
-  context_.factors.push_back(std::move(f));
-  return true;
-}
-
-template <class T>
-std::pair<GradientView<T>, GradientView<T>> Executor<T>::factors(int32_t param) const {
-  const std::lock_guard views(views_);
-  for (const Factors& f : context_.factors) {
-    if (f.param != param) continue;
-    const auto view = [&](const Memory& memory, int64_t width) -> GradientView<T> {
-      return {memory.as<T>(), nullptr, f.rows, width, false, memory.share<T>()};
-    };
-    return {view(f.left, f.k), view(f.right, f.n)};
-  }
-  throw std::out_of_range("parameter " + std::to_string(param) + " is not factored");
-}
-
-template <class T>
 void Executor<T>::add_product(const T* left, const T* right, int64_t rows, int64_t k, int64_t n,
                               T* out) const {
   if (rows == 0) return;
@@ -214,34 +139,13 @@ void Executor<T>::multiply(const Factors& f, T* out) const {
   add_product(f.left.as<T>(), f.right.as<T>(), f.rows, f.k, f.n, out);
 }
 
-template <class T>
-double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>& pieces) {
-  const std::lock_guard lock(mutex_);
-  return sum_of_squares(cut_into_chunks(pieces, context_.sizes));
-}
-
-template <class T>
-void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece<T>>& pieces,
-                        double scale) {
-  const std::lock_guard lock(mutex_);
-  check_update(update, context_.sizes.size());
-  std::vector<GradientPiece<T>> work = cut_into_chunks(pieces, context_.sizes);
-  std::erase_if(work, [&](const auto& piece) { return !update.trainable[piece.param]; });
-  apply_optimizer(update, work, scale);
-}
-
 #define CAVS_INSTANTIATE(T)                                                                        \
+  template double Executor<T>::sum_of_squares(const std::vector<GradientPiece<T>>&);               \
+  template void Executor<T>::apply_optimizer(const Update<T>&,                                     \
+                                             const std::vector<GradientPiece<T>>&, double);        \
   template double Executor<T>::apply_gradients(const Update<T>&, double);                          \
-  template void Executor<T>::arm_gradients();                                                      \
-  template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                       \
-  template bool Executor<T>::set_factored(int32_t);                                                \
-  template std::pair<GradientView<T>, GradientView<T>> Executor<T>::factors(int32_t) const;        \
   template void Executor<T>::add_product(const T*, const T*, int64_t, int64_t, int64_t, T*) const; \
-  template void Executor<T>::multiply(const Factors&, T*) const;                                   \
-  template GradientView<T> Executor<T>::gradient_view(int32_t) const;                              \
-  template GradientView<T> Executor<T>::gradient_block() const;                                    \
-  template double Executor<T>::squared_norm(const std::vector<GradientPiece<T>>&);                 \
-  template void Executor<T>::apply(const Update<T>&, const std::vector<GradientPiece<T>>&, double);
+  template void Executor<T>::multiply(const Factors&, T*) const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)
 #undef CAVS_INSTANTIATE
