@@ -21,6 +21,7 @@ from tests.tracked import ROOT
 PAGE = ROOT / "docs/architecture/paths.md"
 FUNCTION = re.compile(r"`((?:cavs|csrc)/[\w/]+\.\w+):([\w.:]+)`")
 MAX_ROWS = 24
+MAX_FILES = 16, 12  # of each table
 PACKAGE = Path(cavs.__file__).parent
 
 
@@ -74,6 +75,12 @@ def test_each_row_of_a_table_names_one_function(number: int) -> None:
     assert [row for row in rows if not FUNCTION.fullmatch(row.split(" | ")[1])] == []
     assert 0 < len(rows) <= MAX_ROWS
     assert [int(row.split(" ")[1]) for row in rows] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_reader_of_a_table_opens_few_files(number: int) -> None:
+    files = {FUNCTION.findall(row)[0][0] for row in tables()[number]}
+    assert len(files) <= MAX_FILES[number]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class MergedBatch:
         )
         self._child_numbers = child_numbers
         self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
-        # Rows converted for the engine, by name and type; see cavs.runtime.inputs.
+        # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
 
     @property

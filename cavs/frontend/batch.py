@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
-from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node, apply
+from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node
+from cavs.ops.leaves import feature
 
 _DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
 
@@ -107,8 +108,8 @@ class SymbolicBatch(_Uncounted):
         )
 
     def __getitem__(self, name: str) -> Node:
-        feature = self.schema.get(name)
-        if feature is None:
+        declared = self.schema.get(name)
+        if declared is None:
             known = ", ".join(sorted(self.schema)) or "none"
             raise FeatureError(
                 f"no feature {name!r} in the data; there are {known}",
@@ -119,17 +120,12 @@ class SymbolicBatch(_Uncounted):
                 else "correct the name, or give it to cavs.Graph; this batch has no edge, so a "
                 f"feature of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
             )
-        if 0 in feature.shape:
+        if 0 in declared.shape:
             raise FeatureError(
-                f"feature {name!r} has rows of shape {list(feature.shape)}: they are empty",
+                f"feature {name!r} has rows of shape {list(declared.shape)}: they are empty",
                 where=user_line(),
                 hint="give it at least one number per row, or leave it out of the model",
             )
-        return apply(
-            "feature",
-            name=name,
-            dtype=INT if feature.dtype == "int" else FLOAT,
-            shape=feature.shape,
-            domain=_DOMAIN[feature.where],
-            optional=feature.optional,
-        )
+        dtype = INT if declared.dtype == "int" else FLOAT
+        domain = _DOMAIN[declared.where]
+        return feature(name, domain, dtype, declared.shape, declared.optional)

@@ -15,6 +15,7 @@ from cavs.ir import (
     ONE_COLUMN,
     TO_INTEGERS,
     BatchRule,
+    Domain,
     Node,
     Reads,
     TensorType,
@@ -39,6 +40,17 @@ defop(
     view=True,
     program_input=True,
 )
+
+
+def feature(
+    name: str,
+    domain: Domain,
+    dtype: str = FLOAT,
+    shape: tuple[int, ...] = (),
+    optional: bool = False,
+) -> Node:
+    """Return the feature ``name``: a row of ``shape`` for each vertex, edge or graph of a batch."""
+    return apply("feature", name=name, dtype=dtype, shape=shape, domain=domain, optional=optional)
 
 
 def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:

@@ -9,7 +9,8 @@ because cotangents add up.
 
 from __future__ import annotations
 
-from cavs.ir import EDGE, FLOAT, VERTEX, Domain, Graph, Node, apply, rewrite
+from cavs.ir import EDGE, VERTEX, Graph, Node, apply, rewrite
+from cavs.ops.leaves import feature
 
 COPIES = "#copies"  # float feature: for how many vertices a distinct one stands
 PRESENT = "#present "  # + name: for how many where that int feature is present (>= 0)
@@ -48,13 +49,9 @@ def why_separate(graph: Graph, training: bool = True) -> str:
     return ""
 
 
-def _feature(name: str, domain: Domain = VERTEX) -> Node:
-    return apply("feature", name=name, dtype=FLOAT, shape=(), domain=domain, optional=False)
-
-
 def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "sum_rows" and inputs[0].type.domain.by_structure:
-        return apply("sum_rows", inputs[0] * _feature(COPIES))
+        return apply("sum_rows", inputs[0] * feature(COPIES, VERTEX))
     if node.op.name == "sum_vertices":
         return apply("sum_members", *inputs, members="vertices")
     return None
@@ -63,12 +60,12 @@ def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "count_present" and inputs[0].type.domain.by_structure:
         (index,) = inputs
-        return apply("sum_rows", _feature(PRESENT + index.attr("name"), index.type.domain))
+        return apply("sum_rows", feature(PRESENT + index.attr("name"), index.type.domain))
     if node.op.name == "count_rows" and node.attr("base") == "vertex":
-        return apply("sum_rows", _feature(COPIES))
+        return apply("sum_rows", feature(COPIES, VERTEX))
     if node.op.name == "count_rows" and node.attr("base") == "edge":
         one = apply("broadcast", 1.0, shape=(), domain=EDGE)
-        return apply("sum_rows", one * _feature(COPIES))
+        return apply("sum_rows", one * feature(COPIES, VERTEX))
     return _weighed(node, inputs)
 
 

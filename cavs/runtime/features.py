@@ -1,14 +1,17 @@
-"""Types of edge features for batches without an edge, whose empty arrays have none."""
+"""Features of a batch, as the engine takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavs.compiler.program import Program
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
+from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
 
@@ -22,7 +25,7 @@ class _EdgeFeature(NamedTuple):
 
 
 class EdgeTypes:
-    """Types of edge features, learnt from batches that have edges.
+    """Types of edge features, learnt from batches that have edges: empty arrays have none.
 
     The model stores them, for other sessions and for checkpoints.
     """
@@ -62,3 +65,47 @@ class EdgeTypes:
             if len(found) == 0:
                 return np.zeros((0, *known[name][1]), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
+
+
+def features(
+    program: Program,
+    source: Any,
+    merged: bool,
+    dtype: np.dtype[Any],
+    rows_of: Callable[[Any, str, np.dtype[Any]], Array],
+) -> tuple[list[Array], list[Array]]:
+    """Return the float features of ``program`` as matrices of ``dtype``, and its integer features.
+
+    source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: returns
+    a feature of the source by its name, see `EdgeTypes.rows`.
+    """
+
+    def feature(name: str, dtype: np.dtype[Any]) -> Array:
+        if not merged:
+            return rows_of(source, name, dtype)
+        # Rows of distinct vertices are gathered once per batch, not in every step.
+        key = name, dtype.str
+        if key not in source.rows:
+            source.rows[key] = _of_distinct(source, name, dtype, rows_of)
+        found: Array = source.rows[key]
+        return found
+
+    floats = [feature(name, dtype) for name in program.float_features]
+    rows = [x.reshape(len(x), math.prod(x.shape[1:])) for x in floats]
+    return rows, [feature(name, np.dtype(np.int32)) for name in program.int_features]
+
+
+def _of_distinct(
+    source: Any,
+    name: str,
+    dtype: np.dtype[Any],
+    rows_of: Callable[[Any, str, np.dtype[Any]], Array],
+) -> Array:
+    if not name.startswith((COPIES, PRESENT)):
+        return rows_of(source, name, dtype)
+    copies: Array = source.copies  # read by merge_vertices
+    if name != COPIES:
+        counted = name.removeprefix(PRESENT)
+        present = rows_of(source, counted, np.dtype(np.int32)) >= 0
+        copies = source.copies_of(counted) * present
+    return copies.astype(dtype)

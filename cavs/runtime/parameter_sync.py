@@ -1,14 +1,18 @@
-"""Keeps the values of parameters equal on the host, in packed weights and on a device."""
+"""Keeps the values of parameters equal on the host, in packed weights and on a device.
+
+Also the state that updates them, as the engine takes it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cavs.cuda.engine import CudaEngine
+from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
 from cavs.runtime.interface import Array
 from cavs.runtime.variant import Variants
@@ -109,3 +113,22 @@ class ParameterSync:
     def lost_steps(self) -> int:
         """Return how many steps were lost with a failed device since the last call."""
         return 0 if self._cuda is None else self._cuda.lost_steps()
+
+
+def update_of(
+    parameters: Collection[Parameter], states: Sequence[Sequence[Array]]
+) -> tuple[list[list[Array]], list[bool]]:
+    """Return the optimiser's arrays for each parameter, and which are trained, for the engine.
+
+    For a model without parameters the engine has one that nothing reads. ConfigError unless there
+    are states for each parameter.
+    """
+    if len(states) != len(parameters):
+        raise ConfigError(
+            f"states of {len(states)} parameters, the model has {len(parameters)}",
+            hint="give a list of arrays for each of model.parameters(), an empty one for kind='sgd'"
+            "; optimizer.init_states(list(model.parameters().values())) returns them",
+        )
+    if not parameters:
+        return [[]], [False]
+    return [list(s) for s in states], [p.trainable for p in parameters]

@@ -20,9 +20,8 @@ from cavs.ir import origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch
-from cavs.runtime.edge_types import EdgeTypes
 from cavs.runtime.encode import encode
-from cavs.runtime.inputs import features, schedule_of
+from cavs.runtime.features import EdgeTypes, features
 from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
@@ -236,7 +235,11 @@ class ProgramCache:
         decide_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
-        return schedule_of(variant.traced.optional, rows, self.cuda is not None)
+        # On devices siblings are neighbours: the children of complete trees are then rows of a
+        # matrix, and are not gathered.
+        by_number = self.cuda is None
+        found: _engine.Schedule = rows.schedule(variant.traced.optional, by_number=by_number)
+        return found
 
     def _inputs(self, variant: Variant, build: Build, rows: Any, batch: BatchLike) -> Inputs:
         how = rows is not batch, self.dtype, self.edge_types.rows

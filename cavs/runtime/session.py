@@ -18,7 +18,6 @@ from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, ConfigError, ProcessLocal
 from cavs.frontend.model import Model
 from cavs.runtime.check import check_loss, check_prediction, readable_errors
-from cavs.runtime.inputs import update_of
 from cavs.runtime.interface import (
     Array,
     BatchLike,
@@ -27,7 +26,7 @@ from cavs.runtime.interface import (
     PendingStep,
     StepResult,
 )
-from cavs.runtime.parameter_sync import ParameterSync, keep_dtype
+from cavs.runtime.parameter_sync import ParameterSync, keep_dtype, update_of
 from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.profiler import Profiler, Span
 from cavs.runtime.program_cache import ProgramCache

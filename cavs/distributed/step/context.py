@@ -29,7 +29,7 @@ from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
-from cavs.runtime.edge_types import EdgeTypes
+from cavs.runtime.features import EdgeTypes
 from cavs.train.monitors import Monitor
 
 Array = NDArray[Any]
