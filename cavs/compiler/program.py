@@ -198,15 +198,16 @@ def touches(program: Program, numbers: Iterable[int]) -> Touches:
         b = program.buffers[buffer]
         return ("grad", b.index) if b.role == "grad" else buffer
 
-    reads: set[object] = set()
-    writes: set[object] = set()
-    for n in numbers:
-        i = program.instructions[n]
-        reads.update(key(o.buffer) for o in i.operands)
-        writes.update(key(b) for b in written(i))
-        if i.traits.sparse_gradient:
-            writes.add(("grad", i.argument2))
-    return reads, writes
+    found = [program.instructions[n] for n in numbers]
+    reads = {b for i in found for b in read(i)}
+    writes = {b for i in found for b in written(i)}
+    tables = {("grad", i.argument2) for i in found if i.traits.sparse_gradient}
+    return set(map(key, reads)), {*map(key, writes), *tables}
+
+
+def read(i: Instruction) -> list[int]:
+    """Return the buffers that an instruction reads."""
+    return [o.buffer for o in i.inputs] + [load.operand.buffer for load in i.loads]
 
 
 def written(i: Instruction) -> list[int]:

@@ -25,6 +25,7 @@ from cavs.compiler.program import (
     clone,
     instructions_of,
     kind_of,
+    read,
     written,
 )
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
@@ -96,11 +97,10 @@ def _lifetimes(program: Program) -> None:
     for b in program.buffers:
         b.first, b.last = 1 << 30, -1
     for at, stage in enumerate(program.stages):
-        for n in instructions_of(stage):
-            i = program.instructions[n]
-            for x in (*(o.buffer for o in i.operands), *written(i)):
-                b = program.buffers[x]
-                b.first, b.last = min(b.first, at), max(b.last, at)
+        found = [program.instructions[n] for n in instructions_of(stage)]
+        for x in {x for i in found for x in (*read(i), *written(i))}:
+            b = program.buffers[x]
+            b.first, b.last = min(b.first, at), at
     for x in _results(program):
         b = program.buffers[x]
         b.last = max(len(program.stages) - 1, 0)

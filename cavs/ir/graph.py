@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
 
-from cavs.ir.node import Node, make, origin
+from cavs.ir.node import Node, make_sorted, origin
 from cavs.ir.order import toposort
 from cavs.ir.types import Domain
 
@@ -99,20 +98,20 @@ def users(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
 
 def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) -> Node:
     """Return ``node`` with other inputs; its type is inferred if theirs differ."""
-    if inputs is node.inputs and domain is None:
+    before, named = node.inputs, node.attrs
+    if domain is not None:
+        named = tuple([(k, domain if k == "domain" else v) for k, v in named])
+    elif inputs is before:
         return node
-    same = len(inputs) == len(node.inputs) and all(map(is_, inputs, node.inputs))
-    attrs: dict[str, Any] = dict(node.attrs)
-    if domain is not None and attrs.get("domain", domain) != domain:
-        attrs["domain"] = domain
-    elif same:
-        return node
-    elif node.checked and [x.type for x in inputs] == [x.type for x in node.inputs]:
-        new = make(node.op, inputs, attrs, node.type, node.where)
-        new.checked = True  # a check reads the types of inputs and the attributes
-        return new
-    tensor_type = node.op.infer([x.type for x in inputs], attrs)
-    return make(node.op, inputs, attrs, tensor_type, node.where)
+    if named == node.attrs:
+        if len(inputs) == len(before) and all(map(is_, inputs, before)):
+            return node
+        if node.checked and [x.type for x in inputs] == [x.type for x in before]:
+            new = make_sorted(node.op, inputs, named, node.type, node.where)
+            new.checked = True  # a check reads the types of inputs and the attributes
+            return new
+    tensor_type = node.op.infer([x.type for x in inputs], dict(named))
+    return make_sorted(node.op, inputs, named, tensor_type, node.where)
 
 
 def rewrite(
@@ -123,10 +122,11 @@ def rewrite(
     rules: nodes that are settled for these, and whose inputs stay, are skipped.
     """
     new: dict[Node, Node] = {}  # replaced nodes
+    replaced = new.keys()
     with origin("") as lines:
         for node in graph.nodes():
             inputs = node.inputs
-            if not new.keys().isdisjoint(inputs):
+            if not replaced.isdisjoint(inputs):
                 inputs = tuple([new.get(x, x) for x in inputs])
             elif rules is not None and node.settled is rules:
                 continue

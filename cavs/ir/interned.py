@@ -34,8 +34,7 @@ class Interned(Generic[T]):
         kept = self._kept[key] = _Kept(value, self._forget)
         kept.key = key
 
-    def _forget(self, kept: ref[T]) -> None:
-        assert isinstance(kept, _Kept)
+    def _forget(self, kept: _Kept[T]) -> None:
         with self.lock:  # another object may have replaced it
             if self._kept.get(kept.key) is kept:
                 del self._kept[kept.key]

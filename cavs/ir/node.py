@@ -394,6 +394,17 @@ def make(
 ) -> Node:
     """Return the interned node, without inference."""
     named = tuple(sorted(attrs.items())) if attrs else ()  # sorted by name, which is unique
+    return make_sorted(op, inputs, named, tensor_type, where)
+
+
+def make_sorted(
+    op: Op,
+    inputs: tuple[Node, ...],
+    named: tuple[tuple[str, Any], ...],
+    tensor_type: TensorType,
+    where: str | None = None,
+) -> Node:
+    """Return the interned node whose attributes, sorted by name, are ``named``."""
     key = op.name, inputs, named, tensor_type
     with _interned.lock:
         found = _interned.get(key)

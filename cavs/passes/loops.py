@@ -32,14 +32,14 @@ def loops_of(graph: Graph) -> dict[Node, Loop]:
         key = (slot.structure, slot.backward)
         loops.setdefault(key, Loop(*key))
     result: dict[Node, Loop] = {}
-    for (structure, backward), loop in loops.items():
-        slots = [s for s in graph.slots if s.structure is structure and s.backward is backward]
-        after: set[Node] = set()
+    slot_of = {n: n.attr("slot") for n in nodes if n.op.reads_slot}
+    for key, loop in loops.items():
+        slots = {s for s in graph.slots if (s.structure, s.backward) == key}
+        after = {n for n, slot in slot_of.items() if slot in slots}
         for n in nodes:
-            reads = n.op.reads_slot and n.attr("slot") in slots
-            if reads or not after.isdisjoint(n.inputs):
+            if not after.isdisjoint(n.inputs):
                 after.add(n)
-        for n in toposort(graph.slots[s] for s in slots):
+        for n in toposort(n for s, n in graph.slots.items() if s in slots):
             if n in after and not is_view(n):
                 result[n] = loop
     return result

@@ -437,19 +437,22 @@ def simplify_node(node: Node, rules: Rules = RULES) -> Node:
 def prune(graph: Graph) -> Graph:
     """Drop slots that no output depends on."""
     needed: set[Any] = set()
-    seen: set[Node] = set()
-    left = list(graph.outputs.values())
+    seen = set(graph.outputs.values())
+    left = list(seen)
     while left:
         node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        left += node.inputs
+        found = node.inputs
         if node.op.reads_slot:
             slot = node.attr("slot")
             if slot not in needed:
                 needed.add(slot)
-                left.append(graph.slots[slot])
+                found = (*found, graph.slots[slot])
+        for x in found:
+            if x not in seen:
+                seen.add(x)
+                left.append(x)
+    if len(needed) == len(graph.slots):
+        return graph
     return Graph(dict(graph.outputs), {s: v for s, v in graph.slots.items() if s in needed})
 
 
@@ -460,6 +463,9 @@ def simplify(graph: Graph, rules: Rules = RULES) -> Graph:
         return simplify_node(rebuild(node, inputs), rules)
 
     graph = prune(graph)
-    while (new := rewrite(graph, rule, rules)) != graph:
+    while any(n.settled is not rules for n in graph.nodes()):
+        new = rewrite(graph, rule, rules)
+        if new == graph:
+            break
         graph = prune(new)
     return graph
