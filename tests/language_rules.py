@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from functools import cache
 from pathlib import Path
 
-from tests.prose import CPP, PYTHON, Prose, cpp_code, long_lines, sentences
+from tests.prose import CPP, PYTHON, Prose, cpp_code, long_lines, python_code, sentences
 from tests.tracked import ROOT, tracked_files
 
 # These files name the words that they forbid; programs write results.
@@ -79,9 +77,12 @@ def private_words(text: str, found: list[Prose]) -> list[str]:
     """Private words anywhere in a file, and private phrases in its prose, as ``line: word``."""
     text = text.replace("apart from", "").replace("Apart from", "")
     text = re.sub(r".*# former names.*", "", text)
+    lower = text.lower()
+    parts = [word for word in PRIVATE_WORDS if word in lower]  # maybe of longer words
     return [
         f"{number}: {word}"
         for number, line in enumerate(text.splitlines(), start=1)
+        if any(part in line.lower() for part in parts)
         for word in words(line)
         if word in PRIVATE_WORDS
     ] + [
@@ -121,21 +122,29 @@ def identifiers(path: str, text: str) -> set[str]:
         return set()
     text = LANGUAGE_WORDS.sub("_", text)  # a name, so that the code stays well-formed
     if Path(path).suffix in PYTHON:
-        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        return {token.string for token in tokens if token.type == tokenize.NAME}
-    if Path(path).suffix in CPP:
-        return set(re.findall(r"[A-Za-z_]\w*", cpp_code(text)))
-    return set()
+        code = python_code(text)
+    elif Path(path).suffix in CPP:
+        code = cpp_code(text)
+    else:
+        return set()
+    return set(re.findall(r"[A-Za-z_]\w*", code))
 
 
 def reserved_words(path: str, text: str) -> list[str]:
     """Identifiers outside the paths where a reserved word has its meaning, as ``word: name``."""
+    reserved = [
+        word
+        for word, allowed in RESERVED.items()
+        if not any(f"{path}/".startswith(f"{folder}/") for folder in allowed.split())
+    ]
+    lower = text.lower()
+    if not any(word in lower for word in reserved):
+        return []  # the names need not be found
     return [
         f"{word}: {name}"
         for name in sorted(identifiers(path, text) - {"slots", "__slots__"})
-        for word, allowed in RESERVED.items()
+        for word in reserved
         if {word, f"{word}s"} & set(words(name))
-        and not any(f"{path}/".startswith(f"{folder}/") for folder in allowed.split())
     ]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -45,27 +43,48 @@ def prose(path: Path) -> list[Prose]:
     return []
 
 
+# Strings, which may contain "#", before comments. Much faster than the tokenizer of Python.
+PYTHON_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+    r"|#[^\n]*",
+    re.DOTALL,
+)
+
+
 def python_prose(source: str) -> list[Prose]:
     """Return comments and docstrings."""
-    lines = source.splitlines()
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [
-        Comment(
-            t.start[0],
-            t.start[1],
-            t.string.lstrip("#!: "),
-            bool(lines[t.start[0] - 1][: t.start[1]].strip()),
-        )
-        for t in tokens
-        if t.type == tokenize.COMMENT
-    ]
+    comments = []
+    for match in PYTHON_TOKEN.finditer(source):
+        if match[0].startswith("#"):
+            line, column, trailing = _position(source, match.start())
+            comments.append(Comment(line, column, match[0].lstrip("#!: "), trailing))
     found = _joined(comments)
     with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(ast.parse(source)):
         if isinstance(node, with_docstring) and (text := ast.get_docstring(node)):
             start = node.body[0].lineno
             found += [Prose(start + n - 1, p) for n, p in _paragraphs(text.splitlines())]
     return sorted(found)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over a module and its statements, not into expressions, which have no docstring."""
+    yield tree
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(tree, field, ())
+        for node in inner if isinstance(inner, list) else ():
+            yield from _statements(node)
+
+
+def python_code(source: str) -> str:
+    """Return the source without comments and strings."""
+    return PYTHON_TOKEN.sub(" ", source)
+
+
+def _position(source: str, at: int) -> tuple[int, int, bool]:
+    """Return line and column of a character, and whether code precedes it on its line."""
+    start = source.rfind("\n", 0, at) + 1
+    return source.count("\n", 0, at) + 1, at - start, bool(source[start:at].strip())
 
 
 # Strings, which may contain "//", before comments; a raw string before any other.
@@ -82,10 +101,7 @@ def cpp_prose(source: str) -> list[Prose]:
     for match in CPP_TOKEN.finditer(source):
         if not match[0].startswith(("//", "/*")):
             continue
-        line = source.count("\n", 0, match.start()) + 1
-        start = source.rfind("\n", 0, match.start()) + 1
-        column = match.start() - start
-        trailing = bool(source[start : match.start()].strip())
+        line, column, trailing = _position(source, match.start())
         for offset, text in enumerate(match[0].splitlines()):
             words = text.strip().strip("/*!< ")
             comments.append(Comment(line + offset, column, words, trailing and not offset))
