@@ -21,7 +21,7 @@ from tests.tracked import ROOT
 PAGE = ROOT / "docs/architecture/paths.md"
 FUNCTION = re.compile(r"`((?:cavs|csrc)/[\w/]+\.\w+):([\w.:]+)`")
 MAX_ROWS = 24
-MAX_FILES = 16, 12  # of each table
+MAX_FILES = 16, 12  # one number for each table
 PACKAGE = Path(cavs.__file__).parent
 
 

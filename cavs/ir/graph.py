@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import is_
 
-from cavs.ir.node import Node, make_sorted, origin
+from cavs.ir.node import Node, make, origin
 from cavs.ir.order import toposort
 from cavs.ir.types import Domain
 
@@ -107,11 +107,11 @@ def rebuild(node: Node, inputs: tuple[Node, ...], domain: Domain | None = None) 
         if len(inputs) == len(before) and all(map(is_, inputs, before)):
             return node
         if node.checked and [x.type for x in inputs] == [x.type for x in before]:
-            new = make_sorted(node.op, inputs, named, node.type, node.where)
+            new = make(node.op, inputs, named, node.type, node.where)
             new.checked = True  # a check reads the types of inputs and the attributes
             return new
     tensor_type = node.op.infer([x.type for x in inputs], dict(named))
-    return make_sorted(node.op, inputs, named, tensor_type, node.where)
+    return make(node.op, inputs, named, tensor_type, node.where)
 
 
 def rewrite(

@@ -388,23 +388,12 @@ def _mismatch(name: str, nodes: tuple[Node, ...], reason: str) -> tuple[str, str
 def make(
     op: Op,
     inputs: tuple[Node, ...],
-    attrs: dict[str, Any],
+    attrs: dict[str, Any] | tuple[tuple[str, Any], ...],
     tensor_type: TensorType,
     where: str | None = None,
 ) -> Node:
-    """Return the interned node, without inference."""
-    named = tuple(sorted(attrs.items())) if attrs else ()  # sorted by name, which is unique
-    return make_sorted(op, inputs, named, tensor_type, where)
-
-
-def make_sorted(
-    op: Op,
-    inputs: tuple[Node, ...],
-    named: tuple[tuple[str, Any], ...],
-    tensor_type: TensorType,
-    where: str | None = None,
-) -> Node:
-    """Return the interned node whose attributes, sorted by name, are ``named``."""
+    """Return the interned node, without inference. attrs: those of a node, or by name."""
+    named = tuple(sorted(attrs.items())) if isinstance(attrs, dict) else attrs  # names are unique
     key = op.name, inputs, named, tensor_type
     with _interned.lock:
         found = _interned.get(key)
