@@ -30,7 +30,7 @@ from cavs.distributed import world
 from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.distributed.planning.auto import CANDIDATES
-from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.builders import builders_of_equal_replicas
 from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import calibrate, simulate
 from cavs.distributed.strategy import in_order
@@ -39,7 +39,9 @@ from cavs.distributed.strategy.variable import measured_variables
 
 SLOWER = 0.1  # than the fastest builder
 AUTO = "auto"
-BUILDERS = tuple(n for n in dict.fromkeys((*CANDIDATES, *REGISTRY)) if n != AUTO)
+BUILDERS = tuple(
+    n for n in dict.fromkeys((*CANDIDATES, *builders_of_equal_replicas())) if n != AUTO
+)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.options import OptionParser, at_least
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.planning.auto import CANDIDATES, compare, make_strategy
-from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.builders import build, builders_of_equal_replicas
 from cavs.distributed.planning.compute import Compute
 from cavs.distributed.planning.cost import simulate
 from cavs.distributed.strategy import Strategy, Variable
@@ -144,7 +144,7 @@ def line(model: str, place: str, resources: ResourceSpec) -> str:
 
 SLOWER = 0.1  # than the fastest rival
 RIVALS = (
-    *(name for name in REGISTRY if name != "auto"),
+    *(name for name in builders_of_equal_replicas() if name != "auto"),
     *(f"{name}(chunk={n})" for name in ("AllReduce", "Parallax") for n in (2, 16, 64)),
     "PartitionedAR(chunk=16)",
     "RandomAxisPartitionAR(chunk=16, seed=1)",

@@ -28,7 +28,7 @@ import numpy as np
 import cavs
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
-from benchmarks.links import over_tcp, refusal, slow_links
+from benchmarks.links import linked, refusal, slow_links
 from benchmarks.options import at_least, not_negative, strategy_name
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
@@ -336,9 +336,8 @@ def run_linked(command: list[str], ranks: int, megabits: float) -> dict[str, Any
     """`run_ranks` with links of so many Mbit/s between the ranks; 0: without such links."""
     if not megabits:
         return run_ranks(command)
-    with slow_links(ranks, megabits) as inside:
-        at = command.index(sys.executable)
-        return run_ranks(over_tcp([*command[:at], *inside, *command[at:]]))
+    with slow_links(ranks, megabits) as links:
+        return run_ranks(linked(command, links))
 
 
 def run_ranks(command: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 _BURST = "64kb"
 _RANK = "PMIX_RANK"
@@ -44,9 +45,28 @@ def refusal() -> str:
         return str(error)
 
 
+@dataclass(frozen=True)
+class Links:
+    """The links of ranks. inside: prefix of a rank's command. name: begins those of its cards."""
+
+    inside: list[str]
+    name: str
+
+    def limit(self, rank: int, megabits: float) -> None:
+        """Let the link of a rank have another rate, while ranks run. Raises `LinkError`."""
+        space = ["ip", "netns", "exec", f"{self.name}n{rank}"]
+        _run(*space, "tc", "qdisc", "change", "dev", "eth0", "root", *_rate(megabits))
+        outside = f"{self.name}v{rank}"
+        _run("tc", "qdisc", "change", "dev", outside, "root", *_rate(megabits))
+
+
+def _rate(megabits: float) -> list[str]:
+    return ["tbf", "rate", f"{megabits}mbit", "burst", _BURST, "latency", "20ms"]
+
+
 @contextmanager
-def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
-    """Create namespaces with links of so many Mbit/s; yield the prefix of a rank's command.
+def slow_links(ranks: int, megabits: float) -> Iterator[Links]:
+    """Create namespaces with links of so many Mbit/s in each direction.
 
     Raises `LinkError`. Everything is removed, also when SIGTERM ends the program.
     """
@@ -69,12 +89,12 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
             _run("ip", "-n", space, "addr", "add", f"{net}.{rank + 2}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
-            limit = ["tbf", "rate", f"{megabits}mbit", "burst", _BURST, "latency", "20ms"]
+            limit = _rate(megabits)
             _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
             _run("tc", "qdisc", "add", "dev", outside, "root", *limit)
         inside = f'hostname {name}n${_RANK}; exec "$@"'
         script = f"exec ip netns exec {name}n${_RANK} unshare --uts sh -c '{inside}' sh \"$@\""
-        yield ["sh", "-c", script, "sh"]
+        yield Links(["sh", "-c", script, "sh"], name)
     finally:
         for words in reversed(made):
             with suppress(LinkError):  # another process was faster
@@ -85,6 +105,12 @@ def slow_links(ranks: int, megabits: float) -> Iterator[list[str]]:
 def _network() -> str:
     """Return a network for this process, from the addresses for benchmarks (RFC 2544)."""
     return f"198.{18 + os.getpid() // 250 % 2}.{os.getpid() % 250}"
+
+
+def linked(command: list[str], links: Links) -> list[str]:
+    """Return an mpirun command whose ranks are behind links."""
+    at = command.index(sys.executable)
+    return over_tcp([*command[:at], *links.inside, *command[at:]])
 
 
 def over_tcp(command: list[str]) -> list[str]:

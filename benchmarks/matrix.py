@@ -36,7 +36,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import MPICommunicator
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
-from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.builders import build, builders_of_equal_replicas
 from cavs.distributed.planning.cost import Load, bytes_by_rank
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, variables_of
 from cavs.distributed.strategy.variable import measured_variables
@@ -298,7 +298,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", default="", metavar="DIR", help="holds sst/; made-up trees unless given")
     add("--ranks", type=at_least(2), nargs="+", default=[2, 4], metavar="N")
     add("--steps", type=at_least(1), default=100, metavar="N")
-    add("--builders", nargs="+", type=builder_name, default=[*REGISTRY, *VARIANTS], metavar="NAME")
+    add(
+        "--builders",
+        nargs="+",
+        type=builder_name,
+        default=[*builders_of_equal_replicas(), *VARIANTS],
+        metavar="NAME",
+    )
     add("--compressors", nargs="+", type=compressor_name, default=list(COMPRESSORS), metavar="NAME")
     add("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     add("--common-memory", action="store_true", help="where ranks have it")

@@ -221,9 +221,12 @@ class TrainingRun:
         """
         return self.adapt("exchange_budget", budget)
 
-    def latency_tree(self) -> list[int]:
-        """Return the minimum spanning tree of the latencies between ranks, measured now."""
-        return self._group.latency_tree()
+    def latency_tree(self, nbytes: int = 0) -> list[int]:
+        """Return the minimum spanning tree of the latencies between ranks, measured now.
+
+        nbytes: size of the messages whose time is taken; large ones show how fast a link is.
+        """
+        return self._group.latency_tree(nbytes)
 
     def stop(self) -> bool:
         """End the `fit` after this step, with a checkpoint; returns False if ranks disagree.

@@ -56,10 +56,10 @@ class RankGroup(Protocol):
         """
         ...
 
-    def latency_tree(self) -> list[int]:
+    def latency_tree(self, nbytes: int) -> list[int]:
         """Return the minimum spanning tree of the latencies measured now: the parent of each rank.
 
-        The root is its own parent.
+        The root is its own parent. nbytes: size of the messages.
         """
         ...
 
@@ -122,7 +122,7 @@ class OneRank(RankGroup):
         """Return a setting of the exchange with other ranks, of which there are none."""
         return Setting(lambda: self._names.get(name), partial(self._names.__setitem__, name), _any)
 
-    def latency_tree(self) -> list[int]:
+    def latency_tree(self, nbytes: int) -> list[int]:
         return [0]
 
     def keep(self, tag: str, array: Array) -> None:

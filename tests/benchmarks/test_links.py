@@ -17,7 +17,8 @@ def made():
 
 @pytest.mark.skipif(bool(links.refusal()), reason=f"no slow links: {links.refusal()}")
 def test_links_are_removed():
-    with pytest.raises(KeyboardInterrupt), links.slow_links(2, 100) as inside:
+    with pytest.raises(KeyboardInterrupt), links.slow_links(2, 100) as made_links:
+        inside = made_links.inside
         script = inside[2]
         assert len(made()) == 5
         done = subprocess.run(
@@ -28,6 +29,15 @@ def test_links_are_removed():
             env={"PMIX_RANK": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         )
         assert done.stdout.strip().endswith("n1") and "ip netns exec" in script
+        made_links.limit(1, 10)
+        space = ["ip", "netns", "exec", f"{made_links.name}n1"]
+        shown = subprocess.run(
+            [*space, "tc", "qdisc", "show", "dev", "eth0"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "rate 10Mbit" in shown.stdout
         raise KeyboardInterrupt
     assert made() == []
 

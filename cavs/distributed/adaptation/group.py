@@ -19,6 +19,7 @@ from cavs.train.run_table import Setting
 
 Array = NDArray[Any]
 T = TypeVar("T")
+_PINGS = 2  # messages to each rank whose shortest latency counts
 
 
 class TrainingRanks(RankGroup):
@@ -96,11 +97,11 @@ class TrainingRanks(RankGroup):
             **strategy_settings(self._resizer),
         }
 
-    def latency_tree(self) -> list[int]:
+    def latency_tree(self, nbytes: int) -> list[int]:
         """See `RankGroup`. The rates of the ranks have a service thread from then on."""
 
         def work(c: Communicator) -> list[int]:
-            return list(minimum_spanning_tree(c.rates().latency_matrix()))
+            return list(minimum_spanning_tree(c.rates().latency_matrix(_PINGS, nbytes)))
 
         return self._together(work)
 

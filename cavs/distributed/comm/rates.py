@@ -81,15 +81,16 @@ class Rates:
             row: Row = self._rates[direction].copy()
         return row
 
-    def latencies(self, pings: int = 3) -> Row:
+    def latencies(self, pings: int = 3, nbytes: int = 0) -> Row:
         """Return the shortest seconds to each rank and back, of so many messages to each.
 
-        The other ranks answer while they compute.
+        nbytes: size of a message; large ones show how fast a link is. The other ranks answer while
+        they compute. Ranks that call it together begin with different ones.
         """
         row = np.zeros(self.size)
-        for rank in range(self.size):
-            if rank != self.rank:
-                row[rank] = min(self._store.ping(rank) for _ in range(max(pings, 1)))
+        for step in range(1, self.size):
+            rank = (self.rank + step) % self.size
+            row[rank] = min(self._store.ping(rank, nbytes) for _ in range(max(pings, 1)))
         return row
 
     def request_seconds(self) -> Row:
@@ -100,9 +101,9 @@ class Rates:
         """Return the number of requests of the store that each rank has answered."""
         return self._store.request_counts()
 
-    def latency_matrix(self, pings: int = 3) -> Row:
+    def latency_matrix(self, pings: int = 3, nbytes: int = 0) -> Row:
         """Return the latencies of all ranks, float64[K, K], row by rank; all ranks call it."""
-        return self.matrix(self.latencies(pings))
+        return self.matrix(self.latencies(pings, nbytes))
 
     def rate_matrix(self) -> Row:
         """Return `comm_rates` of all ranks, float64[K, K], row by rank; all ranks call it."""

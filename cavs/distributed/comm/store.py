@@ -126,9 +126,10 @@ class Store(Service):
         text = as_text(json.dumps([tag, name]))
         return self._ask(_REQUEST, rank, f"{what} {self._named(rank)}", tag, callback, text)
 
-    def ping(self, rank: int) -> float:
-        """Return the seconds that a message to `rank` and back takes."""
-        return self._ask(_PING, rank, f"ping of rank {self._named(rank)}", "").wait().seconds
+    def ping(self, rank: int, nbytes: int = 0) -> float:
+        """Return the seconds that a message of `nbytes` bytes to `rank` and back takes."""
+        payload, what = np.zeros(nbytes, np.uint8), f"ping of rank {self._named(rank)}"
+        return self._ask(_PING, rank, what, "", None, payload).wait().seconds
 
     def request_counts(self) -> NDArray[np.int64]:
         """Return the number of requests that each rank has answered, int64[K]."""
@@ -183,7 +184,7 @@ class Store(Service):
     def _read(self, letter: Letter) -> None:
         action, number = letter.words[:2]
         if action == _PING:
-            self._mailbox.post(letter.source, [_PONG, number])
+            self._mailbox.post(letter.source, [_PONG, number], letter.arrays)
         elif action == _REQUEST:
             tag, name = json.loads(letter.text())
             with self._lock:

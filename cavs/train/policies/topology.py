@@ -21,11 +21,14 @@ class AdaptiveTopology(Policy):
     of its program). Another number of ranks, which has no tree yet, begins with a new reference.
     """
 
-    def __init__(self, share: float = 0.8, window: int = 10, tree: str = "latency") -> None:
+    def __init__(
+        self, share: float = 0.8, window: int = 10, tree: str = "latency", probe: int = 1 << 18
+    ) -> None:
         require_number("share", share, "a number in (0, 1)", lambda x: 0 < x < 1)
         require_count("window", window)
         require(tree in ("latency", "star"), "tree", tree, "'latency' or 'star'")
-        self.share, self.window, self.tree = share, window, tree
+        require(type(probe) is int and probe >= 0, "probe", probe, "a number of bytes, or 0")
+        self.share, self.window, self.tree, self.probe = share, window, tree, probe
         self.monitors = (Throughput(window=window),)
         self._reference = math.nan
         self._begun = -1  # step before the first window
@@ -50,7 +53,7 @@ class AdaptiveTopology(Policy):
         slow = run.throughput < self.share * self._reference
         if 2 * run.all_reduce(float(slow), "sum") > run.size:
             star = [1] * run.size
-            self._done = run.set_tree(star if self.tree == "star" else run.latency_tree())
+            self._done = run.set_tree(star if self.tree == "star" else run.latency_tree(self.probe))
 
     def state_dict(self) -> dict[str, Any]:
         reference = None if math.isnan(self._reference) else self._reference

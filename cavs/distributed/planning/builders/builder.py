@@ -29,6 +29,7 @@ class Builder(ABC):
     """
 
     measures: ClassVar[bool] = False  # True if it decides by measurements of the machines
+    diverges: ClassVar[bool] = False  # True if replicas may hold different values
 
     def informed(self, compute: Compute, load: Load) -> Builder:
         """Return the builder that knows the computation and load of a step."""
@@ -60,6 +61,11 @@ def register(builder: B, name: str = "") -> B:
 
 #: Builders by name; a file of a user may have more.
 BUILDERS = NamedTypes[Builder](Builder, "strategy builder", "builder", REGISTRY)  # type: ignore[type-abstract]
+
+
+def builders_of_equal_replicas() -> list[str]:
+    """Return the names of the builders whose result is that of one process, or near it."""
+    return [name for name, builder in REGISTRY.items() if not builder.diverges]
 
 
 def find(text: str) -> Builder:

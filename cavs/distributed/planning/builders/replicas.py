@@ -63,6 +63,7 @@ class PartialExchange(RuleBuilder):
     gradients.
     """
 
+    diverges = True
     budget: float = 0.1
     cut: bool = option(True, values=(False, True))
     accumulate: bool = option(False, values=(False, True))
@@ -95,6 +96,7 @@ class PartialExchange(RuleBuilder):
 class AverageBuilder(RuleBuilder):
     """Gives every parameter the synchroniser `made`, whose options are those of the builder."""
 
+    diverges = True
     made: type[Synchroniser]
 
     def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:

@@ -1,0 +1,170 @@
+"""A batch that follows the gradient noise scale against batches of one size, on the treebank.
+
+Every training runs on MPI ranks of this machine for the same number of epochs of the Stanford
+Sentiment Treebank, with the same rate; what is compared is the best accuracy of the roots of the
+dev part, and the seconds of training (KungFu, figure 4: the adaptive batch is as good as a small
+one, in a fifth of its time). Evaluations are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+import cavs
+from benchmarks.bounds import Row, checked, missed, verdict
+from benchmarks.distributed import run_ranks
+from benchmarks.harness import markdown, write_report
+from benchmarks.options import at_least
+from benchmarks.result_paths import GridParser
+from cavs.cli.registry import find
+from cavs.distributed import Trainer, world
+from cavs.distributed.launch.launcher import command_of, find_mpirun
+from cavs.train import Policy, TrainingRun
+from cavs.train.policies import GNSBatch
+
+ADAPTIVE = "adaptive"
+TIME = 0.7  # of that of the best batch of one size
+
+
+class Sizes(Policy):
+    """Notes the batch size and the seconds of every epoch, without its evaluation."""
+
+    def __init__(self) -> None:
+        self.sizes, self.seconds = list[int](), list[float]()
+        self.begun = 0.0
+
+    def before_epoch(self, run: TrainingRun) -> None:
+        self.sizes.append(run.batch_size)
+        self.seconds.append(0.0)
+        self.begun = time.perf_counter()
+
+    def after_step(self, run: TrainingRun) -> None:
+        self.seconds[-1] = time.perf_counter() - self.begun
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Train with one choice of the batch; return accuracies, seconds and sizes by epoch."""
+    entry = find("tree-lstm")
+    own = argparse.Namespace(**entry.options())
+    own.data, own.limit, own.seed = os.path.join(given.data, "sst"), None, given.seed
+    own.hidden_size, own.embedding_size, own.dropout = given.hidden, given.embedding, 0.3
+    task = entry.build(own)
+    c = world(120.0)
+    trainer = Trainer(
+        task.model, cavs.optim.Adagrad(lr=0.05), communicator=c, threads=1, seed=given.seed
+    )
+    adapts = given.batch == ADAPTIVE
+    size = given.least if adapts else int(given.batch)
+    train = cavs.DataLoader(task.required("train"), size, shuffle=True, seed=given.seed)
+    dev = cavs.DataLoader(task.required("dev"), 100)
+    sizes = Sizes()
+    policies: list[Policy] = [sizes]
+    if adapts:
+        policies.append(GNSBatch(every=given.every, most=given.most, alpha=given.alpha))
+    result = trainer.fit(
+        train, epochs=given.epochs, dev=dev, metrics=task.metrics, progress=False, policies=policies
+    )
+    trainer.close()
+    accuracies = [epoch["dev_root_accuracy"] for epoch in result.epochs]
+    return {"accuracies": accuracies, "seconds": sizes.seconds, "sizes": sizes.sizes}
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return means over the seeds: the best accuracy, its deviation, and the seconds."""
+    best = [max(run["accuracies"]) for run in runs]
+    return {
+        "accuracy": statistics.fmean(best),
+        "deviation": statistics.stdev(best) if len(best) > 1 else 0.0,
+        "seconds": statistics.fmean(sum(run["seconds"]) for run in runs),
+        "sizes": runs[0]["sizes"],
+    }
+
+
+def best_of_one_size(result: dict[str, Any]) -> str:
+    """Return the batch of one size with the highest accuracy."""
+    one = [name for name in result["batches"] if name != ADAPTIVE]
+    return max(one, key=lambda name: float(result["batches"][name]["accuracy"]))
+
+
+def show(result: dict[str, Any]) -> str:
+    best = best_of_one_size(result)
+    seconds = result["batches"][best]["seconds"]
+    rows = [
+        [
+            name,
+            f"{100 * r['accuracy']:.1f} ± {100 * r['deviation']:.1f}",
+            f"{r['seconds']:.1f}",
+            f"{r['seconds'] / seconds:.2f}",
+            " ".join(map(str, dict.fromkeys(r["sizes"]))),
+        ]
+        for name, r in result["batches"].items()
+    ]
+    headers = ["batch", "accuracy of roots, %", "s of training", "of the best", "sizes"]
+    head = f"{result['ranks']} ranks, h {result['hidden']}, {result['epochs']} epochs, "
+    head += f"{result['seeds']} seeds"
+    return head + "\n\n" + markdown(headers, rows) + verdict(targets(result))
+
+
+def targets(result: dict[str, Any]) -> list[Row]:
+    """Return the bounds: the accuracy within noise of the best batch, and the time."""
+    if ADAPTIVE not in result["batches"]:
+        return []
+    best, found = result["batches"][best_of_one_size(result)], result["batches"][ADAPTIVE]
+    noise = max(best["deviation"], found["deviation"])
+    worse, times = best["accuracy"] - found["accuracy"], found["seconds"] / best["seconds"]
+    return [
+        checked("accuracy lost, against the deviation over seeds", worse, noise, False, "{:.3f}"),
+        checked("seconds, of the best batch of one size", times, TIME, False, "{:.2f}"),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("adaptive_batch", __doc__ or "")
+    add = parser.add_argument
+    add("--ranks", type=at_least(2), default=2, metavar="N")
+    add("--batches", nargs="+", default=["16", "64", "256", "1024", ADAPTIVE], metavar="N")
+    add("--least", type=at_least(2), default=16, metavar="N", help="first size of the adaptive one")
+    add("--most", type=at_least(2), default=1024, metavar="N", help="largest size")
+    add("--every", type=at_least(1), default=1, metavar="N", help="epochs between two changes")
+    add("--alpha", type=float, default=0.02, metavar="X", help="of the smoothed noise scale")
+    add("--epochs", type=at_least(1), default=6, metavar="N")
+    add("--seeds", type=at_least(1), default=3, metavar="N")
+    add("--hidden", type=at_least(1), default=100, metavar="N")
+    add("--embedding", type=at_least(1), default=100, metavar="N")
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
+    add("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    add("--batch", default="", help=argparse.SUPPRESS)
+    add("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if not given.data:
+        parser.error("--data DIR or $CAVS_DATA is needed")
+    if given.rank:
+        found = measure(given)
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print("RESULT " + json.dumps(found), flush=True)
+        return 0
+    own = list(sys.argv[1:] if arguments is None else arguments)
+
+    def run(batch: str, seed: int) -> dict[str, Any]:
+        more = ["--batch", batch, "--seed", str(seed)]
+        words = ["-m", "benchmarks.adaptive_batch", "--rank", *own, *more]
+        return run_ranks(command_of(find_mpirun(), given.ranks, words))
+
+    names = ("ranks", "hidden", "epochs", "seeds")
+    result: dict[str, Any] = {name: getattr(given, name) for name in names}
+    result["batches"] = {
+        batch: summary([run(batch, seed) for seed in range(given.seeds)]) for batch in given.batches
+    }
+    print(show(result))
+    write_report(given.out, show(result), [result])
+    return 1 if missed(targets(result)) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
