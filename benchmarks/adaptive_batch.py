@@ -29,7 +29,7 @@ from cavs.train import Policy, TrainingRun
 from cavs.train.policies import GNSBatch
 
 ADAPTIVE = "adaptive"
-TIME = 0.7  # of that of the best batch of one size
+TIME = 0.7  # part of the time that the best batch of one size takes
 
 
 class Sizes(Policy):

@@ -31,7 +31,7 @@ from cavs.train.policies import AdaptiveTopology
 
 ADAPTIVE, RING = "adaptive", "no tree"
 WITHIN = 20  # steps
-LEAST = 0.95  # of the graphs a second of the best tree that stays
+LEAST = 0.95  # part of the graphs a second that the best tree which stays gives
 SLOW = "SLOW"  # line by which rank 0 asks for the change
 
 
