@@ -35,6 +35,7 @@ from cavs.distributed.comm.named import NamedCollectives
 from cavs.distributed.comm.progress import Progress
 from cavs.distributed.comm.rates import Rates
 from cavs.distributed.comm.reductions import check_op, combine, complete
+from cavs.distributed.comm.service import Service
 from cavs.distributed.comm.store import Store
 from cavs.distributed.comm.topology import Topology, Tree, binomial, children
 from cavs.distributed.comm.traffic import Traffic
@@ -450,6 +451,11 @@ class Collectives(ProcessLocal, Communicator, ABC):
 
     def rates(self) -> Rates:
         return self._service(Rates)
+
+    @property
+    def service_bytes(self) -> int:
+        services = [s for s in self._services.values() if isinstance(s, Service)]
+        return sum(service.sent_bytes for service in services)
 
     def _service(self, cls: type[S]) -> S:
         if cls not in self._services:

@@ -168,6 +168,10 @@ class Communicator(Operations[Array], Protocol):
     def store(self) -> Store:
         """Return the arrays that ranks keep for each other; the first call is one of all ranks."""
 
+    @property
+    def service_bytes(self) -> int:
+        """Bytes that the services of this rank have sent so far; `sent_bytes` has none of them."""
+
     def rates(self) -> Rates:
         """Return rates and latencies between ranks; the first call is one of all ranks."""
 

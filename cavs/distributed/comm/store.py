@@ -1,7 +1,8 @@
 """A store of arrays that other ranks read while this one computes (KungFu's `keep` and `request`).
 
 A rank keeps a copy of its arrays under a tag; any other rank requests them by rank, name and tag,
-without a call on the side of the rank that keeps them (Mai et al., OSDI 2020, section 3.3).
+without a call on the side of the rank that keeps them (Mai et al., OSDI 2020, section 3.3). A rank
+may also combine arrays of its own with those that another one keeps.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,39 +21,44 @@ from numpy.typing import NDArray
 
 from cavs.distributed.comm.hang_detection import Known
 from cavs.distributed.comm.mailbox import Array, Letter, as_text
-from cavs.distributed.comm.messages import check_rank, dtype_code
+from cavs.distributed.comm.messages import check_rank
+from cavs.distributed.comm.reductions import check_op
 from cavs.distributed.comm.service import Future, Ranks, Service
+from cavs.distributed.comm.store_entry import (
+    Name,
+    StoreEntry,
+    StoreRequest,
+    Value,
+    arrays_of,
+    by_name,
+    chosen,
+    combined,
+    packed,
+    unfit,
+    value_of,
+)
 from cavs.errors import CommunicationError, ConfigError
 
-Name = str | int | None
-Value = Array | Sequence[Array] | Mapping[str, Array]
-_REQUEST, _REPLY, _REFUSE, _CANCEL, _PING, _PONG = range(6)
+_REQUEST, _REPLY, _REFUSE, _CANCEL, _PING, _PONG, _COMBINE = range(7)
 
 
 class Reply(NamedTuple):
-    """Arrays of another rank. version: counts its `keep`s of the tag from 1. seconds: from the
-    request to the reply."""
+    """Arrays of another rank. version: of these, see `Store.keep`. seconds: from the request to the
+    reply."""
 
     value: Any
     version: int
     seconds: float
 
 
-class _Kept(NamedTuple):
-    """Copies of arrays, never written again. layout: type of the value they are made of."""
-
-    version: int
-    layout: str
-    arrays: dict[Name, Array]
-
-
 @dataclass(eq=False)
 class _Request:
     rank: int
     tag: str
+    version: int
     future: Future[Reply]
-    callback: Callable[[Reply], None] | None
-    begun: float
+    callback: Callable[[Reply], None] | None = None
+    begun: float = field(default_factory=time.perf_counter)
 
 
 class Store(Service):
@@ -63,45 +69,51 @@ class Store(Service):
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._kept: dict[str, _Kept] = {}
-        self._waiting: dict[str, dict[tuple[int, int], Name]] = defaultdict(dict)
+        self._kept: dict[str, StoreEntry] = {}
+        self._waiting: dict[str, list[StoreRequest]] = defaultdict(list)
         self._requests: dict[int, _Request] = {}
-        self._numbers = itertools.count()
+        self._numbers, self._turns = itertools.count(), Counter[str]()
         self._counts = np.zeros(ranks.size, np.int64)
         self._seconds = np.zeros(ranks.size)
         super().__init__(ranks)
 
     # ---- keep ----------------------------------------------------------------------------------
 
-    def keep(self, value: Value, tag: str) -> int:
+    def keep(self, value: Value, tag: str, version: int | None = None) -> int:
         """Keep a copy of an array, a sequence of arrays or arrays by name; return its version.
 
         It replaces the arrays kept under `tag` before: a request sees all of one version. Any shape
-        and any dtype that can be sent.
+        and any dtype that can be sent. version: a number above that of the arrays before; one more,
+        beginning with 1, unless given.
         """
-        arrays: dict[Name, Array]
-        if isinstance(value, Mapping):
-            layout, arrays = "mapping", dict(value.items())
-        elif isinstance(value, np.ndarray):
-            layout, arrays = "array", {None: value}
-        else:
-            layout, arrays = "sequence", dict(enumerate(value))
-        for array in arrays.values():
-            dtype_code(array)
+        layout, arrays = by_name(value)
         copies = {name: np.array(array, order="C") for name, array in arrays.items()}
         with self._lock:
             self._check()
-            kept = _Kept(self.version(tag) + 1, layout, copies)
-            self._kept[tag] = kept
-            waiting = self._waiting.pop(tag, {})
-        for (rank, number), name in waiting.items():
-            self._answer(rank, number, name, tag, kept)
-        return kept.version
+            before = self.version(tag)
+            version = before + 1 if version is None else version
+            if version <= before:
+                hint = "count versions upwards"
+                raise ConfigError(f"version {version} of {tag!r} after version {before}", hint=hint)
+            self._kept[tag] = StoreEntry(version, layout, copies)
+        self._serve(tag)
+        return version
+
+    def kept(self, tag: str) -> list[Array]:
+        """Return the arrays that this rank keeps under `tag` by now, for reading only."""
+        with self._lock:
+            found = self._kept.get(tag)
+        return [] if found is None else list(found.arrays.values())
 
     def version(self, tag: str) -> int:
-        """Return how often this rank has kept something under `tag`."""
-        kept = self._kept.get(tag)
-        return kept.version if kept else 0
+        """Return the version of what this rank keeps under `tag`; 0 if that is nothing."""
+        found = self._kept.get(tag)
+        return found.version if found else 0
+
+    def next_turn(self, tag: str) -> int:
+        """Return how often this has been called for `tag`, which ranks in step have alike."""
+        self._turns[tag] += 1
+        return self._turns[tag]
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -115,21 +127,54 @@ class Store(Service):
         return self.request_async(rank, name, tag).wait().value
 
     def request_async(
-        self, rank: int, name: Name, tag: str, callback: Callable[[Reply], None] | None = None
+        self,
+        rank: int,
+        name: Name,
+        tag: str,
+        callback: Callable[[Reply], None] | None = None,
+        *,
+        version: int = 1,
     ) -> Future[Reply]:
         """Return a handle at once; `wait` returns a `Reply`.
 
         callback: called with the reply on the thread of the store, before the handle is done. It
-        must be short and wait for no rank; an error that it raises is that of the handle.
+        must be short and wait for no rank; an error that it raises is that of the handle. version:
+        the request waits until `rank` keeps this one or a later one.
         """
         what = f"request of {f'{name!r} in ' if name is not None else ''}{tag!r} from rank"
-        text = as_text(json.dumps([tag, name]))
-        return self._ask(_REQUEST, rank, f"{what} {self._named(rank)}", tag, callback, text)
+        text = as_text(json.dumps([tag, name, version]))
+        request = _Request(
+            rank, tag, version, Future(self, f"{what} {self._named(rank)}"), callback
+        )
+        return self._ask(_REQUEST, request, text)
+
+    def combine(
+        self, rank: int, value: Value, tag: str, op: str = "mean", *, version: int = 1
+    ) -> Future[Reply]:
+        """Reduce `value` and what `rank` keeps under `tag`; both have the result.
+
+        op: "sum", "min", "max" or "mean". Arrays must have the names, shapes and dtypes of those
+        that are kept. `rank` keeps the result as one version more, at once: a request or another
+        `combine` sees the arrays before it or after it. version: the reduction waits until `rank`
+        keeps this one or a later one. Returns a handle of a `Reply` with the result.
+        """
+        layout, arrays = by_name(value)
+        for array in arrays.values():
+            check_op(op, array.dtype.name)
+        head, data = packed(layout, arrays)
+        future: Future[Reply] = Future(self, f"{op} of {tag!r} with rank {self._named(rank)}")
+        text = as_text(json.dumps([tag, op, version, head]))
+        return self._ask(_COMBINE, _Request(rank, tag, version, future), text, *data)
+
+    def cancel(self, future: Future[Reply]) -> None:
+        """End a request with a `CommunicationError`; a reply that still comes is ignored."""
+        self._end(future, CommunicationError(f"{future.operation} was cancelled"), late=False)
 
     def ping(self, rank: int, nbytes: int = 0) -> float:
         """Return the seconds that a message of `nbytes` bytes to `rank` and back takes."""
-        payload, what = np.zeros(nbytes, np.uint8), f"ping of rank {self._named(rank)}"
-        return self._ask(_PING, rank, what, "", None, payload).wait().seconds
+        future: Future[Reply] = Future(self, f"ping of rank {self._named(rank)}")
+        payload = np.zeros(nbytes, np.uint8)
+        return self._ask(_PING, _Request(rank, "", 0, future), payload).wait().seconds
 
     def request_counts(self) -> NDArray[np.int64]:
         """Return the number of requests that each rank has answered, int64[K]."""
@@ -145,39 +190,40 @@ class Store(Service):
         check_rank(rank, self.size)
         return self.names[rank]
 
-    def _ask(
-        self,
-        letter: int,
-        rank: int,
-        operation: str,
-        tag: str,
-        callback: Callable[[Reply], None] | None = None,
-        *arrays: Array,
-    ) -> Future[Reply]:
-        future: Future[Reply] = Future(self, operation)
+    def _ask(self, letter: int, request: _Request, *arrays: Array) -> Future[Reply]:
         with self._lock:
             self._check()
             number = next(self._numbers)
-            self._requests[number] = _Request(rank, tag, future, callback, time.perf_counter())
-            self._pending.add(future)
+            self._requests[number] = request
+            self._pending.add(request.future)
         try:
-            self._mailbox.post(rank, [letter, number], arrays)
+            self._mailbox.post(request.rank, [letter, number], arrays)
         except CommunicationError as error:
             self.fail(error)
-        return future
+        return request.future
 
-    def _answer(self, rank: int, number: int, name: Name, tag: str, kept: _Kept) -> None:
-        if name is not None and name not in kept.arrays:
-            has = f"keeps {', '.join(map(repr, kept.arrays))} under {tag!r}, not {name!r}"
-            text = f"rank {self.names[self.rank]} {has}"
-            self._mailbox.post(rank, [_REFUSE, number], [as_text(text)])
-            return
-        chosen = kept.arrays if name is None else {None: kept.arrays[name]}
-        layout = kept.layout if name is None else "array"
-        head = [layout, [[key, a.dtype.name, a.shape] for key, a in chosen.items()]]
-        arrays = [a.reshape(-1).view(np.uint8) for a in chosen.values()]
-        words = [_REPLY, number, kept.version]
-        self._mailbox.post(rank, words, [as_text(json.dumps(head)), *arrays])
+    def _serve(self, tag: str) -> None:
+        """Answer the requests of a tag that wait for no later version, as they came."""
+        answers = []
+        with self._lock:
+            waiting = self._waiting[tag]
+            while ready := next((w for w in waiting if w.version <= self.version(tag)), None):
+                waiting.remove(ready)
+                kept = self._kept[tag]
+                misfit = unfit(tag, kept, ready)
+                if ready.op and not misfit:
+                    kept = self._kept[tag] = combined(kept, ready)
+                answers.append((ready, kept, misfit))
+            if not waiting:
+                del self._waiting[tag]
+        for asked, kept, misfit in answers:
+            if misfit:
+                text = as_text(f"rank {self.names[self.rank]} keeps {misfit}")
+                self._mailbox.post(asked.rank, [_REFUSE, asked.number], [text])
+                continue
+            head, data = packed(*chosen(kept, asked))
+            words = [_REPLY, asked.number, kept.version]
+            self._mailbox.post(asked.rank, words, [as_text(json.dumps(head)), *data])
 
     # ---- letters -------------------------------------------------------------------------------
 
@@ -185,18 +231,18 @@ class Store(Service):
         action, number = letter.words[:2]
         if action == _PING:
             self._mailbox.post(letter.source, [_PONG, number], letter.arrays)
-        elif action == _REQUEST:
-            tag, name = json.loads(letter.text())
+        elif action in (_REQUEST, _COMBINE):
+            tag, what, version, *heads = json.loads(letter.text())
+            arrays = arrays_of(heads[0], letter) if heads else {}
+            name, op = (None, what) if heads else (what, "")
             with self._lock:
-                kept = self._kept.get(tag)
-                if kept is None:
-                    self._waiting[tag][letter.source, number] = name
-            if kept is not None:
-                self._answer(letter.source, number, name, tag, kept)
+                asked = StoreRequest(letter.source, number, name, max(version, 1), op, arrays)
+                self._waiting[tag].append(asked)
+            self._serve(tag)
         elif action == _CANCEL:
             with self._lock:
                 for waiting in self._waiting.values():
-                    waiting.pop((letter.source, number), None)
+                    waiting[:] = [w for w in waiting if w[:2] != (letter.source, number)]
         else:
             self._take(letter)
 
@@ -213,13 +259,14 @@ class Store(Service):
                 self._counts[request.rank] += 1
                 self._seconds[request.rank] += seconds
         if action == _REFUSE:
-            hint = "request a name that is kept, or None for all"
+            hint = "ask for a name that is kept, or None for all; combine arrays of one form"
             request.future.finish(error=ConfigError(letter.text(), hint=hint))
             return
         reply = Reply(None, 0, seconds)
         try:
             if action == _REPLY:
-                reply = Reply(_value(letter), letter.words[2], seconds)
+                head = json.loads(letter.text())
+                reply = Reply(value_of(head[0], arrays_of(head, letter)), letter.words[2], seconds)
             if request.callback is not None:
                 request.callback(reply)
         except Exception as error:  # the caller's, raised again by `wait`
@@ -241,7 +288,8 @@ class Store(Service):
         if found is None or not found[1].tag:
             return super()._find_missing(future)
         request = found[1]
-        text = f"has kept nothing under {request.tag!r}"
+        lacking = "nothing" if request.version == 1 else f"no version {request.version} yet"
+        text = f"has kept {lacking} under {request.tag!r}"
         owner = self.names[request.rank]
         return [request.rank], lambda name: text if name == owner else ""
 
@@ -261,15 +309,3 @@ class Store(Service):
             super().fail(error)
             self._requests.clear()
             self._waiting.clear()
-
-
-def _value(letter: Letter) -> Any:
-    """Return the arrays of a reply, as they were kept."""
-    layout, heads = json.loads(letter.text())
-    arrays = {
-        key: data.view(np.dtype(dtype)).reshape(shape)
-        for (key, dtype, shape), data in zip(heads, letter.arrays[1:], strict=True)
-    }
-    if layout == "array":
-        return next(iter(arrays.values()))
-    return arrays if layout == "mapping" else list(arrays.values())

@@ -148,8 +148,9 @@ class Roles:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent in all its groups."""
-        return self.everyone.sent_bytes + sum(c.sent_bytes for c in self._parts)
+        """Bytes that this rank has sent in all its groups, and by services of the whole."""
+        own = self.everyone.sent_bytes + self.everyone.service_bytes
+        return own + sum(c.sent_bytes for c in self._parts)
 
     def leave(self) -> None:
         """End all waits in the groups that are parts of the whole."""

@@ -207,3 +207,135 @@ def test_one_rank_requests_from_itself():
     store.close()
     with pytest.raises(CommunicationError, match="closed"):
         store.request(0, None, "w")
+
+
+def test_a_request_waits_for_the_version_that_it_names():
+    def work(c):
+        store = c.store()
+        c.barrier()
+        if c.rank == 0:
+            future = store.request_async(1, None, "w", version=3)
+            time.sleep(0.05)
+            assert not future.done
+            c.barrier()
+            reply = future.wait()
+            assert (reply.version, reply.value[0]) == (3, 3)
+            assert store.request_async(1, None, "w", version=2).wait().version == 3
+        else:
+            store.keep(np.full(1, 1), "w")
+            store.keep(np.full(1, 2), "w")
+            c.barrier()
+            store.keep(np.full(1, 3), "w")
+        c.barrier()
+        if c.rank == 1:
+            assert store.keep(np.full(1, 9), "w", version=9) == 9 == store.version("w")
+            with pytest.raises(ConfigError, match="version 9 of 'w' after version 9"):
+                store.keep(np.full(1, 9), "w", version=9)
+        c.timeout = 0.2
+        if c.rank == 0:
+            with pytest.raises(CommunicationError, match="no version 12 yet under 'w'"):
+                store.request_async(1, None, "w", version=12).wait()
+        c.timeout = patience(20)
+        c.barrier()
+
+    run_threads(2, work, timeout=patience(20))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(2, 5), st.lists(SHAPES, min_size=1, max_size=3), st.sampled_from(["sum", "max"]))
+def test_arrays_are_combined_one_after_the_other(size, shapes, op):
+    """All other ranks combine theirs with those of rank 0; each has what rank 0 had by then."""
+
+    def work(c):
+        store = c.store()
+        store.keep([np.full(shape, float(c.rank + 1)) for shape in shapes], "w")
+        c.barrier()
+        found = None
+        if c.rank:
+            mine = [np.full(shape, float(c.rank + 1)) for shape in shapes]
+            # By version: rank 1 is the first.
+            found = store.combine(0, mine, "w", op, version=c.rank).wait()
+        c.barrier()
+        return store.kept("w"), store.version("w"), found
+
+    results = run_threads(size, work)
+    total = 1.0
+    for rank in range(1, size):
+        total = total + rank + 1 if op == "sum" else float(rank + 1)
+        reply = results[rank][2]
+        assert reply.version == rank + 1
+        assert all((array == total).all() for array in reply.value)
+    assert results[0][1] == size and [a.shape for a in results[0][0]] == shapes
+    assert all((array == total).all() for array in results[0][0])
+
+
+def test_no_combination_is_lost():
+    """Ranks add to the arrays of rank 0 in any order, and to those of each other, at once."""
+
+    def work(c):
+        store = c.store()
+        store.keep({"a": np.zeros(1000), "b": np.zeros(3)}, "w")
+        c.barrier()
+        one = {"a": np.ones(1000), "b": np.ones(3)}
+        futures = [store.combine(r, one, "w", "sum") for r in range(c.size) for _ in range(20)]
+        for future in futures:
+            assert len({float(x) for a in future.wait().value.values() for x in a}) == 1
+        c.barrier()
+        return [a.tolist() for a in store.kept("w")]
+
+    for a, b in run_threads(4, work):
+        assert set(a) == set(b) == {80.0}
+
+
+def test_arrays_of_another_form_are_not_combined():
+    def work(c):
+        store = c.store()
+        store.keep(np.ones(2), "w")
+        c.barrier()
+        if c.rank == 0:
+            with pytest.raises(ConfigError, match=r"rank 1 keeps .*\[2\].* under 'w', not .*\[3\]"):
+                store.combine(1, np.ones(3), "w").wait()
+            with pytest.raises(ConfigError, match="the mean of arrays of int64"):
+                store.combine(1, np.ones(2, np.int64), "w")
+            with pytest.raises(ConfigError, match="no reduction 'median'"):
+                store.combine(1, np.ones(2), "w", "median")
+            assert store.combine(1, np.zeros(2), "w").wait().value.tolist() == [0.5, 0.5]
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_a_cancelled_request_ends_and_its_reply_is_ignored():
+    def work(c):
+        store, seen = c.store(), []
+        c.barrier()
+        if c.rank == 0:
+            future = store.request_async(1, None, "late", seen.append)
+            store.cancel(future)
+            with pytest.raises(CommunicationError, match="from rank 1 was cancelled"):
+                future.wait()
+        c.barrier()
+        store.keep(np.ones(1), "late")
+        c.barrier()
+        assert store.request(1 - c.rank, None, "late")[0] == 1 and seen == []
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_bytes_of_services_are_counted():
+    def work(c):
+        store = c.store()
+        store.keep(np.zeros(1000), "w")
+        c.barrier()
+        before = c.service_bytes
+        c.barrier()
+        operations = c.sent_bytes
+        if c.rank == 0:
+            store.request(1, None, "w")
+        assert c.sent_bytes == operations
+        c.barrier()
+        return c.service_bytes - before
+
+    asked, answered = run_threads(2, work)
+    assert 0 < asked < 200 and 8000 < answered < 8300
