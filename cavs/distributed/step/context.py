@@ -253,7 +253,12 @@ class StaleParameters:
         return self._updates if servers is None else servers.updates
 
     def settle(self) -> None:
-        """Wait for all ranks; after it all gradients are applied and parameters are equal."""
+        """Wait for all ranks; after it all gradients are applied and parameters are equal.
+
+        Requests of exchanges have ended, too, so that no rank answers one after its last step.
+        """
+        for exchange in self.context.exchanges:
+            exchange.settle()
         servers = self.context.servers
         if servers is None or self._written:
             return

@@ -202,6 +202,8 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         """See `Session.invalidate`. ConfigError while gradients of stale parameters travel."""
         self.stale.wrote()
         self.writes += 1
+        for exchange in self.exchanges:
+            exchange.forget()
         self.session.invalidate()
 
     def evaluate(self, batch: GraphBatch) -> EvalResult:

@@ -7,7 +7,7 @@ runs, as all-reduce of gradients is; a step waits for no gradient of another ran
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy import Synchroniser as Config
 from cavs.distributed.strategy.expression import Problem, check_number, check_whole
-from cavs.distributed.sync.operation import Operation, Pricing
+from cavs.distributed.sync.operation import Chain, Operation, Pricing
 from cavs.distributed.sync.part import Array, Gradients, Member, Piece, Scope
 from cavs.distributed.sync.synchroniser import Exchange, Facts, Runtime, Synchroniser, Transfer
 
@@ -25,40 +25,36 @@ from cavs.distributed.sync.synchroniser import Exchange, Facts, Runtime, Synchro
 class ValueExchange(Exchange):
     """All members together, each a whole parameter; their gradients stay on this rank.
 
-    options: the synchroniser of the members, which is one for all.
+    options: the synchroniser of the members, which is one for all. early: True if values are
+    exchanged before the update.
     """
 
+    early: ClassVar[bool] = True
     reduces = False
     mixes_values = True
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
         self.options = members[0].leaf.sync
-        self.buffer = np.empty(
-            sum(self.values[p].size for p in self.parameters), self.values[0].dtype
-        )
-        ends = np.cumsum([self.values[p].size for p in self.parameters])
-        self._slices = [
-            slice(end - self.values[p].size, end)
-            for p, end in zip(self.parameters, ends.tolist(), strict=True)
-        ]
+
+    @classmethod
+    def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
+        chains = super().chains(members, pricing)
+        return [(turn, replace(chain, sends_values=cls.early)) for turn, chain in chains]
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         return self.local_pieces(gradients, usable, Scope.OWN)
 
-    def read_values(self) -> None:
-        """Copy the values of all members to `buffer`."""
-        for p, part in zip(self.parameters, self._slices, strict=True):
-            self.buffer[part] = self.values[p].reshape(-1)
-
-    def in_members(self, flat: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield the values of every member, and its part of a `flat` array of all members."""
-        for p, part in zip(self.parameters, self._slices, strict=True):
-            yield self.values[p].reshape(-1), flat[part]
+    def own_values(self) -> list[Array]:
+        """Return the values of every member, flat: the memory of the parameters."""
+        return [self.values[p].reshape(-1) for p in self.parameters]
 
 
 class AverageEvery(ValueExchange):
-    """The mean of the values over the ranks, in every n-th step."""
+    """The mean of the values over the ranks, in every n-th step.
+
+    buffer: values of all members.
+    """
 
     @staticmethod
     def period(options: Config) -> int:
@@ -74,6 +70,9 @@ class AverageEvery(ValueExchange):
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
         self.due, self.every = False, self.period(self.options)
+        ends = np.cumsum([values.size for values in self.own_values()])
+        self.buffer = np.empty(ends[-1], self.values[0].dtype)
+        self._ends = ends[:-1]
 
     def begin(self, step: int, lr: float) -> None:
         self.due = step % self.every == 0
@@ -82,6 +81,14 @@ class AverageEvery(ValueExchange):
         if self.due:
             self.read_values()
             c.all_reduce(self.buffer, "mean")
+
+    def read_values(self) -> None:
+        """Copy the values of all members to `buffer`."""
+        np.concatenate(self.own_values(), out=self.buffer)
+
+    def in_members(self, flat: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the values of every member, and its part of a `flat` array of all members."""
+        yield from zip(self.own_values(), np.split(flat, self._ends), strict=True)
 
 
 class AverageValues(AverageEvery):
@@ -155,12 +162,17 @@ class CentralModel(AverageEvery):
             if isinstance(other, CentralModel) and other.parameters == self.parameters:
                 self.z, self.before, self._lr = other.z, other.before, other._lr
 
+    def forget(self) -> None:
+        self.z = self.before = None
+
     def weigh(self, by: float) -> None:
-        self.z = self.before = None  # the ranks that are left begin from their mean
+        self.forget()  # the ranks that are left begin from their mean
 
 
 class SlowValues(AverageEvery):
     """Slow values, which step towards the mean of the ranks' fast ones after every k updates."""
+
+    early: ClassVar[bool] = False
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
@@ -195,6 +207,9 @@ class SlowValues(AverageEvery):
         if slow is not None and slow.shape == self.buffer.shape:
             self.slow = slow.copy()
 
+    def forget(self) -> None:
+        self.slow = None
+
     def inherit(self, old: Sequence[Exchange]) -> None:
         for other in old:
             if isinstance(other, SlowValues) and other.parameters == self.parameters:
@@ -204,6 +219,8 @@ class SlowValues(AverageEvery):
 @dataclass(frozen=True, kw_only=True)
 class ModelAverage(Synchroniser):
     """Base of synchronisers that average values; all parameters of one travel together."""
+
+    joins_tables: ClassVar[bool] = True
 
     @property
     def diverges(self) -> bool:
@@ -241,13 +258,10 @@ class ModelAverage(Synchroniser):
             )
 
     @classmethod
-    def lower_rows(cls, table: tuple[Member, ...]) -> list[Transfer]:
-        return [Transfer(cls.exchange, table)]
-
-    @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
-        """See `Synchroniser`. All dense parameters travel together, tables one by one."""
-        return [Transfer(cls.exchange, tuple(members))] if members else []
+        """See `Synchroniser`. All travel together, in an order that no program changes."""
+        ordered = tuple(sorted(members, key=lambda member: member.parameter))
+        return [Transfer(cls.exchange, ordered)] if members else []
 
 
 @register

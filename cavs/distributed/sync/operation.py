@@ -29,8 +29,9 @@ _LARGEST = 700.0  # largest argument of exp
 class Operation:
     """One collective among `ranks`.
 
-    collective: all_reduce, all_gather, all_to_all; reduce or gather to `root`; broadcast from it.
-    nbytes: size of the array that each rank contributes, or receives in a broadcast: one number, or
+    collective: all_reduce, all_gather, all_to_all; reduce or gather to `root`; broadcast from it;
+    request, in which ranks ask others, drawn evenly, for an array. nbytes: size of the array that
+    each rank contributes, receives in a broadcast, or on average sends for requests: one number, or
     one for each of `ranks`. in_place: True of dense gradients in the engine's memory, which other
     ranks may map.
     """
@@ -56,13 +57,15 @@ class Chain:
     """Operations on one parameter, shard or fused group, one after the other.
 
     leaves: the names it carries. waits: True if a step ends only after it (synchronous). bounded:
-    True if replicas stay within some steps of each other.
+    True if replicas stay within some steps of each other. sends_values: True if it begins with a
+    step, since it needs no gradient.
     """
 
     leaves: tuple[str, ...]
     operations: tuple[Operation, ...]
     waits: bool = True
     bounded: bool = True
+    sends_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,8 @@ def sent_bytes(operation: Operation, world: int) -> Floats:
             result[ranks] = own * 2 * (n - 1) / n
         case "all_gather":  # around a ring: everything but what the next one brought
             result[ranks] = own.sum() - np.roll(own, -1) + HEADER_BYTES * (n - 1)
+        case "request":
+            result[ranks] = own
         case "all_to_all":
             result[ranks] = own * (n - 1) / n + HEADER_BYTES * (n - 1)
         case "reduce" | "gather":

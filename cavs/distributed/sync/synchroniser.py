@@ -180,6 +180,12 @@ class Exchange(ABC):
     def remember(self, arrays: Mapping[str, Array]) -> None:  # noqa: B027
         """Restore a result of `memory_of`; a state of another form is ignored."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Drop values that are kept from earlier steps: parameters were written from outside."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for requests that this rank has begun and not awaited, whatever comes of them."""
+
     def weigh(self, by: float) -> None:  # noqa: B027
         """Scale the residual, as gradients are means over another number of ranks."""
 
@@ -285,10 +291,12 @@ class Transfer:
 class Synchroniser(Config):
     """A synchroniser that can be priced and run; subclasses are frozen dataclasses.
 
-    exchange: of a dense member that travels alone, unless `lower` is overridden.
+    exchange: of a dense member that travels alone, unless `lower` is overridden. joins_tables: True
+    if `lower` groups tables together with dense members.
     """
 
     exchange: ClassVar[type[Exchange]]
+    joins_tables: ClassVar[bool] = False
 
     @classmethod
     def lower_rows(cls, table: tuple[Member, ...]) -> list[Transfer]:
@@ -301,7 +309,10 @@ class Synchroniser(Config):
 
     @classmethod
     def lower(cls, members: Sequence[Member], facts: Facts) -> list[Transfer]:
-        """Group dense members that this class reduces, in the order of turns: each alone."""
+        """Group dense members that this class reduces, in the order of turns: each alone.
+
+        Also tables, if `joins_tables`.
+        """
         return [Transfer(cls.exchange, (member,)) for member in members]
 
 
@@ -316,7 +327,7 @@ def lower(members: Iterable[Member], facts: Facts) -> list[Transfer]:
         assert isinstance(sync, Synchroniser)
         chosen = sync.resolve(member, facts)
         own = groups.setdefault(type(chosen), [])
-        if member.variable.sparse:
+        if member.variable.sparse and not chosen.joins_tables:
             found += chosen.lower_rows(together)
         elif chosen is sync:
             own.append(member)

@@ -230,6 +230,7 @@ def simulate(
     Synchronous servers send new values when all replicas have computed and all sums that a step
     waits for are there. Through chains that do not wait for all (staleness, asynchronous) a replica
     waits for its own gradient and the answer alone, unless some port has more than a step's work.
+    For requests that a step does not wait for it waits not at all: a slow one serves more steps.
     Without any bound a step takes as long as that of a usual replica, not of the slowest.
     """
     compute = compute or computation.Compute()
@@ -238,7 +239,9 @@ def simulate(
         compute = replace(compute, slowest=1.0)
     times = compute.gradient_times(variables)
     times |= {x.name: times[n.name] for n in strategy.nodes if n.name in times for x in n.leaves}
-    ready = [max(times[leaf] for leaf in chain.leaves) for chain in chains]
+    ready = [
+        0.0 if chain.sends_values else max(times[leaf] for leaf in chain.leaves) for chain in chains
+    ]
     cluster = Cluster(strategy.graph, resources)
     ports = _Ports(cluster)
     queue = [(now, i, 0) for i, now in enumerate(ready)]
@@ -266,7 +269,7 @@ def simulate(
     ]
     busy = float(max(ports.busy_out.max(), ports.busy_into.max()))
     seconds = max([compute.seconds, *waited])
-    if not all(chain.waits for chain in chains):
+    if any(_is_served(chain) and not chain.waits for chain in chains):
         seconds = max(seconds, busy)
     return Simulation(seconds, seconds - compute.seconds, busy, tuple(finished))
 
@@ -280,7 +283,7 @@ def _pull(chain: Chain) -> int:
 def _round_trip(chain: Chain, cluster: Cluster) -> float:
     """Return the seconds from a replica to the server and back, if it is alone on the way."""
     seconds = 0.0
-    for operation in chain.operations:
+    for operation in chain.operations if _is_served(chain) else ():
         sizes = dict(zip(operation.ranks, operation.bytes_of_ranks().tolist(), strict=True))
         sizes.pop(operation.root)
         other = max(sizes, key=lambda rank: sizes[rank])

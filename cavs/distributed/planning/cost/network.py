@@ -142,12 +142,15 @@ class Cluster:
         slowest = float(min(links))  # bytes a second around the ring
         reduce = nbytes / self.network.reduce_bandwidth
         out, into = np.zeros((2, self.ports))
-        if operation.collective == "all_to_all":
-            count = np.bincount(node, minlength=base)
-            out[:base] = count * (n - count) * nbytes / n / self.card
-            out[base + ranks] = (count[node] - 1) * nbytes / n / local
+        spread = {"all_to_all": n, "request": n - 1}  # parts of an array, one to each other rank
+        if operation.collective in spread:
+            count, part = np.bincount(node, minlength=base), nbytes / spread[operation.collective]
+            out[:base] = count * (n - count) * part / self.card
+            out[base + ranks] = (count[node] - 1) * part / local
             into[:] = out
             transfer = float(out.max())
+            if operation.collective == "request" and crosses.any():  # one connection
+                transfer = max(transfer, nbytes / self.network.flow_bandwidth)
         else:  # a ring, or a tree of small messages, which goes once through every node
             share = 2 * (n - 1) / n if operation.collective == "all_reduce" else n - 1.0
             streams = np.minimum(leaving, 1) if operation.is_tree else leaving
@@ -162,8 +165,8 @@ class Cluster:
             transfer = 2 * (across * nbytes / slowest + inner * (nbytes / local))
             terms = transfer, 2 * across, 2 * inner, depth * reduce
         else:
-            steps = 2 * (n - 1) if operation.collective == "all_reduce" else n - 1
-            summed = 0.0 if operation.collective == "all_gather" else (n - 1) / n
+            steps = {"all_reduce": 2 * (n - 1), "request": 2}.get(operation.collective, n - 1)
+            summed = 0.0 if operation.collective in ("all_gather", "request") else (n - 1) / n
             messages = (steps, 0) if crosses.any() else (0, steps)
             terms = transfer, *messages, summed * reduce
         return Cost(*terms, ranks, *_busy(out), *_busy(into))
