@@ -1,5 +1,6 @@
 """How the gradients of a parameter are reduced: synchronisers, and the exchanges that run them."""
 
+from cavs.distributed.sync.adpsgd import ADPSGD
 from cavs.distributed.sync.all_reduce import (
     AllReduce,
     CompressedAllReduce,
@@ -12,6 +13,7 @@ from cavs.distributed.sync.operation import Pricing
 from cavs.distributed.sync.parameter_server import DenseServers, ParameterServer, SparseServers
 from cavs.distributed.sync.part import BUCKET, Member, Part, Piece, Scope, part_of
 from cavs.distributed.sync.partial_exchange import PartialAllReduce
+from cavs.distributed.sync.peer_average import PeerAverage
 from cavs.distributed.sync.sufficient_factors import FactorBroadcast, SufficientFactors
 from cavs.distributed.sync.synchroniser import (
     Exchange,
@@ -23,6 +25,7 @@ from cavs.distributed.sync.synchroniser import (
 )
 
 __all__ = [
+    "ADPSGD",
     "BUCKET",
     "SMA",
     "AllReduce",
@@ -39,6 +42,7 @@ __all__ = [
     "ParameterServer",
     "Part",
     "PartialAllReduce",
+    "PeerAverage",
     "Piece",
     "Pricing",
     "Runtime",

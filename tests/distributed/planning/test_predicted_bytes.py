@@ -24,6 +24,7 @@ WORDS, WIDTH, PART = 3000, 16, 100  # graphs per rank
 STEPS = 4
 BUILDERS = ["Buckets", "AllReduce", "Parallax", "PSLoadBalancing", "Poseidon"]
 OTHERS = ["Poseidon(batch_size=1)", "Poseidon(otherwise='all_reduce')", "PartitionedPS"]
+PEERS = ["PeerAverage", "ADPSGD", "SMA"]
 
 
 class Sentence(cavs.Model):
@@ -96,6 +97,11 @@ def check(make, strategy, ranks, tree=False):
 @pytest.mark.parametrize("strategy", [*BUILDERS, *OTHERS])
 def test_bytes_are_predicted_from_one_shard(strategy, make, ranks):
     check(make, strategy, ranks)
+
+
+@pytest.mark.parametrize("strategy", PEERS)
+def test_bytes_of_models_are_predicted(strategy):
+    check(Sentence, strategy, 4)
 
 
 @pytest.mark.parametrize("strategy", BUILDERS)

@@ -16,7 +16,7 @@ from cavs.distributed.strategy import shards_of
 from cavs.train.schedules import StepDecay
 
 STEPS, LR, MOMENTUM = 7, 0.2, 0.5
-COUNTS = {1: [6], 2: [3, 3], 3: [3, 2, 1]}  # graphs of each rank
+COUNTS = {1: [6], 2: [3, 3], 3: [3, 2, 1], 4: [1, 2, 1, 2]}  # graphs of each rank
 
 
 class Chain(cavs.Model):

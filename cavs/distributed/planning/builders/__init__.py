@@ -25,13 +25,21 @@ from cavs.distributed.planning.builders.builder import (
     smallest_non_divisor,
     whole,
 )
-from cavs.distributed.planning.builders.replicas import SMA, Crossbow, Lookahead, PartialExchange
+from cavs.distributed.planning.builders.replicas import (
+    ADPSGD,
+    SMA,
+    Crossbow,
+    Lookahead,
+    PartialExchange,
+    PeerAverage,
+)
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, Variable
 from cavs.distributed.sync import AllReduce as AllReduceSynchroniser
 from cavs.distributed.sync import ParameterServer, SufficientFactors
 from cavs.errors import ConfigError
 
 __all__ = [
+    "ADPSGD",
     "PS",
     "REGISTRY",
     "SMA",
@@ -47,6 +55,7 @@ __all__ = [
     "PartialExchange",
     "PartitionedAR",
     "PartitionedPS",
+    "PeerAverage",
     "Poseidon",
     "RandomAxisPartitionAR",
     "UnevenPartitionedPS",

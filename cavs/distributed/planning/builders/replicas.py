@@ -19,10 +19,12 @@ from cavs.distributed.planning.builders.builder import (
 )
 from cavs.distributed.strategy import NodeConfig, Variable
 from cavs.distributed.strategy.expression import Synchroniser, check_number
+from cavs.distributed.sync import ADPSGD as ADPSGDSynchroniser
 from cavs.distributed.sync import SMA as SMASynchroniser
 from cavs.distributed.sync import Crossbow as CrossbowSynchroniser
 from cavs.distributed.sync import Lookahead as LookaheadSynchroniser
 from cavs.distributed.sync import PartialAllReduce
+from cavs.distributed.sync import PeerAverage as PeerAverageSynchroniser
 from cavs.distributed.sync.operation import row_bytes
 
 
@@ -142,3 +144,24 @@ class Lookahead(AverageBuilder):
     made = LookaheadSynchroniser
     alpha: float = 0.5
     every: int = 5
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PeerAverage(AverageBuilder):
+    """The mean with the model of one peer a step; see `cavs.distributed.sync.PeerAverage`."""
+
+    made = PeerAverageSynchroniser
+    select: str = "random"
+    mode: str = "sync"
+    seed: int = 0
+    timeout: float = 0.0
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ADPSGD(AverageBuilder):
+    """Means of pairs of ranks; see `cavs.distributed.sync.ADPSGD`."""
+
+    made = ADPSGDSynchroniser
+    seed: int = 0
