@@ -111,7 +111,6 @@ class Fit:
         self.since_checkpoint = 0
         self.saved, self.written = self.state.steps, False  # last saved step; True if in a file
         self.loader_state: dict[str, Any] | None = None  # where to resume, if not where `train` is
-        self.shows = options.progress and self.coordinator.writes_files
         with ExitStack() as held:
             if self.path is not None:
                 check_writable(self.path)
@@ -123,9 +122,15 @@ class Fit:
             )
             if resume_point is not None:
                 self.adaptation.load_state_dict(resume_point.progress)
-            logs = options.log is not None and self.coordinator.writes_files
-            self.log = JsonLines(options.log) if logs and options.log is not None else None
+            self.log: JsonLines | None = None
+            if options.log is not None:
+                self.log = JsonLines(options.log, opens=self.coordinator.writes_files)
             self.held = held.pop_all()
+
+    @property
+    def shows(self) -> bool:
+        """True if this process shows progress; another one does if it dies."""
+        return self.options.progress and self.coordinator.writes_files
 
     def _lock(self, path: Path, lock: CheckpointLock | None, held: ExitStack) -> None:
         """Lock `path` against other trainings; check that it may be replaced."""
@@ -460,7 +465,7 @@ class Fit:
         self._log(event, record)
 
     def _log(self, event: str, record: Mapping[str, Any]) -> None:
-        if self.log is not None:
+        if self.log is not None and self.coordinator.writes_files:
             self.log.write(event, **record)
 
     def _call_back(self, event: str, record: Mapping[str, Any]) -> None:

@@ -32,12 +32,14 @@ class JsonLines:
     """Appends records to `path`, after ending a line that a killed run or full disk left partial.
 
     Raises `ConfigError` if the file cannot be opened. If writing fails later, it warns once and the
-    training goes on.
+    training goes on. opens: False for a process that writes only if the one before dies.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, opens: bool = True) -> None:
         self.path = Path(path)
         self._broken = False
+        if not opens:
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._append(b"")

@@ -2,6 +2,7 @@
 process.
 """
 
+import json
 import os
 import signal
 import time
@@ -49,12 +50,12 @@ def mortal(c, rank, messages):
         in_group(c)
 
 
-def fit(c, path=None, strategy=None, *, elastic=True):
+def fit(c, path=None, strategy=None, *, elastic=True, log=None):
     optimizer = cavs.optim.Adam(lr=0.02)
     options = {"elastic": elastic, "strategy": strategy, "dtype": np.float64}
     t = Trainer(Tree(), optimizer, communicator=c, **options)
     train = loader()
-    result = t.fit(train, epochs=2, dev=loader(), checkpoint=path, progress=False)
+    result = t.fit(train, epochs=2, dev=loader(), checkpoint=path, progress=False, log=log)
     values = {n: p.value.copy() for n, p in t.parameters.items()}
     return values, [e["dev_loss"] for e in result.epochs], t.steps, t.communicator.size
 
@@ -90,6 +91,23 @@ def test_a_rank_that_dies_anywhere_costs_nothing(messages, alone, tmp_path, caps
             np.testing.assert_allclose(values[name], value, rtol=1e-8, atol=1e-10, err_msg=name)
     assert "1 of 3 ranks lost at step" in capsys.readouterr().err
     assert read_checkpoint(path).progress["step"] == alone[2]
+
+
+def test_the_next_rank_goes_on_with_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+
+    def work(c):
+        mortal(c, rank=0, messages=60)
+        try:
+            return fit(c, tmp_path / "c.safetensors", log=log)
+        except Killed:
+            return None
+
+    first, second, _ = run_threads(3, work, timeout=patience(30))
+    assert first is None and second is not None
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [1, 2]
+    assert [e["event"] for e in events].count("end") == 1
 
 
 def test_two_ranks_may_die(alone, capsys):
