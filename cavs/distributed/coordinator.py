@@ -313,6 +313,9 @@ class RankCoordinator(Coordinator):
         self._reset_split()
         self.training.reshard_loader(in_steps=True)
 
+    def agreed_size(self) -> int:
+        return self.survivors.agreed_size
+
     def detached(self) -> bool:
         return self.resizer.detached
 

@@ -42,22 +42,29 @@ class Adaptation:
         self.run.on_change = self._changed
         self.failed: Exception | None = None  # raised by a hook
         self._ended = math.nan  # time at which the last step ended
+        self.size = coordinator.agreed_size()  # number of ranks that the policies know of
 
     @property
     def is_active(self) -> bool:
         """True if there is a policy or a monitor."""
         return bool(self.policies) or bool(self.monitors.monitors)
 
-    def call(self, hook: Hook) -> None:
+    def call(self, hook: Hook, *facts: int) -> None:
         """Call a hook of all policies."""
         if not self.policies:
             return
         with self._coordinator.guard_policies():
             try:
-                self.policies.call(hook, self.run)
+                self.policies.call(hook, self.run, *facts)
             except Exception as error:
                 self.failed = error
                 raise
+
+    def note_size(self) -> None:
+        """Call the policies if the number of ranks has changed since the last call."""
+        old, self.size = self.size, self._coordinator.agreed_size()
+        if self.size != old:
+            self.call("on_resize", old, self.size)
 
     def restart_clock(self) -> None:
         """Do not count what comes between two steps, such as an evaluation, as time of a step."""

@@ -105,6 +105,13 @@ class Coordinator(Protocol):
         """Forget how batches were divided that the loader had made ahead."""
         ...
 
+    def agreed_size(self) -> int:
+        """Return the number of ranks, which all of them learn at the same point of the loop.
+
+        After a death, that is the end of the next work that they do together.
+        """
+        ...
+
     def detached(self) -> bool:
         """True if this process waits while others train."""
         ...
@@ -233,6 +240,9 @@ class SingleProcess(Coordinator):
 
     def batch_size_changed(self) -> None:
         """See `Coordinator`."""
+
+    def agreed_size(self) -> int:
+        return 1
 
     def detached(self) -> bool:
         return False

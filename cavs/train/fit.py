@@ -227,23 +227,29 @@ class Fit:
         self._resume(ResumePoint(self.path or Path(), stored.progress), joins=True)
         self.adaptation.load_state_dict(stored.progress)
         self.since_checkpoint, self.saved, self.written = stored.progress["saved"]
+        self.adaptation.size = stored.progress["size"]
         arrays = stored.extra.items()
         best = {name.removeprefix(BEST): a for name, a in arrays if name.startswith(BEST)}
         self.best_values = best or None
         self.coordinator.shard_loader(self.train)
+        with self._saving_on_error(evaluating=True):
+            self.adaptation.note_size()
         return True
 
     def _regroup(self) -> None:
-        """Bring about the number of ranks that policies want."""
-        if not self.coordinator.wants_regroup():
-            return
+        """Bring about the number of ranks that policies want, and let them know of a new one."""
+        if self.coordinator.wants_regroup():
+            self._resize()
+        self.adaptation.note_size()
+
+    def _resize(self) -> None:
         self.run.loss_sum = self.coordinator.sum_losses(self.run.loss_sum)
         saved = [self.since_checkpoint, self.saved, self.written]
         self.adaptation.restart_clock()
         best = {} if self.best_run is not None else self.best_values or {}
         self.coordinator.regroup(
             self.train,
-            lambda: {**self.progress(), "saved": saved},
+            lambda: {**self.progress(), "saved": saved, "size": self.adaptation.size},
             {f"{BEST}{name}": array for name, array in best.items()},
         )
 
@@ -257,7 +263,8 @@ class Fit:
     def _epochs(self) -> None:
         run, options = self.run, self.options
         while run.epoch < options.epochs and not self.adaptation.run.stopping:
-            self._regroup()
+            with self._saving_on_error(evaluating=True):
+                self._regroup()
             if options.patience is not None and run.bad_epochs > options.patience:
                 self.result.stopped_early = True
                 break

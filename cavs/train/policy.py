@@ -20,7 +20,13 @@ from cavs.train.run_table import RunTable, Setting
 
 Array = NDArray[Any]
 Hook = Literal[
-    "before_train", "after_train", "before_epoch", "after_epoch", "before_step", "after_step"
+    "before_train",
+    "after_train",
+    "before_epoch",
+    "after_epoch",
+    "before_step",
+    "after_step",
+    "on_resize",
 ]
 
 
@@ -97,6 +103,11 @@ class TrainingRun:
     def lr(self) -> float:
         """Learning rate of the next update."""
         return self.optimizer.rate(self.step) * self._state.lr_scale
+
+    @property
+    def lr_scale(self) -> float:
+        """The number that multiplies the rates of the optimiser's schedule."""
+        return self._state.lr_scale
 
     @property
     def measures(self) -> Mapping[str, float]:
@@ -252,10 +263,10 @@ class TrainingRun:
 class Policy:
     """Base class of policies: override the hooks that adapt a training.
 
-    ``fit(policies=[...])`` calls ``before_*`` in the order of the list and ``after_*`` in reverse,
-    on every rank. Hooks read and change the training through a `TrainingRun`. An exception in a
-    hook ends the run on all ranks. See ``docs/policies.md`` and Mai et al., KungFu, OSDI 2020,
-    section 3.
+    ``fit(policies=[...])`` calls ``before_*`` and ``on_resize`` in the order of the list and
+    ``after_*`` in reverse, on every rank. Hooks read and change the training through a
+    `TrainingRun`. An exception in a hook ends the run on all ranks. See ``docs/policies.md`` and
+    Mai et al., KungFu, OSDI 2020, section 3.
 
     monitors: The monitors that the policy reads; `fit` runs them.
     """
@@ -285,6 +296,14 @@ class Policy:
     def after_step(self, run: TrainingRun) -> None:
         """Called after a step that updated the parameters."""
 
+    def on_resize(self, run: TrainingRun, old: int, new: int) -> None:
+        """Called before the first step of `new` ranks, on all of them; `old` made the step before.
+
+        The number of ranks changes by `TrainingRun.resize`, and when a rank dies in an elastic
+        training. A rank that joins has the state of the others. Another resize that the hook asks
+        for comes about after the next step.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy has learned, as JSON values; checkpoints store it."""
         return {}
@@ -304,11 +323,11 @@ class Policies:
     def __bool__(self) -> bool:
         return bool(self.policies)
 
-    def call(self, hook: Hook, run: TrainingRun) -> None:
-        """Call one hook of all policies: ``before_*`` in order, ``after_*`` in reverse."""
-        in_order = self.policies if hook.startswith("before") else reversed(self.policies)
+    def call(self, hook: Hook, run: TrainingRun, *facts: int) -> None:
+        """Call one hook of all policies: ``after_*`` in reverse, others in order."""
+        in_order = reversed(self.policies) if hook.startswith("after") else self.policies
         for policy in in_order:
-            getattr(policy, hook)(run)
+            getattr(policy, hook)(run, *facts)
 
     def state_dict(self) -> list[list[Any]]:
         """Return name and state of every policy, as JSON values."""

@@ -59,6 +59,7 @@ def test_a_fit_asks_its_coordinator(tmp_path):
         "fitting",
         "shard_loader",
         "group",
+        "agreed_size",
         "detached",
         "wants_regroup",
         "restart_clock",

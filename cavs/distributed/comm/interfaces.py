@@ -184,6 +184,12 @@ class Communicator(Operations[Array], Protocol):
         given. known: returns what is known of a rank of the world that is behind, or nothing.
         """
 
+    def agree(self, flag: bool) -> bool:
+        """Return True on all ranks if all have passed True and none has died, else False on all.
+
+        The verdict is one also if a rank dies meanwhile, and after `leave`.
+        """
+
     def leave(self) -> None:
         """End what others wait for in this group with `LostPeerError`; one rank calls it."""
 

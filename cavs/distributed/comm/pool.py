@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -24,8 +25,9 @@ class Word(IntEnum):
 
     INVITE = 0  # from the first rank: the text of what all ranks must have alike
     READY = 1  # answer: 1 if it has the same, else 0 and a text
-    JOIN = 2  # from the first rank: the members of the new group follow
+    JOIN = 2  # from the first rank: make the new group; its members follow
     RELEASE = 3  # from the first rank: the training has ended
+    BEGIN = 4  # from each rank: 1 if the new group trains, 0 if the ranks go on as before
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Pool:
         self._mailbox = everyone.mailbox()
         self._mailbox.outlives = True
         self.unfit: list[int] = []  # processes that did not answer, or run something else
+        self._released = False  # True in a waiting process once the training has ended
 
     @property
     def is_member(self) -> bool:
@@ -106,11 +109,15 @@ class Pool:
                 return letter
         return None
 
-    def announce(self, members: Sequence[int], version: int) -> None:
-        """Tell waiting processes that they are to join the group of `members`."""
-        for process in members:
-            if process not in self.members:
+    def announce(self, members: Sequence[int], version: int) -> list[str]:
+        """Let waiting processes make the group of `members`; return why it cannot be made."""
+        joining, lost = set(members).difference(self.members), self._mailbox.lost()
+        if gone := sorted(self.everyone.names[process] for process in joining & lost):
+            return [f"processes {gone} have died"]
+        for process in joining:
+            with suppress(CommunicationError):  # the group fails, and says why
                 self._mailbox.post(process, (Word.JOIN, version, *members))
+        return []
 
     def release(self) -> None:
         """Tell waiting processes that the training has ended."""
@@ -120,14 +127,17 @@ class Pool:
 
     # ---- all ranks -----------------------------------------------------------------------------
 
-    def group(self, members: Sequence[int], version: int) -> Communicator:
-        """Return the communicator of `members`, all of which call it."""
-        made = self.everyone.subgroup(members, version)
-        self.members, self.version = tuple(members), version
-        return made
+    def begin(self, joining: Sequence[int], version: int, *, trains: bool) -> None:
+        """Tell processes that have made a group whether it trains.
 
-    def leave(self, members: Sequence[int], version: int) -> None:
-        """Note on a process that leaves which ones go on."""
+        All ranks do, in case one of them dies meanwhile.
+        """
+        for process in joining:
+            with suppress(CommunicationError):
+                self._mailbox.post(process, (Word.BEGIN, version, trains))
+
+    def note(self, members: Sequence[int], version: int) -> None:
+        """Note which processes train from now on."""
         self.members, self.version = tuple(members), version
 
     # ---- waiting processes ---------------------------------------------------------------------
@@ -138,7 +148,7 @@ class Pool:
         It has ended too if all its ranks have died. facts: as for `invite`. stopped: True if the
         process is to end. Raises `CommunicationError` if the mail fails.
         """
-        while not stopped():
+        while not (stopped() or self._released):
             letter = self._mailbox.take(_GLANCE)
             if letter is None:
                 if self._mailbox.lost().issuperset(self.members):
@@ -152,9 +162,22 @@ class Pool:
                 self._mailbox.post(letter.source, (Word.READY, version, same), [as_text(text)])
             elif word == Word.JOIN:
                 return Invitation(version, tuple(rest))
-            elif word == Word.RELEASE:
-                return None
+            self._released |= word == Word.RELEASE
         return None
+
+    def begins(self, invitation: Invitation) -> bool:
+        """Wait for the word of the ranks; True if the group of `invitation` trains."""
+        ranks = set(invitation.members) & set(self.members)
+        while not self._released:
+            letter = self._mailbox.take(_GLANCE)
+            if letter is None:
+                if self._mailbox.lost() >= ranks:
+                    return False
+            elif letter.words[:2] == (Word.BEGIN, invitation.version):
+                return bool(letter.words[2])
+            else:
+                self._released = letter.words[0] == Word.RELEASE
+        return False
 
 
 class WaitingCommunicator(Collectives):
@@ -190,6 +213,9 @@ class WaitingCommunicator(Collectives):
 
     def mailbox(self) -> Mailbox:
         return Mailbox(0, self.names)
+
+    def agree(self, flag: bool) -> bool:
+        return flag
 
     def leave(self) -> None:
         """Do nothing: no rank waits."""

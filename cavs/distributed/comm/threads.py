@@ -35,6 +35,8 @@ class _World:
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
+        self.ballots: dict[int, dict[int, bool]] = defaultdict(dict)  # by number; flag by rank
+        self.verdicts: dict[int, bool] = {}
         self.groups: dict[tuple[int, int], _World] = {}
         self.subgroups: dict[tuple[int, ...], _World] = {}  # by number and ranks
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
@@ -61,7 +63,7 @@ class ThreadCommunicator(Collectives):
         register = world.whole.registers[world.names[rank]]
         super().__init__(rank, world.names, timeout, register, str(id(world)))
         self._world = world
-        self._splits = self._mailboxes = 0
+        self._splits = self._mailboxes = self._ballots = 0
         self._parts: list[ThreadCommunicator] = []
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -153,6 +155,26 @@ class ThreadCommunicator(Collectives):
             self._world.dead.add(self.rank)
             self._world.changed.notify_all()
 
+    def agree(self, flag: bool) -> bool:
+        world, number = self._world, self._ballots
+        self._ballots += 1
+        with world.changed:  # one ballot for all
+            ballot = world.ballots[number]
+
+        def missing() -> list[int]:
+            return [r for r in range(self.size) if r not in ballot and r not in world.dead]
+
+        with world.changed:
+            ballot[self.rank] = flag
+            world.changed.notify_all()
+            with self._waiting("agreement", missing) as waiting:
+                while number not in world.verdicts and missing():
+                    if world.whole.aborted:
+                        raise CommunicationError(world.whole.aborted)
+                    if not world.changed.wait(self.timeout):
+                        raise waiting.hung(self.timeout)
+            return world.verdicts.setdefault(number, all(ballot.values()) and not world.dead)
+
     def leave(self) -> None:
         super().leave()
         with self._world.changed:
@@ -201,6 +223,10 @@ class ThreadMailbox(Mailbox):
                 box.traffic.count(self.names[self.rank], received=coded.nbytes)
                 box._here.append(decode(self.rank, coded))
                 box.changed.notify_all()
+
+    def lost(self) -> set[int]:
+        with self._world.changed:
+            return set(self._world.dead)
 
     def _arrived(self) -> Letter | None:
         with self._world.changed:

@@ -103,6 +103,9 @@ class SingleCommunicator(Collectives):
     def mailbox(self) -> Mailbox:
         return Mailbox(0, self.names)
 
+    def agree(self, flag: bool) -> bool:
+        return flag
+
     def leave(self) -> None:
         """Do nothing: no rank waits."""
 

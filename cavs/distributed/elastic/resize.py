@@ -8,8 +8,9 @@ the same checkpoint from memory, and the next step begins with the handshake.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,39 +104,40 @@ class Resizer:
         """Bring about what is wanted; return True if the group or the strategy has changed.
 
         progress, arrays: of the `fit`, for ranks that join. Raises `Detached` on ranks that leave.
+        If a rank dies meanwhile, the others begin again.
         """
-        rebuilt, self.rebuilds = self.rebuilds and self._rebuild(), False
+        rebuilt = self.rebuilds
+        while self.rebuilds:
+            self.rebuilds = not self._rebuild()
         size, self.wanted = self.wanted, None
-        c, session = self.session.communicator, self.session
-        if size is None or size == c.size:
-            return rebuilt
-        if self._pool is None:
-            self._pool = Pool(c, range(c.size))
+        while size is not None and min(size, self.most) != self.session.communicator.size:
+            if self._pool is None:
+                self._pool = self.survivors.run_once(self._first_pool)
+                continue
+            wanted = min(size, self.most)
+            change = self.survivors.run_once(partial(self._prepare, wanted, progress, arrays))
+            changed = None if change is None else self._make(change)
+            if changed is not None:
+                return changed or rebuilt
+        return rebuilt
+
+    def _first_pool(self) -> Pool:
+        c = self.session.communicator
+        return Pool(c, range(c.size))
+
+    def _prepare(
+        self, size: int, progress: Callable[[], Mapping[str, Any]], arrays: Memory
+    ) -> _Change:
+        """Bring the state of all ranks together, and choose the members of the new group."""
         pool = self._pool
-        pool.keep_only(c.names)
+        assert pool is not None
         memory, updates = self._collect()
-        described, members = None, pool.members[:size]
         extra = {**memory, **arrays}
-        if size > c.size:
-            if c.rank == 0:
-                described = _described(self.training, progress(), extra)
-            members = self._invite(size - c.size)
-        if members == pool.members:
-            return rebuilt
-        version = pool.version + 1
-        if c.rank == 0:
-            pool.announce(members, version)
-        if pool.everyone.rank not in members:
-            self._close_group()
-            pool.leave(members, version)
-            raise Detached
-        made = self._made(members, version)
-        if made is None:
-            return rebuilt
-        self._close_group()
-        self._enter(made, described, extra, joining=False)
-        session.take_memory(memory, updates)
-        return True
+        count = size - self.session.communicator.size
+        if count < 0:
+            return _Change(pool.members[:size], memory, updates, extra, None)
+        described = _described(self.training, progress(), extra)
+        return _Change(self._invite(count), memory, updates, extra, described)
 
     def _collect(self) -> tuple[dict[str, Array], int | None]:
         """Bring all state to all ranks; return that of exchanges, and the count of updates."""
@@ -147,12 +149,13 @@ class Resizer:
         return memory, session.stale.updates
 
     def _rebuild(self) -> bool:
-        """Begin with the requested strategy, which is another one than before; return True."""
-        session = self.session
-        memory, updates = self._collect()
+        """Begin with the requested strategy, another one than before; False if a rank has died."""
+        collected = self.survivors.run_once(self._collect)
+        if collected is None:
+            return False
         self._close_exchanges()
-        self._enter(session.communicator, None, {}, joining=False)
-        session.take_memory(memory, updates)
+        self._enter(self.session.communicator, None, {}, joining=False)
+        self.session.take_memory(*collected)
         return True
 
     def _invite(self, count: int) -> tuple[int, ...]:
@@ -174,26 +177,67 @@ class Resizer:
         ready, pool.unfit = c.share([ready, pool.unfit])[0]
         return (*pool.members, *ready)
 
-    def _made(self, members: tuple[int, ...], version: int) -> Communicator | None:
-        """Return the new group, or None on all ranks if it cannot be made and more were to join."""
-        c, pool = self.session.communicator, self._pool
+    def _make(self, change: _Change) -> bool | None:
+        """Go on with the members of `change`; return True if the group has changed.
+
+        False if it cannot be made, None if a rank has died meanwhile.
+        """
+        pool, members = self._pool, change.members
         assert pool is not None
-        if len(members) < c.size:
-            return pool.group(members, version)
-        before, made, why = pool.members, None, ""
-        try:
-            made = pool.group(members, version)
-        except CommunicationError as error:
-            why = error.what
-        reasons = [reason for reason in c.share(why) if reason]
-        if not reasons:
-            return made
-        pool.leave(before, version)
-        pool.unfit = [*pool.unfit, *(p for p in members if p not in before)]
+        if members == pool.members:
+            return False
+        version = pool.version + 1
+        if pool.everyone.rank not in members:
+            self._close_group()
+            pool.note(members, version)
+            raise Detached
+        if change.described is None:
+            made = pool.everyone.subgroup(members, version)
+        else:
+            found = self._make_with_others(members, version)
+            if found is None or isinstance(found, bool):
+                return found
+            made = found
+        pool.note(members, version)
+        self._close_group()
+        self._enter(made, change.described, change.extra, joining=False)
+        self.session.take_memory(change.memory, change.updates)
+        return True
+
+    def _make_with_others(self, members: Sequence[int], version: int) -> Communicator | bool | None:
+        """Return the group of `members`, some of which join; False or None as `_make` does.
+
+        All ranks get the same verdict.
+        """
+        c, pool, made = self.session.communicator, self._pool, list[Communicator]()
+        assert pool is not None
+
+        def make() -> list[str]:
+            reasons: list[str] = c.share(pool.announce(members, version) if c.rank == 0 else [])[0]
+            if reasons:
+                return reasons
+            why = ""
+            try:
+                made.append(pool.everyone.subgroup(members, version))
+            except CommunicationError as error:
+                why = error.what
+            return [reason for reason in c.share(why) if reason]
+
+        reasons = self.survivors.run_once(make)
+        joining = [process for process in members if process not in pool.members]
+        pool.begin(joining, version, trains=reasons == [])
+        if reasons == []:
+            return made[0]
+        for group in made:
+            group.close()
+        pool.version = version
+        if reasons is None:
+            return None
+        pool.unfit = [*pool.unfit, *joining]
         if c.rank == 0:
             text = f"cavs: going on with {c.size} ranks, others cannot join: {reasons[0]}"
             print(text, file=sys.stderr, flush=True)
-        return None
+        return False
 
     def _close_exchanges(self) -> None:
         """End the servers and the device groups of the present strategy."""
@@ -217,13 +261,14 @@ class Resizer:
         pool, training = self._pool, self.training
         assert pool is not None
         while (invitation := pool.wait(training.program_facts, stopped)) is not None:
-            before = pool.members
             try:
-                c = pool.group(invitation.members, invitation.version)
+                c = pool.everyone.subgroup(invitation.members, invitation.version)
             except CommunicationError:  # the ranks go on without this process
-                pool.leave(before, invitation.version)
                 continue
-            return self._enter(c, None, {}, joining=True)
+            if pool.begins(invitation):
+                pool.note(invitation.members, invitation.version)
+                return self._enter(c, None, {}, joining=True)
+            c.close()
         return None
 
     def release(self) -> None:
@@ -238,9 +283,9 @@ class Resizer:
     ) -> Checkpoint | None:
         """Begin to train with the ranks of `c`; return the state for a rank that joins.
 
-        described, extra: on rank 0, if some ranks join: a result of `_described`, and its arrays.
-        The next step begins with the handshake, which sends all ranks the parameters and builds the
-        strategy.
+        described, extra: if some ranks join, on those that have trained before: a result of
+        `_described`, and its arrays. The next step begins with the handshake, which sends all ranks
+        the parameters and builds the strategy.
         """
         training, session, requested = self.training, self.session, self.training.requested
         strategy: Strategy | None = None
@@ -254,37 +299,66 @@ class Resizer:
         training.begun, training.first_rank, training.first_size = False, c.rank, c.size
         self.survivors.restart()
         attend(c)
-        known = c.share(described)[0]
-        return None if known is None else self._receive(known, extra, joining=joining)
+        received: Checkpoint | None = None
 
-    def _receive(
-        self, described: dict[str, Any], extra: Memory, *, joining: bool
+        def transfer() -> None:
+            nonlocal received
+            received = self._transfer(described, extra, joining=joining)
+
+        if joining or described is not None:
+            self.survivors.receive(transfer, lacks_state=joining)
+        return received
+
+    def _transfer(
+        self, described: dict[str, Any] | None, extra: Memory, *, joining: bool
     ) -> Checkpoint | None:
-        """Receive all arrays but parameters from rank 0; return the state for a rank that joins."""
+        """Send all arrays but parameters to ranks that join; return the state for these."""
         training, session = self.training, self.session
-        c, state = session.communicator, training.state
+        state = training.state
+        c = session.communicator  # another one after a death
+        has_state = c.share(described is not None)
+        if not any(has_state):
+            raise CommunicationError(
+                "all ranks that have trained before have died, and with them the state of the run",
+                hint="resume from the last checkpoint",
+            )
+        root = has_state.index(True)
+        known = c.share(described if c.rank == root else None)[root]
         session.keep_dtype()
-        for arrays, forms in zip(state.states, described["states"], strict=True):
+        for arrays, forms in zip(state.states, known["states"], strict=True):
             if joining:
                 arrays[:] = [np.empty(shape, dtype) for dtype, shape in forms]
             for array in arrays:
-                c.broadcast(array, 0)
+                c.broadcast(array, root)
         received = {}
-        for name, (dtype, shape) in described["extra"].items():
+        for name, (dtype, shape) in known["extra"].items():
             received[name] = np.array(extra[name]) if name in extra else np.empty(shape, dtype)
-            c.broadcast(received[name], 0)
+            c.broadcast(received[name], root)
         if not joining:
             return None
-        if "strategy" in described:
-            training.requested = described["strategy"]
+        if "strategy" in known:
+            training.requested = known["strategy"]
         types = {
-            name: (dtype, tuple(shape)) for name, (dtype, shape) in described["edge_types"].items()
+            name: (dtype, tuple(shape)) for name, (dtype, shape) in known["edge_types"].items()
         }
-        stored = Checkpoint({}, progress=described["progress"], extra=received, edge_types=types)
+        stored = Checkpoint({}, progress=known["progress"], extra=received, edge_types=types)
         saving.take_settings(state, session, stored)
         session.invalidate()
         session.take_memory({n: a for n, a in received.items() if not n.startswith(BEST)})
         return stored
+
+
+class _Change(NamedTuple):
+    """Members of a new group, by rank, and the state that they begin with.
+
+    described: see `_described`; None if no rank joins.
+    """
+
+    members: tuple[int, ...]
+    memory: dict[str, Array]
+    updates: int | None
+    extra: Memory
+    described: dict[str, Any] | None
 
 
 def _described(

@@ -44,6 +44,8 @@ class Survivors:
     Ranks are identified by their numbers at the time the strategy was built, and the strategy of
     the survivors is always derived from that one, so that the order in which ranks learn of deaths
     does not matter. saves: True during a `fit` that writes checkpoints. gone: the ranks that died.
+    agreed_size: number of ranks that did the last work that all have finished. Ranks may learn of a
+    death in different works, but of another value of this one after the same work.
     """
 
     def __init__(self, training: RankTraining) -> None:
@@ -51,7 +53,10 @@ class Survivors:
         self.snapshots = Snapshots(training)
         self.saves = False
         self.gone = list[int]()
+        self._transfer: Callable[[], None] | None = None  # see `receive`; until a work has ended
+        self._lacks_state = False
         self._done = 0  # number of works that all ranks have finished
+        self.agreed_size = self.session.communicator.size
         self._last: Any = None  # result of the last one
         self._first_names = self.session.communicator.names
         attend(self.session.communicator)
@@ -59,8 +64,10 @@ class Survivors:
 
     def restart(self) -> None:
         """Begin with another group of ranks, all of which are at the same progress."""
+        self._transfer, self._lacks_state = None, False
         self.snapshots, self.gone = Snapshots(self.training), []
         self._done, self._last = 0, None
+        self.agreed_size = self.session.communicator.size
         self._first_names = self.session.communicator.names
         self.rebase()
 
@@ -102,10 +109,45 @@ class Survivors:
             else:
                 if not (step and self.session.asynchronous):
                     self._done += 1
-                    self._last = result
+                    self._transfer = None  # all ranks had the state when they began this work
+                    self._last, self.agreed_size = result, self.session.communicator.size
                     # Set only now: some ranks may just have learned how the previous work ended.
                     self.session.stopping |= self.ends_fit
                 return result
+
+    def run_once(self, work: Callable[[], T]) -> T | None:
+        """Return ``work()`` if all ranks finish it; None on all, after a recovery, if one dies.
+
+        The ranks agree on that, so that none acts on a result that another one lacks.
+        """
+        try:
+            result = work()
+        except LostPeerError as error:
+            self._recover_or_raise(error)
+        else:
+            if self.session.communicator.agree(True):
+                return result
+            self._recover_or_raise(LostPeerError("a rank has died"), agreed_on=True)
+        return None
+
+    def receive(self, transfer: Callable[[], None], *, lacks_state: bool) -> None:
+        """Run `transfer`, which sends ranks that join the state of a training.
+
+        If a rank dies, the others do it again if one of them lacks the state. lacks_state: True on
+        a rank that joins.
+        """
+        self._transfer, self._lacks_state = transfer, lacks_state
+        try:
+            transfer()
+            self._lacks_state = False
+        except LostPeerError as error:
+            self._recover_or_raise(error)
+
+    def _recover_or_raise(self, error: LostPeerError, *, agreed_on: bool = False) -> None:
+        if not self.repeats:
+            self._abort_peers()
+            raise error
+        self._recover(error, step=False, agreed_on=agreed_on)
 
     def run_settled(self, work: Callable[[], T]) -> T:
         """`run_resilient`, with all stale parameters settled before the work."""
@@ -132,12 +174,20 @@ class Survivors:
         with suppress(DeviceError):  # an MPI without fault tolerance ends the ranks itself
             self.session.communicator.leave()
 
-    def _recover(self, error: LostPeerError, step: bool) -> bool:
-        """Regroup with the survivors. Returns True if one had finished the interrupted work."""
+    def _recover(self, error: LostPeerError, step: bool, *, agreed_on: bool = False) -> bool:
+        """Regroup with the survivors. Returns True if one had finished the interrupted work.
+
+        agreed_on: True if the ranks have agreed that one has died, as they do first: others may be
+        in `run_once`.
+        """
         c, reached, done = self.session.communicator, self.state.steps, self._done
         before = c.size
         while True:
             self.session.leave()
+            if not agreed_on:
+                c.leave()
+                c.agree(False)
+            agreed_on = False
             closed(c)
             c = c.shrink()
             with suppress(LostPeerError):  # another rank died meanwhile
@@ -159,8 +209,10 @@ class Survivors:
         """
         training, session = self.training, self.session
         own = self.snapshots.known() if training.begun and session.owns else []
-        mine = [self._number, self._done, reached, training.begun, own, _encode(self._last)]
-        numbers, dones, steps, begun, kept, lasts = zip(*c.share(mine), strict=True)
+        last = [self.agreed_size, _encode(self._last)]
+        lacks = self._lacks_state
+        mine = [self._number, self._done, reached, training.begun, own, last, lacks]
+        numbers, dones, steps, begun, kept, lasts, lack = zip(*c.share(mine), strict=True)
         self.gone = sorted(set(range(self._size)) - set(numbers))
         source = dones.index(max(dones))
         if not all(begun):  # the next step begins with the handshake
@@ -183,13 +235,17 @@ class Survivors:
                 hyper = self.state.step_arguments(session, self.state.steps)["hyper"]
                 session.stale.serve(hyper, self.state.states, self.state.steps)
             self.snapshots.repeat(reached if session.asynchronous else max(steps))
+        elif any(lack) and self._transfer is not None:
+            self._transfer()
+            self._lacks_state = False
         else:
             if not (session.is_divergent and all(begun)):  # else each goes on with its own replica
                 self._copy_state(c, source)
             self.state.steps = steps[source]
             if step and self._done < dones[source]:
                 session.finish()
-        self._done, self._last = dones[source], _decode(lasts[source])
+        self._done, (self.agreed_size, result) = dones[source], lasts[source]
+        self._last = _decode(result)
 
     def _copy_state(self, c: Communicator, source: int) -> None:
         """Copy the parameters and optimiser states of rank `source`, or nothing if it dies now.

@@ -4,6 +4,7 @@ from cavs.train.named_types import NamedTypes
 from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
 from cavs.train.policies.exchange import ExchangeSchedule, NoiseExchange, SwitchStrategy
 from cavs.train.policies.rate import NoiseLR, VarianceLR
+from cavs.train.policies.scaling import LinearScaling
 from cavs.train.policies.size import CostEffectiveSize, ElasticGNS, KeepSize
 from cavs.train.policies.topology import AdaptiveTopology
 from cavs.train.policy import Policy
@@ -14,6 +15,7 @@ BUILT_IN = (
     ElasticGNS,
     KeepSize,
     CostEffectiveSize,
+    LinearScaling,
     AdaptiveTopology,
     NoiseLR,
     VarianceLR,
@@ -36,6 +38,7 @@ __all__ = [
     "ExchangeSchedule",
     "GNSBatch",
     "KeepSize",
+    "LinearScaling",
     "NoiseExchange",
     "NoiseLR",
     "SwitchStrategy",

@@ -14,6 +14,7 @@ from cavs.distributed.elastic import survivors
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.step.steps import SynchronousStep
 from cavs.distributed.sync import CompressedAllReduce
+from tests.distributed.elastic.test_resize import Planned
 from tests.distributed.elastic.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)
 from tests.distributed.elastic.test_survivors import Killed, mortal
 from tests.distributed.step.test_compressor_state import COMPRESSORS
@@ -38,17 +39,28 @@ def held_by(t, uncommitted=False):
     }
 
 
+def alike_in(t):
+    """Return the states of compressors that are equal on all ranks."""
+    return {
+        f"{e.parameters[0]}.{name}": np.asarray(e.state[name])
+        for e in t.session.exchanges
+        if isinstance(e, CompressedAllReduce)
+        for name in e.state
+        if name in ("step", "right")
+    }
+
+
+def trainer_of(c, strategy, **options):
+    optimizer = cavs.optim.SGD(lr=LR)
+    return Trainer(
+        Linear(), optimizer, communicator=c, dtype=np.float64, strategy=strategy, **options
+    )
+
+
 def train(c, strategy, deaths):
     for rank, messages in deaths:
         mortal(c, rank, messages)
-    t = Trainer(
-        Linear(),
-        cavs.optim.SGD(lr=LR),
-        communicator=c,
-        dtype=np.float64,
-        elastic=True,
-        strategy=strategy,
-    )
+    t = trainer_of(c, strategy, elastic=True)
     try:
         t.fit(data(), epochs=EPOCHS, progress=False)
     except Killed:
@@ -146,6 +158,27 @@ def test_with_servers_no_residual_is_lost(compressor, messages, alone, monkeypat
         )
 
 
+@pytest.mark.parametrize("builder", ["AllReduce", "Parallax"])
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_ranks_4_2_4_lose_no_residual(compressor, builder, alone):  # noqa: F811
+    """Counters of steps and the matrices of PowerSGD go on, and are equal on ranks that join."""
+
+    def work(c):
+        strategy = f"{builder}(compressor={compressor!r})"
+        t = trainer_of(c, strategy)
+        t.fit(data(), epochs=EPOCHS, progress=False, policies=[Planned({4: 2, 9: 4})])
+        return values_of(t), held_by(t), t.steps, alike_in(t)
+
+    results = run_threads(4, work, timeout=patience(30))
+    assert_same_bits([values for values, _, _, _ in results])
+    assert_same_bits([same for _, _, _, same in results])
+    counters = [int(n) for name, n in results[0][3].items() if name.endswith("step")]
+    assert results[0][2] == alone[2] and set(counters) <= {alone[2]}
+    assert any(np.any(held) for held in results[0][1].values())
+    for name, rest in missing([r[:3] for r in results], alone, range(4)).items():
+        np.testing.assert_allclose(rest, 0, atol=1e-10, err_msg=name)
+
+
 @pytest.mark.parametrize("messages", [60, 101, 142])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_equal_states_stay_equal(compressor, messages, capsys):
@@ -162,14 +195,7 @@ def test_equal_states_stay_equal(compressor, messages, capsys):
             result = t.fit(loader(), epochs=6, dev=loader(), progress=False)
         except Killed:
             return None
-        alike = {
-            f"{e.parameters[0]}.{name}": np.asarray(e.state[name])
-            for e in t.session.exchanges
-            if isinstance(e, CompressedAllReduce)
-            for name in e.state
-            if name in ("step", "right")
-        }
-        return values_of(t), alike, begin, result.epochs[-1]["dev_loss"]
+        return values_of(t), alike_in(t), begin, result.epochs[-1]["dev_loss"]
 
     first, gone, third = run_threads(3, work, timeout=patience(30))
     assert gone is None and "1 of 3 ranks lost" in capsys.readouterr().err

@@ -125,6 +125,8 @@ def test_float32_is_within_rounding_of_one_process():
         "PSLoadBalancing(staleness=2)",
         "PSLoadBalancing(sync=False)",
         "AllReduce(compressor='float16')",
+        "AllReduce(compressor='powersgd(rank=2)')",
+        "AllReduce(compressor='topk(ratio=0.3)')",
     ],
 )
 def test_stale_and_compressed_strategies_end_near_an_undisturbed_run(strategy):

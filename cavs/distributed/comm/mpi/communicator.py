@@ -195,6 +195,15 @@ class MPICommunicator(Collectives):
         except self._no_ulfm:
             return made
 
+    def agree(self, flag: bool) -> bool:
+        try:
+            with inside("MPIX_Comm_agree", self.timeout), CALLS:
+                return bool(self._comm.Agree(int(flag)))
+        except self._mpi.Exception:
+            return False
+        except self._no_ulfm:
+            return all(self.share(flag))
+
     def _is_loss(self, error: Any) -> bool:
         """True if MPI raised `error` because a rank has died."""
         return error.Get_error_class() in self._lost or self._lost_anyone()

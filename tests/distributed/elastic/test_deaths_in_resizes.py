@@ -1,0 +1,54 @@
+"""A process dies while others join: the ranks that are left go on, as one process would."""
+
+import numpy as np
+import pytest
+
+from cavs.distributed.comm import run_threads
+from tests.distributed.elastic.deaths import deaths  # noqa: F401  (a fixture)
+from tests.distributed.elastic.test_resize import Planned, alone, resized, values
+from tests.distributed.elastic.test_survivors import Killed
+from tests.patience import patience
+
+
+class Mortal(Planned):
+    """Resizes, and lets a rank die so many messages later."""
+
+    def __init__(self, plan, left, victim, messages):
+        super().__init__(plan)
+        self.left, self.victim, self.messages = left, victim, messages
+
+    def after_step(self, run):
+        super().after_step(run)
+        if run.rank == self.victim and run.step in self.plan:
+            self.left[self.victim] = self.messages
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return alone()[0]
+
+
+@pytest.mark.parametrize("messages", range(0, 70, 6))
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("plan", [{3: 4}, {3: 2}], ids=["grows", "shrinks"])
+def test_a_death_in_a_resize_costs_nothing(plan, victim, messages, deaths, expected, capsys):  # noqa: F811
+    """Rank 2 is a spare where the ranks grow from 2 to 4, and leaves where they shrink from 3."""
+    size, spares = (2, 2) if plan[3] == 4 else (3, 0)
+    if victim >= size:
+        deaths[victim] = 5 + messages  # it makes the pool first
+
+    def work(c):
+        policy = Mortal(plan, deaths, victim, messages)
+        try:
+            return resized(c, {}, elastic=True, policies=[policy])
+        except Killed:
+            return None
+
+    found = run_threads(size, work, spares=spares, timeout=patience(20))
+    assert found[victim] is None or victim == 2
+    left = [r for r in found if r is not None and r[0].status == "finished"]
+    assert len(left) >= min(plan[3], size) - 1
+    for _, trainer, policy in left:
+        assert trainer.steps == 30 and policy.sizes[-1][1] == len(left)
+        for name, value in expected.items():
+            np.testing.assert_allclose(values(trainer)[name], value, 1e-10, 1e-12, err_msg=name)
