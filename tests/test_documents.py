@@ -29,6 +29,7 @@ DOCUMENTS = [
     "docs/distributed.md",
     "docs/distributed/balance.md",
     "docs/distributed/communicators.md",
+    "docs/distributed/elastic.md",
     "docs/distributed/stale.md",
     "docs/policies.md",
     "docs/strategies.md",

@@ -6,7 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cavs.cli import bench, demo, evaluate, explain, info, launch, report, strategy, streams, train
+from cavs.cli import (
+    bench,
+    config_server,
+    demo,
+    evaluate,
+    explain,
+    info,
+    launch,
+    report,
+    strategy,
+    streams,
+    train,
+)
 from cavs.cli.registry import Task, data_file
 from cavs.distributed.comm.launcher_pipe import is_stopping, rank_of_environment
 from cavs.errors import CavsError
@@ -31,6 +43,7 @@ def parser_for(argv: list[str]) -> argparse.ArgumentParser:
     strategy.add_parser(commands, argv)
     info.add_parser(commands)
     launch.add_parser(commands)
+    config_server.add_parser(commands)
     return parser
 
 

@@ -11,12 +11,17 @@ from cavs.cli import options, strategy
 from cavs.distributed.comm.mpi.library import started
 from cavs.distributed.launch.launcher import launch
 from cavs.errors import ConfigError
+from cavs.train.configuration import FileStore, open_store
+from cavs.train.configuration.location import STORE, TOKEN
+from cavs.train.configuration.store import read_token
 
 _ALONE = (
-    *("bench", "demo", "evaluate", "explain", "info", "launch", "predict", "report"),
+    *("bench", "config-server", "demo", "evaluate", "explain", "info", "launch", "predict"),
+    "report",
     *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
 )
-_VALUED = ("-n", "--ranks", "--threads", "--spares")  # options that take a value
+# Options that take a value.
+_VALUED = ("-n", "--ranks", "--threads", "--spares", "--config-store", "--config-token-file")
 _PYTHON = re.compile(r"python[0-9.]*")
 _READ_ONLY = ("explain", "info")
 
@@ -48,6 +53,17 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--elastic", action="store_true", help="go on with the surviving ranks if one dies"
+    )
+    parser.add_argument(
+        "--config-store",
+        metavar="URL|FILE",
+        help="store with the wanted number of ranks, which cavs train follows: the URL of cavs "
+        "config-server, or a file",
+    )
+    parser.add_argument(
+        "--config-token-file",
+        metavar="FILE",
+        help=f"file with the token of the store (default: ${TOKEN} is the token)",
     )
     parser.add_argument(
         "arguments",
@@ -117,4 +133,21 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         elastic=args.elastic,
         spares=args.spares,
+        environment=_store_environment(args),
     )
+
+
+def _store_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Return the variables by which ranks find the configuration store; it must answer now."""
+    if args.config_store is None:
+        if args.config_token_file is not None:
+            raise ConfigError(
+                "--config-token-file without --config-store", hint="pass both, or none of them"
+            )
+        return {}
+    store = open_store(args.config_store, args.config_token_file)
+    store.read()
+    if isinstance(store, FileStore):
+        return {STORE: str(store.path.absolute())}
+    token = {} if args.config_token_file is None else {TOKEN: read_token(args.config_token_file)}
+    return {STORE: args.config_store, **token}

@@ -22,9 +22,10 @@ from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
 from cavs.train.checkpoint_lock import CheckpointLock
+from cavs.train.configuration.location import STORE
 from cavs.train.fit_options import FitResult
 from cavs.train.log import JsonLines
-from cavs.train.policies import POLICIES
+from cavs.train.policies import POLICIES, FollowStore
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -187,6 +188,8 @@ def train(
     }
     optimizer = options.make_optimizer(args, len(loader))
     policies = [POLICIES.find(text) for text in args.policy]
+    if os.environ.get(STORE) and not any(isinstance(p, FollowStore) for p in policies):
+        policies.append(FollowStore())
     distributes = args.strategy is not None or args.collectives != "auto"
     if communicator is None or (
         communicator.size == 1 and not distributes and communicator.pool is None

@@ -386,7 +386,7 @@ def test_a_model_may_not_add_an_option_of_cavs(option, text, capsys):
 COMMANDS = ["demo", "train", "evaluate", "predict", "report", "bench", "explain", "info"]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "strategy", "launch"])
+@pytest.mark.parametrize("command", [*COMMANDS, "strategy", "launch", "config-server"])
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cavs(command, "--help")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,12 +135,14 @@ def launch(
     threads: int | None = None,
     elastic: bool = False,
     spares: int = 0,
+    environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> int:
     """Run ``cavs ARGUMENTS`` on `ranks` ranks and wait; the exit status.
 
     spares: number of further processes, which wait until a policy wants more ranks. threads: of
-    each rank's engine; None: CAVS_NUM_THREADS, else one. The first Ctrl-C, SIGTERM, or
+    each rank's engine; None: CAVS_NUM_THREADS, else one. environment: further variables of the
+    ranks. The first Ctrl-C, SIGTERM, or
     SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
     them. They end with this process, too. elastic: go on with the ranks that are left if one dies;
     ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. If MPI hangs
@@ -154,14 +156,14 @@ def launch(
         say("cavs: running mpirun as root: ranks may do all that root may")
     if ":OVERSUBSCRIBE" in command:
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
-    environment = environment_of(launcher, ranks, threads=threads, elastic=elastic)
-    environment[SPARES] = str(spares)
+    own = environment_of(launcher, ranks, threads=threads, elastic=elastic)
+    own |= {SPARES: str(spares), **(environment or {})}
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:
             if program:  # which has no option of ours
                 watch.saves = "checkpoint_every of Trainer.fit"
-            told = {SESSIONS: str(folder), **environment, PIPE: str(watch.path)}
+            told = {SESSIONS: str(folder), **own, PIPE: str(watch.path)}
             start = partial(_contained, command, told, kept)
             run = _Run(start, watch, elastic, say, program=program, again=left > 0)
             status = run.wait()

@@ -6,6 +6,7 @@ from cavs.train.policies.exchange import ExchangeSchedule, NoiseExchange, Switch
 from cavs.train.policies.rate import NoiseLR, VarianceLR
 from cavs.train.policies.scaling import LinearScaling
 from cavs.train.policies.size import CostEffectiveSize, ElasticGNS, KeepSize
+from cavs.train.policies.store import FollowStore
 from cavs.train.policies.topology import AdaptiveTopology
 from cavs.train.policy import Policy
 
@@ -15,6 +16,7 @@ BUILT_IN = (
     ElasticGNS,
     KeepSize,
     CostEffectiveSize,
+    FollowStore,
     LinearScaling,
     AdaptiveTopology,
     NoiseLR,
@@ -36,6 +38,7 @@ __all__ = [
     "CostEffectiveSize",
     "ElasticGNS",
     "ExchangeSchedule",
+    "FollowStore",
     "GNSBatch",
     "KeepSize",
     "LinearScaling",

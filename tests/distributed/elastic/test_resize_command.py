@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cavs.train.checkpoint import read_checkpoint
+from cavs.train.configuration import FileStore
 from tests.distributed.mpirun import needs_mpi
 from tests.distributed.test_train_command import TOY, cavs_command
 from tests.patience import patience
@@ -57,7 +58,7 @@ def launched(folder, options, policy):
     for epoch in (1, 2):  # every graph is seen once
         assert sum(r["batch_size"] for r in steps if r["epoch"] == epoch) == 40
     stored = read_checkpoint(out / "checkpoint.safetensors")
-    assert stored.progress["policies"] == [["Planned", {"called": 10}]]
+    assert stored.progress["policies"][0] == ["Planned", {"called": 10}]
 
     alone = cavs_command(*words, folder / "alone")
     text, errors = alone.communicate(timeout=patience(60))
@@ -81,3 +82,11 @@ def test_ranks_leave_after_another_one_has_died(tmp_path):
     ranks, changes = launched(tmp_path, options, "sizes={1: 4, 6: 2}, killed=(1, 3)")
     assert ranks[:3] == [2, 4, 4] and ranks[4:] == [3] * 2 + [2] * 4
     assert changes == [(1, "size", 4), (6, "size", 2)]
+
+
+def test_a_training_begins_with_the_size_in_the_store(tmp_path):
+    store = FileStore(tmp_path / "cluster.json")
+    assert store.write({"size": 3}, 0)
+    ranks, changes = launched(tmp_path, ("--spares", 1, "--config-store", store.path), "sizes={}")
+    assert ranks == [3] * 10 and changes == [(0, "size", 3)]
+    assert store.read().value == {"size": 3, "committed": 3}

@@ -19,10 +19,14 @@ class ScriptedRun:
         self.grad_norm, self.lr_scale = 1.0, 1.0
         self.changes = []
         self.agree = True  # the verdict of the ranks
+        self.broadcasts = None  # the value of rank 0, on another rank
         vars(self).update(facts)
 
     def all_reduce(self, value, op="sum"):
         return value * self.size if op == "sum" else value
+
+    def broadcast(self, value, root=0):
+        return value if self.rank == root else self.broadcasts
 
     def latency_tree(self):
         return [0] * self.size
