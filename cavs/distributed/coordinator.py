@@ -438,8 +438,8 @@ class RankCoordinator(Coordinator):
             yield
 
     def settle(self) -> None:
-        """Wait until the parameters of all ranks hold all updates; nothing without stale ones."""
-        if self.session.stale.serves:
+        """Wait until the parameters of all ranks hold all updates, and no request is under way."""
+        if self.session.stale.serves or self.session.is_divergent:
             with INTERRUPT.deferred():
                 self.survivors.run_resilient(self.session.stale.settle)
 

@@ -40,7 +40,8 @@ def differ(a, b):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["SMA", "Crossbow", "Lookahead", "PartialExchange(budget=0.4)"]
+    "strategy",
+    ["SMA", "Crossbow", "Lookahead", "PartialExchange(budget=0.4)", "PeerAverage(mode='async')"],
 )
 def test_an_evaluation_is_that_of_the_mean(strategy):
     def work(c):
@@ -104,7 +105,9 @@ def test_a_checkpoint_and_the_end_of_a_fit_hold_the_mean(tmp_path):
         assert not differ(found, results[0][0])
 
 
-@pytest.mark.parametrize("strategy", ["SMA(alpha=0.2)", "Crossbow", "Lookahead(every=3)"])
+@pytest.mark.parametrize(
+    "strategy", ["SMA(alpha=0.2)", "Crossbow", "Lookahead(every=3)", "PeerAverage", "ADPSGD"]
+)
 def test_saved_replicas_resume_with_the_same_bits(tmp_path, strategy):
     class Noting(Policy):
         def after_step(self, run):
@@ -268,6 +271,11 @@ def test_all_reduce_goes_with_replicas_that_differ():
         ("SMA(every=0)", "every is 0"),
         ("Crossbow(momentum='x')", "momentum is 'x'"),
         ("Lookahead(every=1.5)", "every is 1.5"),
+        ("PeerAverage(select='near')", "select is 'near'"),
+        ("PeerAverage(mode=1)", "mode is 1"),
+        ("PeerAverage(seed=-1)", "seed is -1"),
+        ("PeerAverage(timeout=-1)", "timeout is -1"),
+        ("ADPSGD(seed=0.5)", "seed is 0.5"),
     ],
 )
 def test_options_of_builders_are_checked(builder, what):

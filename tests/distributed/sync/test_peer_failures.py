@@ -5,12 +5,13 @@ import pytest
 
 import cavs
 from cavs.distributed.comm import run_threads
-from cavs.errors import CommunicationError, NumericsError
+from cavs.errors import CommunicationError, FeatureError, NumericsError
 from cavs.train import Policy
 from cavs.train.checkpoint import read_checkpoint
 from tests.distributed.elastic.test_survivors import Killed, mortal
 from tests.distributed.sync.test_merged_replicas import differ, loader, trainer_of, values
 from tests.distributed.sync.test_peer_average import batch_of, quadratic_trainer, rows_of
+from tests.distributed.sync.test_replicas import chains
 from tests.patience import patience
 
 STRATEGIES = ["PeerAverage", "PeerAverage(mode='async')", "ADPSGD"]
@@ -36,6 +37,26 @@ def test_a_gradient_that_is_not_finite_updates_no_replica(strategy):
 
     before = run_threads(2, work, timeout=patience(20))
     assert differ(*before)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_error_on_one_rank_updates_no_replica(strategy):
+    word = {"token": np.array([99])}  # there are 12
+    bad = [*chains(5, 11), cavs.Graph.chain(1, features=word, graph_features={"label": 0})]
+
+    def work(c):
+        trainer, good = trainer_of(c, strategy), next(iter(loader()))
+        for _ in range(3):
+            trainer.advance(good)
+        before = values(trainer)
+        with pytest.raises(FeatureError if c.rank else CommunicationError):
+            trainer.advance(cavs.batch(bad))
+        assert not differ(before, values(trainer))
+        trainer.advance(good)
+        trainer.close()
+        return values(trainer)
+
+    assert differ(*run_threads(2, work, timeout=patience(20)))
 
 
 @pytest.mark.parametrize("messages", [25, 60, 75])

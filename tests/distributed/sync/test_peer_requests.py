@@ -135,9 +135,11 @@ def test_one_request_at_a_time_is_under_way(monkeypatch):
         trainer = trainer_of(c, "PeerAverage(mode='async')")
         for batch in loader():
             trainer.advance(batch)
-        made = trainer.session.exchanges[0].requests.count
+        requests = trainer.session.exchanges[0].requests
+        trainer.settle()
+        assert requests.flight is None or requests.flight.future.done
         trainer.close()
-        return made
+        return requests.count
 
     made = run_threads(3, work)
     assert most == [1, 1, 1] and all(1 <= count <= 4 for count in made)
