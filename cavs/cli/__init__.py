@@ -5,45 +5,45 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from cavs.cli import (
-    bench,
-    config_server,
-    demo,
-    evaluate,
-    explain,
-    info,
-    launch,
-    report,
-    strategy,
-    streams,
-    train,
-)
+from cavs.cli import launch, streams
 from cavs.cli.registry import Task, data_file
-from cavs.distributed.comm.launcher_pipe import is_stopping, rank_of_environment
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
 
 __all__ = ["Task", "data_file", "main"]
 
 
+# The module of each command, of which only those that a command line names are imported.
+_MODULES = {
+    "demo": "demo",
+    "train": "train",
+    "evaluate": "evaluate",
+    "predict": "evaluate",
+    "report": "report",
+    "bench": "bench",
+    "explain": "explain",
+    "strategy": "strategy",
+    "info": "info",
+    "launch": "launch",
+    "config-server": "config_server",
+}
+
+
 def parser_for(argv: list[str]) -> argparse.ArgumentParser:
-    """Return the parser for `argv`, with the options of a model only if `argv` names it."""
+    """Return the parser for `argv`, with all commands unless it begins with one.
+
+    A model adds its options only if `argv` names it.
+    """
     parser = argparse.ArgumentParser(
         prog="cavs", description="A runtime for dynamic neural networks."
     )
     parser.add_argument("--version", action="version", version=f"cavs {version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    demo.add_parser(commands)
-    train.add_parser(commands, argv)
-    evaluate.add_parsers(commands)
-    report.add_parser(commands)
-    bench.add_parser(commands, argv)
-    explain.add_parser(commands, argv)
-    strategy.add_parser(commands, argv)
-    info.add_parser(commands)
-    launch.add_parser(commands)
-    config_server.add_parser(commands)
+    named = [_MODULES[word] for word in argv[:1] if word in _MODULES]
+    for module in named or dict.fromkeys(_MODULES.values()):
+        import_module(f"cavs.cli.{module}").add_parser(commands, argv)
     return parser
 
 
@@ -74,6 +74,8 @@ def _run(arguments: list[str]) -> int:
         print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
+        from cavs.distributed.comm.launcher_pipe import is_stopping, rank_of_environment
+
         if not (is_stopping() and rank_of_environment() != "0"):  # rank 0 says it for all
             print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
         return 130

@@ -16,7 +16,7 @@ from cavs.train.configuration.location import TOKEN
 from cavs.train.configuration.store import read_token
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
     text = "serve the wanted number of ranks to trainings with the policy FollowStore"
     parser = commands.add_parser("config-server", help=text, description=text)

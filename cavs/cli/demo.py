@@ -31,7 +31,7 @@ NEXT = (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
     text = "train a Tree-LSTM to name functions of the standard library; needs no data"
     parser = commands.add_parser("demo", help=text, description=text)

@@ -18,7 +18,7 @@ from cavs.train import DataLoader, Trainer, optim
 from cavs.train.log import plain
 
 
-def add_parsers(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add both commands."""
     text = "metrics of a checkpoint on a data set"
     parser = commands.add_parser("evaluate", help=text, description=text)

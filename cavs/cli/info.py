@@ -13,7 +13,7 @@ from cavs.cli.registry import names, summary
 from cavs.train.checkpoint import read_checkpoint, version
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
     text = "the installation, or the contents of a checkpoint"
     parser = commands.add_parser("info", help=text, description=text)

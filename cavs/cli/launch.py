@@ -7,18 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from cavs.cli import options, strategy
-from cavs.distributed.comm.mpi.library import started
-from cavs.distributed.launch.launcher import launch
+from cavs.cli import options
 from cavs.errors import ConfigError
+from cavs.launched import started
 from cavs.train.configuration import FileStore, open_store
 from cavs.train.configuration.location import STORE, TOKEN
 from cavs.train.configuration.store import read_token
 
 _ALONE = (
     *("bench", "config-server", "demo", "evaluate", "explain", "info", "launch", "predict"),
-    "report",
-    *(f"strategy {action}" for action in strategy.ACTIONS),  # but not measure
+    *("report", "strategy show", "strategy check", "strategy compare"),  # but not strategy measure
 )
 # Options that take a value.
 _VALUED = ("-n", "--ranks", "--threads", "--spares", "--config-store", "--config-token-file")
@@ -26,7 +24,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _READ_ONLY = ("explain", "info")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
     text = "run a cavs command, or a Python file, on several ranks of this machine"
     parser = commands.add_parser("launch", help=text, description=text)
@@ -121,6 +119,8 @@ def _command(words: Sequence[str]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; `ConfigError` for commands that ranks do not share."""
+    from cavs.distributed.launch.launcher import launch
+
     command = _command(args.arguments)
     if command in _ALONE:
         raise ConfigError(

@@ -10,8 +10,6 @@ from typing import Any
 from cavs.cli.passes import OptionValues
 from cavs.cli.registry import Entry, find, names, summary
 from cavs.config import MAX_THREADS
-from cavs.distributed.balance import PREDICTORS
-from cavs.distributed.step.devices import COLLECTIVES
 from cavs.errors import ConfigError
 from cavs.runtime.precision import PRECISIONS
 from cavs.runtime.recurrence import CUDNN
@@ -159,6 +157,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> Any:
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a training on many ranks."""
+    from cavs.distributed.balance import PREDICTORS
+    from cavs.distributed.step.devices import COLLECTIVES
+
     group = parser.add_argument_group("distributed", "under mpirun, srun or cavs launch")
     group.add_argument(
         "--strategy",

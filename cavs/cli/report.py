@@ -9,7 +9,7 @@ from cavs.inspect.report import write_report
 from cavs.inspect.report.charts import OVER
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, argv: list[str]) -> None:
     """Add the command."""
     text = "draw the course of a training: loss, metrics, batch size, monitors, changes"
     parser = commands.add_parser("report", help=text, description=text)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from cavs.cli import strategy
 from tests.cli.test_cli import cavs, numpy_engine, own_folder
 
 __all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
-STRATEGY = ["strategy show", "strategy check", "strategy compare"]
+STRATEGY = [f"strategy {action}" for action in strategy.ACTIONS]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "info", *STRATEGY])

@@ -15,9 +15,9 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
-from cavs.distributed.comm.mpi.library import started
 from cavs.distributed.comm.pool import SPARES, join_pool
 from cavs.errors import ConfigError
+from cavs.launched import started
 
 Processors = tuple[str, tuple[int, ...], int]  # see `own_processors`
 TIMEOUT = 300.0  # default seconds that a rank waits for another

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from cavs.cli import launch as cli_launch
 from cavs.cli import main
 from cavs.distributed.launch import launcher
 from cavs.errors import ConfigError, DeviceError
@@ -107,7 +106,7 @@ def test_the_words_of_mpirun_are_shown_where_it_fails(monkeypatch, tmp_path):
 def test_where_the_launched_command_begins(words, command, monkeypatch):
     found = []
     monkeypatch.setattr(
-        cli_launch, "launch", lambda n, launched, **_: found.append((n, launched)) or 0
+        launcher, "launch", lambda n, launched, **_: found.append((n, launched)) or 0
     )
     assert main(["launch", "-n", "2", *words.split()]) == 0
     assert found == [(2, command)]
@@ -151,7 +150,7 @@ def test_the_option_threads_sets_threads_of_ranks(monkeypatch):
 
 def test_the_command_passes_its_options_on(monkeypatch):
     told = []
-    monkeypatch.setattr(cli_launch, "launch", lambda *_, threads, **__: told.append(threads) or 0)
+    monkeypatch.setattr(launcher, "launch", lambda *_, threads, **__: told.append(threads) or 0)
     for words in ([], ["--threads", "2"]):
         assert main(["launch", "-n", "2", *words, "train", "tree-lstm"]) == 0
     assert told == [None, 2]
