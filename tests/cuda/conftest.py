@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cavs.cuda.device import Device
+from tests.compiled_once import compiled_once
 from tests.cuda.allocators import Pool
 from tests.cuda.hardware import gpu
 from tests.cuda.nccl_stand_in import StandIn
 from tests.cuda.nccl_threads import stand_in
 from tests.cuda.twin import Twin, TwinCompiler, missing
 from tests.cuda.twin.launch import Context
+
+__all__ = ["compiled_once"]
 
 
 @pytest.fixture
