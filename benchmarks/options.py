@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from benchmarks.workloads import Case, load
-from cavs.cli.options import count as at_least
+from cavs.cli.numbers import count as at_least
 from cavs.config import MAX_THREADS
 from cavs.errors import CavsError
 

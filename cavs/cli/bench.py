@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cavs.cli import options
+from cavs.cli.numbers import count
 from cavs.cli.registry import Entry
 from cavs.errors import ConfigError
 from cavs.train import DataLoader, Trainer
@@ -25,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
-    group.add_argument("--batches", type=options.count(1), default=20, metavar="N")
+    group.add_argument("--batch-size", type=count(1), default=64, metavar="N")
+    group.add_argument("--batches", type=count(1), default=20, metavar="N")
     group.add_argument(
         "--seconds", type=float, default=5.0, metavar="S", help="time for each figure"
     )

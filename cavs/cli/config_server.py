@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli.numbers import count
 from cavs.train.configuration import FileStore, MemoryStore
 from cavs.train.configuration.location import TOKEN
 from cavs.train.configuration.store import read_token
@@ -28,7 +28,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
     )
     parser.add_argument(
         "--port",
-        type=options.count(0, 65535),
+        type=count(0, 65535),
         default=0,
         metavar="N",
         help="port to listen on (default: a free one, which is printed)",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import options, train
+from cavs.cli.numbers import count
 from cavs.cli.registry import Task, find
 from cavs.errors import DataError
 from cavs.train import DataLoader, Trainer
@@ -36,7 +37,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
     text = "train a Tree-LSTM to name functions of the standard library; needs no data"
     parser = commands.add_parser("demo", help=text, description=text)
     parser.add_argument("--out", metavar="DIR", default=OUT, help="default: %(default)s, replaced")
-    parser.add_argument("--epochs", type=options.count(1), metavar="N")
+    parser.add_argument("--epochs", type=count(1), metavar="N")
     parser.add_argument("--data", metavar="DIR", help="name functions of the .py files below DIR")
     options.add_engine_arguments(parser)
     parser.set_defaults(run=run)

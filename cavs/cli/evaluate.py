@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import options, stored_options
+from cavs.cli.numbers import count
 from cavs.cli.registry import SPLITS, Task, listed
 from cavs.data.source import decode, read_bytes, refuse_device
 from cavs.errors import ConfigError, DataError, FeatureError, GraphError
@@ -37,7 +38,7 @@ def add_parser(commands: Any, argv: list[str]) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="written by cavs train")
     parser.add_argument("--model", metavar="FILE", help="the file of its model, if it was moved")
-    parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
+    parser.add_argument("--batch-size", type=count(1), default=64, metavar="N")
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cavs.cli import options, passes
+from cavs.cli.numbers import count
 from cavs.cli.registry import Entry
 from cavs.config import set_num_threads
 from cavs.data import GraphBatch
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
     """Add all options of ``cavs explain`` but the model's own."""
     options.add_data_arguments(parser)
     options.add_engine_arguments(parser)
-    parser.add_argument("--batch-size", type=options.count(1), default=64, metavar="N")
+    parser.add_argument("--batch-size", type=count(1), default=64, metavar="N")
     parser.add_argument(
         "--inference", action="store_true", help="without gradients and update (default: training)"
     )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from cavs.cli import options
+from cavs.cli.numbers import count
 from cavs.errors import ConfigError
 from cavs.launched import started
 from cavs.train.configuration import FileStore, open_store
@@ -31,20 +31,20 @@ def add_parser(commands: Any, argv: list[str]) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=options.count(1),
+        type=count(1),
         required=True,
         metavar="N",
         help="processes to start, each a rank of the training",
     )
     parser.add_argument(
         "--threads",
-        type=options.count(1),
+        type=count(1),
         metavar="N",
         help="threads of the engine of each rank (default: $CAVS_NUM_THREADS, else 1)",
     )
     parser.add_argument(
         "--spares",
-        type=options.count(0),
+        type=count(0),
         default=0,
         metavar="N",
         help="further processes, which wait until a policy of the training wants more ranks",

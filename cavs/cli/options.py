@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cavs.cli.numbers import count
 from cavs.cli.passes import OptionValues
 from cavs.cli.registry import Entry, find, names, summary
 from cavs.config import MAX_THREADS
@@ -17,22 +18,6 @@ from cavs.train import optim, schedules
 
 BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
-
-
-def count(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return an argparse type: whole numbers of at least `least` and at most `most`."""
-    need = f"of at least {least}" if most is None else f"from {least} to {most}"
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {need}")
-        return value
-
-    return parse
 
 
 def add_models(

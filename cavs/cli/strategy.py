@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 from cavs.cli import measure, options
+from cavs.cli.numbers import count
 from cavs.cli.registry import Entry
 from cavs.data import GraphBatch, batch
 from cavs.distributed.cluster.resources import ResourceSpec, load_resources
@@ -48,14 +49,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--resources", metavar="FILE", help="resource specification, YAML")
     cluster.add_argument(
         "--workers",
-        type=options.count(1, _MAX_WORKERS),
+        type=count(1, _MAX_WORKERS),
         metavar="N",
         help=f"processes on this machine (default: 2), at most {_MAX_WORKERS}",
     )
     group = parser.add_argument_group("step")
     group.add_argument(
         "--batch-size",
-        type=options.count(1),
+        type=count(1),
         default=64,
         metavar="N",
         help="graphs per worker (default: %(default)s)",

@@ -13,6 +13,7 @@ from typing import Any
 
 from cavs.cli import distributed, options, passes, stored_options, streams
 from cavs.cli.distributed import one_voice
+from cavs.cli.numbers import count
 from cavs.cli.overwrite import overwriting
 from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "except --threads, --elastic, --collectives, --resources and --timeout",
     )
     group.add_argument("--overwrite", action="store_true", help="replace the run in --out")
-    group.add_argument("--save-every", type=options.count(1), metavar="STEPS")
+    group.add_argument("--save-every", type=count(1), metavar="STEPS")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
     unknown = sorted(set(entry.defaults) - set(vars(parser.parse_args([]))))
     if unknown:

@@ -2,13 +2,16 @@
 
 import sys
 from importlib.abc import MetaPathFinder
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
-from cavs.distributed.balance.shards import by_counts, contiguous
-from cavs.distributed.comm import world
-from cavs.distributed.step.steps import StepReport
-from cavs.distributed.strategy import Strategy
-from cavs.distributed.trainer import Trainer
+from cavs.exports import on_first_use
+
+if TYPE_CHECKING:
+    from cavs.distributed.balance.shards import by_counts, contiguous
+    from cavs.distributed.comm import world
+    from cavs.distributed.step.steps import StepReport
+    from cavs.distributed.strategy import Strategy
+    from cavs.distributed.trainer import Trainer
 
 __all__ = ["StepReport", "Strategy", "Trainer", "by_counts", "contiguous", "world"]
 
@@ -20,13 +23,23 @@ _RENAMED = {
     "resources": "cluster.resources",
     "synchronisers": "sync",
 }
+_export = on_first_use(
+    globals(),
+    {
+        **dict.fromkeys(("by_counts", "contiguous"), "balance.shards"),
+        "world": "comm",
+        "StepReport": "step.steps",
+        "Strategy": "strategy",
+        "Trainer": "trainer",
+    },
+)
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
     old = f"{__name__}.{name}"
     if name in _RENAMED:
         raise ModuleNotFoundError(f"{old} is now {__name__}.{_RENAMED[name]}", name=old)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+    return _export(name)
 
 
 class _Renamed(MetaPathFinder):

@@ -1,13 +1,18 @@
 """Training: optimisers, schedules, the data loader, checkpoints, metrics and the trainer."""
 
-from cavs.train import metrics, monitors, optim, schedules
-from cavs.train.checkpoint import Checkpoint, load_parameters, read_checkpoint, save_checkpoint
-from cavs.train.fit_options import FitResult
-from cavs.train.loader import DataLoader
-from cavs.train.metrics import Metric
-from cavs.train.monitors import Monitor
-from cavs.train.policy import Policy, TrainingRun
-from cavs.train.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from cavs.exports import on_first_use
+
+if TYPE_CHECKING:
+    from cavs.train import metrics, monitors, optim, schedules
+    from cavs.train.checkpoint import Checkpoint, load_parameters, read_checkpoint, save_checkpoint
+    from cavs.train.fit_options import FitResult
+    from cavs.train.loader import DataLoader
+    from cavs.train.metrics import Metric
+    from cavs.train.monitors import Monitor
+    from cavs.train.policy import Policy, TrainingRun
+    from cavs.train.trainer import Trainer
 
 __all__ = [
     "Checkpoint",
@@ -26,3 +31,19 @@ __all__ = [
     "save_checkpoint",
     "schedules",
 ]
+
+__getattr__ = on_first_use(
+    globals(),
+    {
+        **dict.fromkeys(("metrics", "monitors", "optim", "schedules"), ""),
+        **dict.fromkeys(
+            ("Checkpoint", "load_parameters", "read_checkpoint", "save_checkpoint"), "checkpoint"
+        ),
+        "FitResult": "fit_options",
+        "DataLoader": "loader",
+        "Metric": "metrics",
+        "Monitor": "monitors",
+        **dict.fromkeys(("Policy", "TrainingRun"), "policy"),
+        "Trainer": "trainer",
+    },
+)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from cavs.distributed.cluster.resources import ResourceSpec, node_of
@@ -156,6 +157,12 @@ def register(cls: S) -> S:
         raise ConfigError(f"there is already a synchroniser {cls.type}", hint="rename one")
     REGISTRY[cls.type] = cls
     return cls
+
+
+def synchronisers() -> dict[str, type[Synchroniser]]:
+    """Return all synchronisers by type, with those of cavs, which are above this package."""
+    import_module("cavs.distributed.sync")
+    return REGISTRY
 
 
 @dataclass(frozen=True, kw_only=True)

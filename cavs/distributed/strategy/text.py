@@ -10,7 +10,13 @@ from typing import Any
 
 from cavs.data.whole_file import write_whole
 from cavs.distributed.cluster.resources import read_text
-from cavs.distributed.strategy.expression import FORMAT, REGISTRY, GraphConfig, NodeConfig, Strategy
+from cavs.distributed.strategy.expression import (
+    FORMAT,
+    GraphConfig,
+    NodeConfig,
+    Strategy,
+    synchronisers,
+)
 from cavs.errors import ConfigError
 
 _WANTED: dict[type, str] = {str: "a string", list: "a list", Mapping: "an object with named fields"}
@@ -46,10 +52,11 @@ def _value(field: str, value: Any, where: str) -> Any:
         case "synchroniser" if value is None:
             return None
         case "synchroniser":
-            if not isinstance(value, Mapping) or value.get("type") not in list(REGISTRY):
-                hint = f"give a type of {', '.join(REGISTRY)}"
+            known = synchronisers()
+            if not isinstance(value, Mapping) or value.get("type") not in list(known):
+                hint = f"give a type of {', '.join(known)}"
                 raise ConfigError(f"{where} is {value!r}", hint=hint)
-            cls = REGISTRY[value["type"]]
+            cls = known[value["type"]]
             options = _fields(value, where, cls, "type")
             return cls(**{name: option for name, option in options.items() if name != "type"})
     return _typed(value, where, str)

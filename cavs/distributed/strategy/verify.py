@@ -10,7 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.compression import TopK, parse
-from cavs.distributed.strategy.expression import REGISTRY, NodeConfig, Problem, Strategy, absent
+from cavs.distributed.strategy.expression import (
+    NodeConfig,
+    Problem,
+    Strategy,
+    absent,
+    synchronisers,
+)
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
@@ -63,7 +69,7 @@ def _problems(
             for leaf in node.leaves:
                 yield from _compressor(leaf, variable)
                 yield from leaf.sync.problems(strategy, leaf, variable, resources)
-    for cls in REGISTRY.values():
+    for cls in synchronisers().values():
         yield from cls.problems_together(strategy, known)
     yield from _divergence(strategy)
     used = {leaf.sync.owner for leaf in strategy.leaves}
@@ -136,7 +142,7 @@ def _compressor(leaf: NodeConfig, variable: Variable) -> Iterator[Problem]:
     if compressor.name == "none":
         return
     if not leaf.sync.takes_compressor:
-        able = " and ".join(cls.type for cls in REGISTRY.values() if cls.takes_compressor)
+        able = " and ".join(cls.type for cls in synchronisers().values() if cls.takes_compressor)
         yield Problem(
             f"{leaf.name}: compressor {compressor} with {leaf.sync.type}",
             f"only {able} takes a compressor: use none",
