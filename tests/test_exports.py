@@ -38,3 +38,11 @@ def test_a_part_of_a_package_is_imported_without_the_others() -> None:
     assert "cavs.data" in with_data and not {"cavs.ir", "cavs.runtime"} & with_data
     assert "cavs.distributed" in with_strategies
     assert not {"cavs.distributed.trainer", "cavs.distributed.sync"} & with_strategies
+
+
+def test_a_command_of_one_process_starts_without_what_ranks_need() -> None:
+    code = "import sys; from cavs.cli import main; main(['info']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.splitlines()[-1].split()
+    assert {"cavs.cli.info", "cavs.train"} <= set(modules)
+    assert not {"cavs.cli.train", "cavs.distributed"} & set(modules)

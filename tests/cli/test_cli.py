@@ -274,14 +274,6 @@ def test_python_dash_m():
     assert done.stdout.startswith("cavs ")
 
 
-def test_a_command_of_one_process_starts_without_what_ranks_need():
-    code = "import sys; from cavs.cli import main; main(['info']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = done.stdout.splitlines()[-1].split()
-    assert {"cavs.cli.info", "cavs.train"} <= set(modules)
-    assert not {"cavs.cli.train", "cavs.distributed"} & set(modules)
-
-
 def test_a_python_file_that_is_not_the_model_is_not_run():
     Path("other.py").write_text("raise SystemExit('was run')\n")
     assert train("--epochs", "1", "--data", ".", "--out", "other.py/run") == 1
