@@ -57,7 +57,9 @@ class FastPeers(PeerSelector):
     A peer scores its latency over the largest one, plus its requests over those of an even share;
     the least score is chosen, then the next rank. Every peer is asked once first, and each, however
     slow, gets about one in (K - 1)^2 of the requests at least, so that no group of ranks keeps to
-    itself. latency: moving average in seconds, by rank. asked: number of requests, by rank.
+    itself. The paper has a heap; here every request changes all scores.
+
+    latency: moving average in seconds, by rank. asked: number of requests, by rank.
     """
 
     def __init__(self, rank: int, size: int, seed: int) -> None:

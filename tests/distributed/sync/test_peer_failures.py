@@ -122,11 +122,12 @@ def test_a_checkpoint_holds_the_mean_and_a_training_resumes(strategy, tmp_path):
         assert all(merged[name].tobytes() == stored[name].tobytes() for _, merged in results)
 
 
-def test_a_model_from_before_a_load_is_not_mixed(tmp_path):
+@pytest.mark.parametrize("strategy", [STRATEGIES[1], "Crossbow", "Lookahead(every=1)"])
+def test_a_model_from_before_a_load_is_not_mixed(strategy, tmp_path):
     path = tmp_path / "c.safetensors"
 
     def work(c):
-        trainer = trainer_of(c, STRATEGIES[1], cavs.optim.SGD(lr=1e-9))
+        trainer = trainer_of(c, strategy, cavs.optim.SGD(lr=1e-9))
         trainer.begin()
         trainer.save(path)
         start = values(trainer)

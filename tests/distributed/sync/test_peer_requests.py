@@ -207,3 +207,21 @@ def test_a_step_goes_on_without_a_peer_that_is_late(mode):
     (first, asked), (second, _), (_, asked_by_2) = run_threads(3, work, timeout=patience(20))
     assert first == second == 0.2
     assert min(asked, asked_by_2) >= (12 if mode == "sync" else 2)
+
+
+def test_the_threads_of_stores_end_with_the_trainings():
+    def running():
+        return [t.name for t in threading.enumerate() if t.name == "cavs-Store"]
+
+    def work(c):
+        trainer = trainer_of(c, "PeerAverage(mode='async')")
+        trainer.fit(loader(), epochs=1, progress=False)
+        c.barrier()
+        found = len(running())
+        c.barrier()
+        trainer.close()
+        return found
+
+    before = len(running())
+    assert run_threads(3, work) == [before + 3] * 3
+    until(lambda: len(running()) == before)
