@@ -22,7 +22,7 @@ from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
-from cavs.distributed.step.steps import StepReport
+from cavs.distributed.step.run import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Array, Coordinator, Write
@@ -129,9 +129,9 @@ class RankCoordinator(Coordinator):
         update = getattr(split, "update", None)
         if update is None or not self.session.roles.computes:
             return
-        # Asynchronous ranks do not know each other's times.
+        # Asynchronous ranks do not know each other's times; those that were dropped have none.
         reports = (outcome.rank_reports,) if outcome.rank_reports else ()
-        update(outcome.rank_seconds or None, *reports)
+        update(None if outcome.dropped else outcome.rank_loads or None, *reports)
         warnings = getattr(split, "warnings", ())
         for text in warnings[self._printed :] if self.writes_files else ():
             print(f"cavs: {text}", file=sys.stderr, flush=True)

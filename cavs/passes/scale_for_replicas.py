@@ -30,6 +30,47 @@ def scale_for_replicas(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
+def count_of_loss(graph: Graph) -> tuple[str, str] | None:
+    """Return the count of rows that the loss divides its sums over rows by; None if it is a sum.
+
+    It is ``("count_rows", base)`` or ``("count_present", feature)``. CompileError unless the loss
+    of some graphs of a batch is that of the batch without the sums of the others, times the ratio
+    of two counts: where sums are divided by different counts, and with terms without data.
+    """
+    loss = graph.outputs["loss"]
+    divisors: dict[Node, set[tuple[str, str] | None]] = {node: {None} for node in _sums(loss)}
+    for node in _above(loss, set(divisors)):
+        found = [divisors[x] for x in node.inputs if x in divisors]
+        if node in divisors or not found:
+            continue
+        if node.op.jointly_linear and len(found) < len(node.inputs):
+            raise _not_one_mean("has terms without data", node)
+        below = toposort([x for x in node.inputs if x not in divisors])
+        counts = [_count_key(x) for x in below if x.op.name in ("count_rows", "count_present")]
+        before = set[tuple[str, str] | None]().union(*found)
+        divisors[node] = (before - {None}).union(counts) if counts else before
+    every = divisors.get(loss, set())
+    if len(every) != 1:
+        why = "divides its sums by different counts" if every else "depends on no sum over rows"
+        raise _not_one_mean(why, loss)
+    return every.pop()
+
+
+def _count_key(node: Node) -> tuple[str, str]:
+    if node.op.name == "count_rows":
+        return "count_rows", node.attr("base")
+    return "count_present", node.inputs[0].attr("name")
+
+
+def _not_one_mean(why: str, node: Node) -> CompileError:
+    return CompileError(
+        f"[{node.op.name}] the loss {why}, so that the gradients of some ranks are not those of "
+        "their graphs",
+        where=node.where,
+        hint="write the loss as one mean, or as sums over rows, or use no backup ranks",
+    )
+
+
 def _sums(loss: Node) -> set[Node]:
     """Return the outermost sums over rows that the loss depends on."""
     found, stack, seen = set(), [loss], set()

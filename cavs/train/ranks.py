@@ -52,7 +52,7 @@ class RankGroup(Protocol):
     def settings(self) -> dict[str, Setting]:
         """Return the settings of the group that may change.
 
-        They are ``"size"``, ``"tree"``, ``"strategy"`` and ``"exchange_budget"``.
+        They are ``"size"``, ``"tree"``, ``"backup"``, ``"strategy"`` and ``"exchange_budget"``.
         """
         ...
 

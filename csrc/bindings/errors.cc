@@ -3,6 +3,7 @@
 
 #include "base/config_error.h"
 #include "bindings/module.h"
+#include "exec/executor.h"
 #include "graph/graph.h"
 
 namespace py = pybind11;
@@ -28,6 +29,10 @@ void translate(std::exception_ptr pointer) {
 
 }  // namespace
 
-void bind_errors(py::module_&) { py::register_local_exception_translator(translate); }
+void bind_errors(py::module_& m) {
+  py::register_local_exception_translator(translate);
+  py::register_local_exception<Abandoned>(m, "Abandoned").doc() =
+      "Raised by a run that another thread has abandoned.";
+}
 
 }  // namespace cavs

@@ -81,6 +81,9 @@ void bind_class(py::module_& m) {
           [](PyExecutor& x) { x.visit([](auto& e) { e.executor().give_up_gradients(); }); },
           "End every wait_gradient: the run that was armed for is cancelled.")
       .def(
+          "abandon", [](PyExecutor& x) { x.visit([](auto& e) { e.executor().abandon(); }); },
+          "From another thread: let the run that is under way end early, by Abandoned.")
+      .def(
           "wait_gradient",
           [](PyExecutor& x, int32_t i, int64_t begin, std::optional<int64_t> end) {
             return x.visit([&](auto& e) { return e.wait_gradient(i, begin, end); });

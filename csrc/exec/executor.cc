@@ -354,6 +354,7 @@ void Executor<T>::walk_all(int32_t thread, int32_t threads) {
              (taken = next.fetch_add(1, std::memory_order_relaxed)) < size) {
         const int32_t first = begin + taken, end = serial ? count : first + 1;
         for (int32_t j = first; j < end; ++j) {
+          if (broken_.load(std::memory_order_relaxed)) return false;
           worker.run(items[j]);
           progress_.finished(items[j]);
         }
@@ -383,17 +384,25 @@ double Executor<T>::execute() {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
   }
   counters_.reset((plan_.phases.size() + 1) * (threads + 1));
-  broken_.store(false, std::memory_order_relaxed);
+  broken_ = false;
+  if (abandoned_) broken_ = true;
   if (threads == 1) {
     walk(0, 1);
   } else {  // the pool may have shrunk
     thread_pool().parallel_up_to(threads, [&](int32_t thread, int32_t of) { walk(thread, of); });
   }
+  if (abandoned_) throw Abandoned();
   if (context_.profiling) ++runs_;
   stale_.assign(stale_.size(), false);
   ran_ = true;
   if (program_->loss < 0) return 0;
   return arena_.as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];
+}
+
+template <class T>
+void Executor<T>::abandon() {
+  abandoned_ = true;
+  broken_ = true;  // after it, so that execute sees one of them
 }
 
 template <class T>
@@ -413,11 +422,15 @@ StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
 
 template <class T>
 double Executor<T>::run_locked(const Inputs<T>& inputs) {
+  abandoned_ = false;
   try {
     bind(inputs);
     plan_prologue();
     progress_.begin(prologue_);
     return execute();
+  } catch (const Abandoned&) {
+    progress_.fail();
+    throw;
   } catch (...) {
     progress_.fail();
     scratch_edges_ = -1;  // a failed allocation is not retried with the same size

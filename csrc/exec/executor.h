@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,6 +87,11 @@ struct StepResult {
   double loss, grad_norm;
 };
 
+// Thrown by a run that another thread has abandoned.
+struct Abandoned : std::runtime_error {
+  Abandoned() : std::runtime_error("the run was abandoned") {}
+};
+
 struct Report {
   struct Line {
     std::string label;
@@ -131,6 +137,8 @@ class Executor {
   bool wait_gradient(int32_t param, int64_t begin, int64_t end) const;
   int64_t gradient_slab(int32_t param) const { return analysis_.slab.at(param); }
   void give_up_gradients() { progress_.fail(); }
+  // From any thread: end the run that is under way early, by Abandoned; without one, do nothing.
+  void abandon();
   // Valid until the next run.
   GradientView<T> gradient_view(int32_t param) const;
   GradientView<T> gradient_block() const;
@@ -216,7 +224,8 @@ class Executor {
   bool alone_ = false;  // run and update stay on the calling thread
   size_t arena_needed_ = 0, peak_ = 0;
   int32_t scratch_edges_ = -1;
-  std::atomic<bool> broken_{false};  // a thread of the run has thrown
+  std::atomic<bool> broken_{false};  // a thread of the run has thrown, or it was abandoned
+  std::atomic<bool> abandoned_{false};
   bool ran_ = false;
 
   std::shared_ptr<T> gradient_block_;

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from cavs.config import require_count
 from cavs.distributed.adaptation.strategy import strategy_settings
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.store import Store
@@ -91,9 +92,19 @@ class TrainingRanks(RankGroup):
             if tree is not None:
                 check_tree(tree, self._session.communicator.size)
 
+        session = self._session
+
+        def set_backup(backup: int) -> None:
+            session.backup = backup
+
+        def check_backup(backup: Any) -> None:
+            require_count("backup", backup, 0)
+            session.check_backup(backup)
+
         return {
             "size": self._resizer.setting(),
             "tree": Setting(read, write, check),
+            "backup": Setting(lambda: session.backup, set_backup, check_backup),
             **strategy_settings(self._resizer),
         }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from cavs.distributed.comm.messages import (
     offsets,
 )
 from cavs.distributed.comm.named import NamedCollectives
+from cavs.distributed.comm.parts import PartsExchange
 from cavs.distributed.comm.progress import Progress
 from cavs.distributed.comm.rates import Rates
 from cavs.distributed.comm.reductions import check_op, combine, complete
@@ -50,7 +51,7 @@ _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks ha
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 
 
-class Collectives(ProcessLocal, Communicator, ABC):
+class Collectives(ProcessLocal, PartsExchange, Communicator, ABC):
     """Base class of communicators: the operations, by means of `_exchange`.
 
     names: numbers of the ranks in the world. group: a name that no other group has, the same on all
@@ -79,10 +80,6 @@ class Collectives(ProcessLocal, Communicator, ABC):
         self._broken: CommunicationError | None = None
         self.operations = 0  # begun so far: what ranks compare when one of them hangs
         self.operation, self._code = "nothing yet", Code.BARRIER
-
-    @abstractmethod
-    def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send and receive all, of `_code`; messages between two ranks keep their order."""
 
     # ---- waits ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cavs.distributed.comm.hang_detection import Known, Peers, PendingWait
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.named import NamedCollectives
+from cavs.distributed.comm.parts import Arrival, Parts
 from cavs.distributed.comm.rates import Rates
 from cavs.distributed.comm.store import Store
 from cavs.distributed.comm.topology import Topology, Tree
@@ -188,6 +189,17 @@ class Communicator(Operations[Array], Protocol):
         """Return True on all ranks if all have passed True and none has died, else False on all.
 
         The verdict is one also if a rank dies meanwhile, and after `leave`.
+        """
+
+    def send_parts(
+        self, sends: Parts, sources: Sequence[int], like: Sequence[Array]
+    ) -> tuple[list[list[Array]], list[list[Arrival]]]:
+        """Send lists of arrays to some ranks, receive one from each of `sources`; return these.
+
+        like: arrays of the dtypes and shapes of those that come, whose first axes may differ. The
+        arrays leave before others come: a rank without `sources` waits for none. Also returns, for
+        each message of each of `sources`, when this rank looked for it and when it was there, in
+        seconds of `time.perf_counter`: the same if it had come before.
         """
 
     def leave(self) -> None:

@@ -31,7 +31,7 @@ class _World:
         # In `whole` alone:
         self.aborted = ""
         self.registers = {name: WaitRegister(name, self.ask) for name in self.names}
-        self.mail: dict[tuple[int, int], deque[tuple[Code, Array]]] = defaultdict(deque)
+        self.mail: dict[tuple[int, int], deque[tuple[Code, Array, float]]] = defaultdict(deque)
         self.dead: set[int] = set()
         self.leaving: set[int] = set()  # survivors that wait for a smaller group
         self.smaller: _World | None = None
@@ -65,21 +65,29 @@ class ThreadCommunicator(Collectives):
         self._world = world
         self._splits = self._mailboxes = self._ballots = 0
         self._parts: list[ThreadCommunicator] = []
+        self._arrivals: list[float] = []  # of the messages received last
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout
+        self._arrivals = []
         with world.changed:
             for array, to in sends:
-                world.mail[self.rank, to].append((self._code, array.copy()))
+                world.mail[self.rank, to].append((self._code, array.copy(), time.perf_counter()))
             world.changed.notify_all()
             for i, (array, source) in enumerate(receives):
                 self._await([r for _, r in receives[i:]], limit)
-                code, sent = world.mail[source, self.rank].popleft()
+                code, sent, at = world.mail[source, self.rank].popleft()
+                self._arrivals.append(at)
                 label, wanted = label_of(code, sent), label_of(self._code, array)
                 if label != wanted or sent.nbytes != array.nbytes:
                     found = Mismatch(source, sent.nbytes, label, array.nbytes, wanted)
                     raise found.error(self.names, self.rank, self.operation)
                 array[...] = sent.reshape(array.shape)
+
+    def _receive(self, receives: Sequence[Message]) -> list[float]:
+        begun = time.perf_counter()
+        self._exchange([], receives)
+        return [max(at, begun) for at in self._arrivals]
 
     def _await(self, sources: Sequence[int], limit: float) -> None:
         """Wait for a message of the first of `sources`; messages of the others are to follow."""

@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cavs.compiler.pipeline import Compiled
+from cavs.config import require
 from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import (
     ShardedBatch,
@@ -21,6 +22,7 @@ from cavs.distributed.balance.shards import (
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.compression import is_alike, share_of
+from cavs.distributed.step.counted import CountedRanks, count_of_loss
 from cavs.distributed.step.devices import DeviceReplica
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.ranks import Roles
@@ -81,6 +83,10 @@ class StepContext:
         self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
         self.monitors: Sequence[Monitor] = ()  # observe the next step
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
+        self.backup = 0  # ranks that a synchronous step does not wait for
+        self.compiled: Compiled | None = None  # the program that ran last, on a replica
+        self.count_of_loss: int | None = None  # in it, where there are backup ranks
+        self._counting: CountedRanks | None = None
         self._roles: Roles | None = None
 
     # ---- ranks ---------------------------------------------------------------------------------
@@ -130,6 +136,46 @@ class StepContext:
         groups = self.communicator if self._roles is None else self._roles
         nccl = None if self.group is None else self.group.nccl
         return groups.sent_bytes + sum(x.sent_bytes for x in (self.servers, nccl) if x is not None)
+
+    # ---- backup ranks --------------------------------------------------------------------------
+
+    def check_backup(self, backup: int) -> None:
+        """Raise `ConfigError` if steps cannot do without `backup` ranks; the same on all ranks."""
+        if not backup:
+            return
+        replicas = self.position[1]
+        require(
+            backup < replicas, "backup", backup, f"fewer than the {replicas} ranks that compute"
+        )
+        what = "" if self.average else "gradients that are added"
+        if self.is_divergent:
+            what = "replicas that differ"
+        if self.strategy is not None and self.strategy.has_stale:
+            what = "stale parameters"
+        if what:
+            raise ConfigError(
+                f"backup ranks with {what}",
+                hint="use a synchronous strategy whose gradients are means, or no backup ranks",
+            )
+        if self.session.device is not None:
+            raise ConfigError(
+                f"backup ranks on {self.session.device}, whose runs cannot be abandoned",
+                hint="use device='cpu', or no backup ranks",
+            )
+        if self.compiled is not None:
+            self.count_of_loss = count_of_loss(self.compiled)
+
+    def counting_ranks(self) -> CountedRanks | None:
+        """Return what decides which ranks a step counts, None if all; at first, all ranks ask."""
+        if self.backup and self._counting is None:
+            self._counting = CountedRanks(self.communicator)
+        return self._counting if self.backup else None
+
+    def count_all(self) -> None:
+        """Count all ranks from now on, without a word to the others."""
+        self.backup, counting, self._counting = 0, self._counting, None
+        if counting is not None:
+            counting.close()
 
     # ---- this rank's part of a batch -----------------------------------------------------------
 

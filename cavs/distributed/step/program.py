@@ -112,6 +112,8 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
     program = compiled.program
     _share_gradients(context, executor)
     with agreement.guard("exchanges", known=CommunicationError):
+        context.compiled = compiled
+        context.check_backup(context.backup)
         make_exchanges(context, executor, program.gradients, program.int_features)
     order = executor.gradient_order()
     same_program(agreement, None if guesses(part.local) else compiled, order)

@@ -13,7 +13,8 @@ from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import Array, StepContext, Update
-from cavs.distributed.step.steps import AsynchronousStep, StepReport, SynchronousStep
+from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.steps import AsynchronousStep, SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult
@@ -150,6 +151,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     def leave(self) -> None:
         """Abort what other ranks wait for, because one of them has died."""
+        self.count_all()
         if self.servers is not None:
             self.servers.leave()
         if self._roles is not None:
@@ -168,6 +170,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         self.strategy = strategy
         self.take_roles()
         self.exchanging = self.group = self.servers = None  # owners may be others now
+        self.count_all()
         self.stale.wrote()
         if self.owns:
             self.exchanges = []
@@ -183,6 +186,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     def close(self) -> None:
         """End servers and device groups; all ranks have come to an end."""
         closed(self.communicator)
+        self.count_all()
         if self.servers is not None:
             self.servers.close()
         if self.group is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,161 +14,16 @@ from cavs.data import GraphBatch
 from cavs.distributed.balance import Balancer
 from cavs.distributed.balance.shards import ShardedBatch, compare_batches
 from cavs.distributed.comm.agreement import Consensus
-from cavs.distributed.comm.interfaces import Handle, LostPeerError
+from cavs.distributed.comm.interfaces import LostPeerError
 from cavs.distributed.step.context import Array, StepContext, Update
-from cavs.distributed.step.observer import Observer
+from cavs.distributed.step.delays import DeliveryDelays, delivers_alone, unequal_delays
 from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
+from cavs.distributed.step.run import Run, StepReport
+from cavs.distributed.strategy.ranks import Roles
 from cavs.distributed.sync import Exchange, Piece, Scope, SparseServers
-from cavs.errors import CommunicationError, DeviceError
+from cavs.errors import CommunicationError
 
-
-@dataclass(frozen=True)
-class StepReport:
-    """Result of a step.
-
-    loss, grad_norm: of the global batch; in an asynchronous step their estimate from this rank's
-    part. Where replicas differ, grad_norm is the root mean square over them, and reduced_norm the
-    norm of the gradients that were reduced in this step. compute_seconds: of this rank's forward
-    and backward. communication_seconds: of reducing gradients and of waiting for new values from
-    their owners; exposed_seconds: the part of it outside of backward, with all of the latter.
-    sent_bytes: by this rank. rank_seconds: compute_seconds of every rank, where known. rank_graphs:
-    the graphs of the batch that each computed. rank_squares: squared norm of the mean gradient over
-    these, where a monitor reads it. seconds: since the step before, on rank 0. rank_reports: what
-    the split of every rank reports to the others (`Balancer.report`).
-    """
-
-    loss: float
-    grad_norm: float
-    compute_seconds: float
-    communication_seconds: float
-    exposed_seconds: float
-    sent_bytes: int
-    rank_seconds: tuple[float, ...] = ()
-    rank_reports: tuple[tuple[float, ...], ...] = ()
-    rank_graphs: tuple[int, ...] = ()
-    rank_squares: tuple[float, ...] = ()
-    seconds: float = 0.0
-    reduced_norm: float = 0.0
-
-    @property
-    def overlap(self) -> float:
-        """Share of communication time hidden behind computation; 1 without communication."""
-        if self.communication_seconds <= 0:
-            return 1.0
-        return 1.0 - min(1.0, self.exposed_seconds / self.communication_seconds)
-
-
-class Run:
-    """Forward and backward on the calling thread, exchanges in the background.
-
-    part: what this rank computes; None on a server. loss, error: of `part`, once computed.
-    """
-
-    def __init__(
-        self, context: StepContext, update: Update, executor: Any, part: ShardedBatch | None = None
-    ) -> None:
-        for exchange in context.exchanges:
-            exchange.begin(update.step, update.hyper["lr"])
-        self.context, self.roles, self.executor = context, context.roles, executor
-        self.update, self.part = update, part
-        self.loss, self.begun = 0.0, time.perf_counter()
-        self.error: Exception | None = None
-        self.pieces: list[Piece] = []
-        self.observer = Observer(context.monitors, context.session.parameters)
-        self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
-
-    def compute(self, inputs: Sequence[Any], totals: Array) -> None:
-        """Compute loss and gradients of the part, and reduce the gradients.
-
-        inputs: of the schedule. totals: graphs, vertices, edges and present values of index
-        features of the batch.
-        """
-        context, update, part = self.context, self.update, self.part
-        assert part is not None
-        own_seed = (update.seed + (context.communicator.rank << 32)) % 2**64
-        # With this factor of sums over rows, the mean over ranks is that of the batch.
-        scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
-        words = context.session.readable_errors(part.local)
-        self.go(words, (*inputs, own_seed, update.step, scale, totals.tolist()))
-
-    def go(self, words: AbstractContextManager[None], inputs: tuple[Any, ...]) -> None:
-        """Run the part and keep its loss or its error; exchanges take place in any case.
-
-        words: turns messages of the engine into readable errors. inputs: of ``Executor.run``.
-        """
-        context, executor = self.context, self.executor
-        executor.arm_gradients()
-        handles = self._start() if context.wait_free else []
-        begun = time.perf_counter()
-        try:
-            with words:
-                self.loss = executor.run(*inputs)
-        except Exception as error:  # raised on all ranks at the end of the step
-            executor.give_up_gradients()
-            self.error = error
-        ended = time.perf_counter()
-        self.compute_seconds = ended - begun
-        handles = handles if context.wait_free else self._start()
-        errors: list[CommunicationError | DeviceError] = []
-        for handle in handles:  # all of them, so that none runs into what comes after
-            try:
-                self.pieces += handle.wait()
-            except (CommunicationError, DeviceError) as error:
-                errors.append(error)
-        for lost in errors:
-            if isinstance(lost, CommunicationError):
-                raise lost
-        broken = errors[0] if errors else None  # raised on all ranks at the end of the step
-        if context.group is not None:
-            context.group.finish(executor, broken)
-            if not context.group.lost:
-                self.communication_seconds += executor.collective_seconds()
-        self.exposed_seconds = time.perf_counter() - ended
-        self.error = self.error or broken
-
-    def serve(self) -> None:
-        """Take part in the exchanges of the replicas on a rank that computes nothing."""
-        begun = time.perf_counter()
-        for exchange in self.context.exchanges:
-            self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
-        self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
-
-    def distribute(self) -> None:
-        """Exchange new values between ranks after the update; nothing hides that."""
-        begun = time.perf_counter()
-        for exchange in self.context.exchanges:
-            exchange.mix_updated(self.roles.everyone)
-            exchange.distribute(self.roles.everyone)
-            exchange.commit()
-        self.expose(time.perf_counter() - begun)
-
-    def expose(self, seconds: float) -> None:
-        """Add seconds of communication that nothing hides."""
-        self.communication_seconds += seconds
-        self.exposed_seconds += seconds
-
-    def report(self, loss: float, norm: float, sent_bytes: int, **known: Any) -> StepReport:
-        """Return the result of the step. known: further fields of it."""
-        seconds = self.compute_seconds, self.communication_seconds, self.exposed_seconds
-        return StepReport(loss, norm, *seconds, sent_bytes, **known)
-
-    def _start(self) -> list[Handle[list[Piece]]]:
-        start = self.roles.everyone.start
-        return [start(self._reduce, exchange) for exchange in self.context.exchanges]
-
-    def _reduce(self, exchange: Exchange) -> list[Piece]:
-        """Wait for the gradients of an exchange, then reduce them with the other ranks."""
-        group = self.roles.everyone if exchange.everyone else self.roles.replicas
-        begun = time.perf_counter()
-        exchange.exchange_values(group)
-        self.communication_seconds += time.perf_counter() - begun
-        usable = exchange.wait(self.executor)
-        if self.observer.takes and usable:
-            self.observer.take(exchange, self.executor)
-        begun = time.perf_counter()
-        pieces = exchange.reduce(self.executor, usable, group)
-        self.communication_seconds += time.perf_counter() - begun
-        return pieces
+_ROW = 8  # numbers of a rank's row at the end of a step, before the report of its split
 
 
 def by_scope(pieces: Iterable[Piece]) -> dict[Scope, list[Piece]]:
@@ -184,11 +38,15 @@ def by_scope(pieces: Iterable[Piece]) -> dict[Scope, list[Piece]]:
 class SynchronousStep:
     """Steps of one rank, as a replica or as a server: fetch, prepare, compute, agree, update.
 
-    ended: Time at which the last step had its results; 0 before the first.
+    ended: Time at which the last step had its results; 0 before the first. delays: `rank_delays`
+    of the last step.
     """
 
     context: StepContext
     ended: float = 0.0
+    delays: tuple[float, ...] = ()
+    _seen: DeliveryDelays | None = None  # by this rank, as an owner
+    _roles: Roles | None = None  # those that the delays are of
 
     def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
@@ -201,7 +59,7 @@ class SynchronousStep:
             if context.average:
                 totals *= not part.empty
                 context.communicator.all_reduce(totals)
-            run = Run(context, update, executor, part)
+            run = Run(context, update, executor, part, context.counting_ranks())
             run.compute(inputs, totals)
             run.expose(waited)
         else:
@@ -217,7 +75,7 @@ class SynchronousStep:
             receive_program(context)
         if context.average:
             context.communicator.all_reduce(np.zeros(3 + len(context.int_features)))
-        run = Run(context, update, context.exchanging)
+        run = Run(context, update, context.exchanging, None, context.counting_ranks())
         run.serve()
         return run
 
@@ -228,13 +86,15 @@ class SynchronousStep:
         """
         context, replicas = self.context, self.context.roles.count
         over = float(replicas if context.average else 1)  # gradients are sums over so many
+        restriction = 1.0 if run.counted is None else run.counted.restriction
+        over /= restriction
         squares = self._squares(run, over) if run.error is None else dict.fromkeys(Scope, 0.0)
         sums, hyper, rows = self._agree(run, squares)
         seconds = hyper.pop("seconds")
-        loss, reduced = sums[0] / replicas, math.sqrt(sums[1]) / over
+        loss, reduced = sums[0] / replicas * restriction, math.sqrt(sums[1]) / over
         norm, norms = reduced, np.full(len(rows), reduced)
         if context.is_divergent:
-            norms = np.sqrt(reduced**2 + rows[:, 5] + rows[:, 6] / over**2)
+            norms = np.sqrt(reduced**2 + rows[:, 6] + rows[:, 7] / over**2)
             norm = float(np.sqrt(np.mean(norms**2)))
         if math.isfinite(loss) and math.isfinite(norm):
             run.observer.show(run.pieces, over)
@@ -243,10 +103,12 @@ class SynchronousStep:
             self._update(run, hyper, run.update.clip(own_norm), over)
         own, graphs = 1.0, rows[:, 2]
         if context.average:  # gradients are scaled for the mean over replicas, not over graphs
-            own = graphs.sum() / (replicas * np.maximum(graphs, 1))
+            own = graphs.sum() / (replicas * np.maximum(graphs, 1)) * restriction
         ranks: dict[str, Any] = {
             "rank_seconds": tuple(rows[:, 0].tolist()),
-            "rank_reports": tuple(map(tuple, rows[:, 7:].tolist())) if rows.shape[1] > 7 else (),
+            "rank_reports": tuple(map(tuple, rows[:, _ROW:].tolist())) * (rows.shape[1] > _ROW),
+            "rank_delays": self.delays,
+            "dropped": tuple(r for r in range(replicas) if not run.counts(r)),
             "rank_graphs": tuple(graphs.astype(int).tolist()),
             "rank_squares": tuple((rows[:, 3] * own**2).tolist()) if run.observer.norms else (),
         }
@@ -282,36 +144,44 @@ class SynchronousStep:
         They are: loss and squares of `Scope.SUM`, summed over the ranks; hyperparameters of rank 0,
         since a schedule may differ in its last bit on another processor, and its seconds since the
         step before; a row per replica, its seconds, the mark and the size of its part, the squared
-        norm of its gradients, the content of the batch, squares of the scopes OWN and SHARE, and
-        reports of its split. Raises on all ranks if one failed, if they split the batch
+        norm of its gradients, the content of the batch, the time until it had computed, squares of
+        the scopes OWN and SHARE, and reports of its split. Owners add the delays of all replicas
+        where these are known. Raises on all ranks if one failed, if they split the batch
         differently, or if they got different ones.
         """
         context, c, split = self.context, self.context.communicator, self.context.split
         part, error = run.part, run.error
         report = [0.0] * getattr(split, "reports", 0)
+        seen = self._delays()
         if report and part is not None and error is None:
             try:
                 if isinstance(split, Balancer):
                     split.on(context.session.device)
-                report = list(split.report(c.rank, run.compute_seconds))  # type: ignore[attr-defined]
+                spent = run.compute_seconds + (self.delays[c.rank] if self.delays else 0.0)
+                report = list(split.report(c.rank, spent))  # type: ignore[attr-defined]
             except Exception as failed:  # raised at the consensus below
                 error = failed
         hyper, now = run.update.hyper, time.perf_counter()
         numbers = {name: value for name, value in hyper.items() if isinstance(value, float)}
         numbers["seconds"], self.ended = now - (self.ended or run.begun), now
         head = [run.loss, squares[Scope.SUM], float(error is not None), *numbers.values()]
-        share = (0, 0) if part is None else (part.mark, part.computed)
-        content = 0 if part is None else part.content
+        share = (0, 0) if part is None else (part.mark, part.computed * run.counts(c.rank))
+        facts = (0 if part is None else part.content, run.ended - run.begun)
         local = squares[Scope.OWN], squares[Scope.SHARE]
-        row = [run.compute_seconds, *share, run.observer.square, content, *local, *report]
-        ends = np.zeros(len(head) + c.size * len(row))
+        row = [run.compute_seconds, *share, run.observer.square, *facts, *local, *report]
+        own_delays = [] if seen is None else seen.seconds.tolist()
+        ends = np.zeros(len(head) + c.size * (len(row) + len(own_delays)))
         ends[: len(head)] = head
         if c.rank != 0:
             ends[3 : len(head)] = 0
         rows = ends[len(head) :].reshape(c.size, -1)
-        rows[c.rank] = row
+        rows[c.rank] = [*row, *own_delays]
         c.all_reduce(ends)
-        rows = rows[: context.roles.count]
+        delays, rows = rows[:, len(row) :], rows[: context.roles.count, : len(row)]
+        self.delays = ()
+        if seen is not None:
+            self.delays = unequal_delays(rows[:, 0].tolist(), delays.max(axis=0).tolist())
+            seen.learn(context.exchanges, run.begun, rows[:, 5].tolist())
         alike = (rows[:, 1] == rows[0, 1]).all()
         if ends[2] or not alike:
             if part is not None and not alike:
@@ -322,6 +192,16 @@ class SynchronousStep:
             compare_batches(context.agreement, known, run.update.step + 1)
         of_rank_0 = dict(zip(numbers, ends[3 : len(head)].tolist(), strict=True))
         return ends[:2].tolist(), {**hyper, **of_rank_0}, rows
+
+    def _delays(self) -> DeliveryDelays | None:
+        """Return the delays that this rank has seen; None where gradients do not travel alone."""
+        context = self.context
+        if self._roles is not context.roles:  # the ranks are others
+            self._roles, self.delays = context.roles, ()
+            self._seen = DeliveryDelays(context.roles.count)
+        alone = delivers_alone(context.strategy, len(context.roles.hosts))
+        # With backup ranks all gradients leave at once.
+        return self._seen if alone and not context.backup else None
 
     def _update(self, run: Run, hyper: dict[str, Any], clip: float, over: float) -> None:
         context, states = self.context, [list(s) for s in run.update.states]

@@ -26,9 +26,11 @@ from cavs.distributed.sync.part import (
     Part,
     Piece,
     buckets,
+    chosen_rows,
     pack,
     send_rows,
     size_of,
+    sum_rows,
     touched,
     unpack,
     unpacked,
@@ -206,14 +208,15 @@ class DenseServers(OwnerExchange):
         return wait_parts(self.parts, gradients)
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
-        sends: dict[int, Array] = {}
-        if self.roles.computes and self.two_level:
-            sends = self._within_host()
-        elif self.roles.computes:
-            sends = {owner: self._packed([owner], self.memory) for owner in self.owned}
         nothing = np.empty(0, self.values[0].dtype)
-        received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
         own = self.owned.get(c.rank, [])
+        if self.two_level:
+            sends = self._within_host() if self.roles.computes else {}
+            received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
+        else:
+            owners = self.owned if self.roles.computes else ()
+            parts = {owner: [self._packed([owner], self.memory)] for owner in owners}
+            received = [gradient for (gradient,) in self._deliver(parts, [nothing], c)]
         total = np.zeros(size_of(own), nothing.dtype)
         for gradient in received:
             if gradient.size:
@@ -279,14 +282,22 @@ class SparseServers(OwnerExchange):
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         rows = np.empty(0, np.int32)
         values = np.empty((0, self.width), self.values[self.parameter].dtype)
+        nothing = [rows, values]
         if self.roles.computes:
             rows, values = touched(gradients, self.parameter, usable)
-            if self.two_level:
+        if self.two_level:
+            if self.roles.computes:
                 host = self.roles.hosts[self.roles.host]
                 leaders = [host.index(leader_of(owner, host)) for owner in range(c.size)]
                 to = np.array([*leaders, -1])[self._owners_of(rows)]
                 rows, values = send_rows(self.roles.local, rows, values, to)
-        self.moved, total = send_rows(c, rows, values, self._owners_of(rows))
+            self.moved, total = send_rows(c, rows, values, self._owners_of(rows))
+        else:
+            owners = sorted(self.owners) if self.roles.computes else []
+            chosen = chosen_rows(self._owners_of(rows), owners)
+            parts = {r: [rows[i], values[i]] for r, i in zip(owners, chosen, strict=True)}
+            received = self._deliver(parts, nothing, c) or [nothing]
+            self.moved, total = sum_rows(*zip(*received, strict=True))
         return [Piece(self.parameter, total, self.moved, owned=True)]
 
     def _owners_of(self, rows: Array) -> Array:

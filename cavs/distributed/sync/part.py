@@ -243,10 +243,15 @@ def sum_rows(rows: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
 
 def send_rows(c: Communicator, rows: Array, values: Array, to: Array) -> tuple[Array, Array]:
     """Send row i to rank ``to[i]`` of `c`, none to -1; return the sum of those received here."""
-    chosen = [np.flatnonzero(to == r) for r in range(c.size)]
+    chosen = chosen_rows(to, range(c.size))
     return sum_rows(
         c.all_to_all([rows[i] for i in chosen]), c.all_to_all([values[i] for i in chosen])
     )
+
+
+def chosen_rows(to: Array, ranks: Iterable[int]) -> list[Array]:
+    """Return the rows i with ``to[i]`` equal to each of `ranks`."""
+    return [np.flatnonzero(to == r) for r in ranks]
 
 
 def touched(gradients: Gradients, parameter: int, usable: bool) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.parts import Arrival
 from cavs.distributed.strategy import Shard, Strategy
 from cavs.distributed.strategy import Synchroniser as Config
 from cavs.distributed.strategy.ranks import Roles
@@ -214,6 +215,8 @@ class OwnerExchange(Exchange):
 
     Each member is priced on its own. two_level: the replicas of a host sum among themselves first.
     replicated: an owner sends new values to the leader of every host, which passes them on.
+    deliveries: at an owner, the arrivals of the messages of every other replica in this step; none
+    with two levels.
     """
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
@@ -221,6 +224,26 @@ class OwnerExchange(Exchange):
         many, syncs = len(self.roles.hosts) > 1, [member.leaf.sync for member in members]
         self.two_level = many and any(sync.sums_on_hosts for sync in syncs)
         self.replicated = many and any(sync.replicates_on_hosts for sync in syncs)
+        self.owners = {runtime.owner(member) for member in members}
+        self.deliveries: dict[int, list[Arrival]] = {}
+
+    def _deliver(
+        self, parts: Mapping[int, Sequence[Array]], like: Sequence[Array], c: Communicator
+    ) -> list[list[Array]]:
+        """Send to every owner its parts; return those of all replicas, by rank, for this one.
+
+        parts: of this rank by owner, also if empty; all replicas have the same owners. A rank that
+        owns nothing waits for no other, so that it may be ahead of slower ones.
+        """
+        own, owns = parts.get(c.rank), c.rank in self.owners
+        sources = [r for r in range(self.roles.count) if owns and r != c.rank]
+        sends = [(arrays, owner) for owner, arrays in parts.items() if owner != c.rank]
+        came, arrivals = c.send_parts(sends, sources, like)
+        self.deliveries = dict(zip(sources, arrivals, strict=True))
+        received = dict(zip(sources, came, strict=True))
+        if own is not None:
+            received[c.rank] = list(own)
+        return [received[r] for r in sorted(received)]
 
     @classmethod
     def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:

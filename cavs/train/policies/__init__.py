@@ -4,6 +4,7 @@ from cavs.train.named_types import NamedTypes
 from cavs.train.policies.batch import AdaptiveBatch, GNSBatch
 from cavs.train.policies.exchange import ExchangeSchedule, NoiseExchange, SwitchStrategy
 from cavs.train.policies.rate import NoiseLR, VarianceLR
+from cavs.train.policies.roles import StragglerRoles
 from cavs.train.policies.scaling import LinearScaling
 from cavs.train.policies.size import CostEffectiveSize, ElasticGNS, KeepSize
 from cavs.train.policies.store import FollowStore
@@ -19,6 +20,7 @@ BUILT_IN = (
     FollowStore,
     LinearScaling,
     AdaptiveTopology,
+    StragglerRoles,
     NoiseLR,
     VarianceLR,
     ExchangeSchedule,
@@ -44,6 +46,7 @@ __all__ = [
     "LinearScaling",
     "NoiseExchange",
     "NoiseLR",
+    "StragglerRoles",
     "SwitchStrategy",
     "VarianceLR",
 ]

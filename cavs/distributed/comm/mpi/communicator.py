@@ -36,7 +36,7 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
-_ORPHANS: list[Message] = []  # messages of aborted operations, whose memory MPI may still use
+_ORPHANS: list[Requests] = []  # of aborted operations, whose memory MPI may still use
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
 
@@ -78,17 +78,36 @@ class MPICommunicator(Collectives):
         self.overlaps = mpi.Query_thread() >= mpi.THREAD_SERIALIZED
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(mpi, n) for n in lost if hasattr(mpi, n)}
+        self._leaving: list[Requests] = []
         if whole and self.size > 1:
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        self._finish(Requests(self._channel, self._code, sends, receives))
+
+    def _receive(self, receives: Sequence[Message]) -> list[float]:
+        requests = Requests(self._channel, self._code, [], receives, timed=True)
+        self._finish(requests)
+        return requests.times()
+
+    def _begin(self, sends: Sequence[Message]) -> Callable[[], object]:
+        requests = Requests(self._channel, self._code, sends, [])
+        self._leaving.append(requests)  # MPI reads its memory, also if the operation raises
+
+        def finish() -> None:
+            self._finish(requests)
+            self._leaving.remove(requests)
+
+        return finish
+
+    def _finish(self, requests: Requests) -> None:
         try:
-            self._complete(Requests(self._channel, self._code, sends, receives))
+            self._complete(requests)
         except (CommunicationError, self._mpi.Exception) as error:
-            _ORPHANS.extend((*sends, *receives))  # an operation that does not end keeps its memory
+            _ORPHANS.append(requests)  # an operation that does not end keeps its memory
             if isinstance(error, CommunicationError):
                 raise
-            peers = [r for _, r in (*sends, *receives)]
+            peers = [r for _, r in requests.messages]
             raise self._failed(peers, error, lost=self._is_loss(error)) from error
 
     def _failed(self, peers: Sequence[int], why: object, *, lost: bool) -> CommunicationError:

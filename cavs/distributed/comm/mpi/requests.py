@@ -8,6 +8,7 @@ past the end of an array that is too short for what it receives.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,15 +60,26 @@ class Channel:
 
 
 class Requests:
-    """Messages sent and received at once."""
+    """Messages sent and received at once.
+
+    timed: True to note when each message ended, up to the interval of `test`.
+    """
 
     def __init__(
-        self, channel: Channel, code: Code, sends: Sequence[Message], receives: Sequence[Message]
+        self,
+        channel: Channel,
+        code: Code,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        *,
+        timed: bool = False,
     ) -> None:
         self._channel, self._mpi = channel, channel.mpi
         self._testall = channel.mpi.Request.Testall
-        self._requests: list[Any] = []  # receives first, as in `_messages`
-        self._messages: tuple[Message, ...] = (*receives, *sends)
+        self._requests: list[Any] = []  # receives first, as in `messages`
+        self.messages: tuple[Message, ...] = (*receives, *sends)
+        self._ends: dict[int, float] | None = {} if timed else None  # by request
+        self._begun, self._looked = time.perf_counter(), False
         self._tags: list[int] = []  # one for each receive
         self._found: Mismatch | None = None
         comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
@@ -82,8 +94,24 @@ class Requests:
 
     def test(self) -> bool:
         """Return True if all have ended; raises the errors of MPI."""
+        if self._ends is None:
+            with CALLS:
+                return bool(self._testall(self._requests))
         with CALLS:
-            return bool(self._testall(self._requests))
+            ended = self._mpi.Request.Testsome(self._requests)
+        now = time.perf_counter() if self._looked else self._begun
+        self._looked = True
+        self._ends.update(dict.fromkeys(ended or (), now))
+        return len(self._ends) == len(self._requests)
+
+    def times(self) -> list[float]:
+        """Return when each receive ended, if it was timed: `_begun` if at the first look."""
+        ends, found = self._ends or {}, list[float]()
+        for i, (begin, _) in enumerate(self._posted()[: len(self._tags)] if ends else ()):
+            if begin == 0:
+                found.append(0.0)
+            found[-1] = max(found[-1], ends[i])
+        return found
 
     def mismatch(self) -> Mismatch | None:
         """Return another message than the expected one, if one has come and was seen twice.
@@ -112,7 +140,7 @@ class Requests:
         """Return where in its array, in bytes, each request begins, and its message."""
         return [
             (begin, message)
-            for message in self._messages
+            for message in self.messages
             for begin in range(0, max(message[0].nbytes, 1), PIECE)
         ]
 

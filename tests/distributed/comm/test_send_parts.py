@@ -1,0 +1,94 @@
+"""Parts of sizes that receivers do not know, which leave before receivers come."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cavs.distributed.comm import run_threads
+from cavs.errors import ConfigError
+from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.patience import patience
+
+LIKE = [np.empty(0, np.int32), np.empty((0, 3))]
+
+
+def parts(rank, to):
+    n = (rank * 3 + to) % 4  # none between some ranks
+    return [np.arange(n, dtype=np.int32) + rank, np.full((n, 3), 10.0 * rank + to)]
+
+
+def awaited(arrivals, least):
+    """True if a rank waited for one of these messages for at least so many seconds."""
+    return any(at - looked > least for looked, at in arrivals)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_owners_receive_what_every_rank_sends(ranks):
+    owners = [0, ranks - 1]
+
+    def work(c):
+        sources = [r for r in range(ranks) if r != c.rank] if c.rank in owners else []
+        sends = [(parts(c.rank, to), to) for to in owners if to != c.rank]
+        return c.send_parts(sends, sources, LIKE)
+
+    for rank, (came, arrivals) in enumerate(run_threads(ranks, work, timeout=patience(30))):
+        sources = [r for r in range(ranks) if r != rank] if rank in owners else []
+        assert len(came) == len(arrivals) == len(sources)
+        for source, arrays in zip(sources, came, strict=True):
+            for found, expected in zip(arrays, parts(source, rank), strict=True):
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_a_rank_without_sources_does_not_wait():
+    gone = threading.Event()
+
+    def work(c):
+        if c.rank == 0:
+            assert gone.wait(patience(10))
+            came, arrivals = c.send_parts([], [1, 2], [np.empty(0)])
+            return [awaited(own, 0.01) for own in arrivals], came[1][0].tolist()
+        if c.rank == 2:
+            c.receive(np.empty(1), 1)
+            time.sleep(0.05)
+        c.send_parts([([np.full(2, 1.0 * c.rank)], 0)], [], [])
+        if c.rank == 1:
+            gone.set()
+            c.send(np.zeros(1), 2)
+        return None
+
+    # Rank 1 was there when rank 0 looked, rank 2 came later.
+    (waited, values), *_ = run_threads(3, work, timeout=patience(10))
+    assert values == [2.0, 2.0]
+    assert waited == [False, True]
+
+
+def test_a_rank_does_not_send_to_itself():
+    def work(c):
+        with pytest.raises(ConfigError, match="is this one"):
+            c.send_parts([([np.zeros(1)], c.rank)], [], [])
+
+    run_threads(2, work, timeout=patience(10))
+
+
+def over_mpi(c):
+    """Send parts of several pieces between processes; return whether the last rank was awaited."""
+    c.barrier()
+    if c.rank == c.size - 1:
+        time.sleep(0.5)
+    sizes = [0, 3, 700_000]
+    sends = [([np.full(sizes[c.rank], c.rank + to / 10)], to) for to in (0, 1) if to != c.rank]
+    sources = [r for r in range(c.size) if r != c.rank] if c.rank < 2 else []
+    came, arrivals = c.send_parts(sends, sources, [np.empty(0)])
+    for source, (array,) in zip(sources, came, strict=True):
+        assert array.size == sizes[source] and (array == source + c.rank / 10).all()
+    c.barrier()
+    return [awaited(own, 0.25) for own in arrivals]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+def test_parts_between_processes():
+    assert run_ranks(3, __name__, "over_mpi") == [False, True]
