@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from cavs.distributed.balance import PairRule, SpeedRule
 
 Floats = NDArray[np.float64]
-CHECKS = 100  # of progress in an iteration of FlexRR
+CHECKS = 100  # comparisons of progress in an iteration of FlexRR
 BEHIND, MOVED = 0.2, 0.025  # progress that asks for help; part of a batch that moves at once
 MESSAGE = 0.002  # part of an iteration that a move costs both workers
-STALENESS = 5  # of SSP
+STALENESS = 5  # iterations of SSP
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ ON_CPUS: dict[str, co.Scheme] = {
 }
 RATES = (0.25, 0.5, 1.0, 2.0)
 TARGET = 0.75  # loss
-SHARES = (89, 21, 12, 6)  # of 128, Fig. 8
+SHARES = (89, 21, 12, 6)  # graphs of 128, Fig. 8
 RANKS = 4
 SLOW, SLOWER = 1, 4  # the rank whose link becomes slower, and how many times
 FASTEST = 1.0  # LB-BSP by the second best

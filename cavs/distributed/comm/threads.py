@@ -65,7 +65,7 @@ class ThreadCommunicator(Collectives):
         self._world = world
         self._splits = self._mailboxes = self._ballots = 0
         self._parts: list[ThreadCommunicator] = []
-        self._arrivals: list[float] = []  # of the messages received last
+        self._arrivals: list[float] = []  # times of the messages received last
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout

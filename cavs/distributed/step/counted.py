@@ -43,7 +43,7 @@ class Counted:
 
 @dataclass
 class _Step:
-    """What this rank knows of a step. backup: -1 before it has come here itself."""
+    """A step, as far as this rank knows it. backup: -1 before it has come here itself."""
 
     backup: int = -1
     replicas: int = 0

@@ -36,12 +36,12 @@ def delivers_alone(strategy: Strategy | None, hosts: int) -> bool:
     )
 
 
-class DeliveryDelays:
+class OwnerDelays:
     """The delays that this owner sees, by replica, in seconds.
 
-    A delay is the time from the end of a rank's computing to the arrival of its last gradient. What
-    had arrived when the owner looked sets no more than an upper limit; until the owner waits for
-    the rank again, its delay is taken to become shorter, step by step.
+    A delay is the time from the end of a rank's computing to the arrival of its last gradient. A
+    gradient that had arrived when the owner looked sets no more than an upper limit; until the
+    owner waits for the rank again, its delay is taken to become shorter, step by step.
     """
 
     def __init__(self, replicas: int) -> None:

@@ -16,7 +16,7 @@ from cavs.distributed.balance.shards import ShardedBatch, compare_batches
 from cavs.distributed.comm.agreement import Consensus
 from cavs.distributed.comm.interfaces import LostPeerError
 from cavs.distributed.step.context import Array, StepContext, Update
-from cavs.distributed.step.delays import DeliveryDelays, delivers_alone, unequal_delays
+from cavs.distributed.step.delays import OwnerDelays, delivers_alone, unequal_delays
 from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
 from cavs.distributed.step.run import Run, StepReport
 from cavs.distributed.strategy.ranks import Roles
@@ -45,8 +45,8 @@ class SynchronousStep:
     context: StepContext
     ended: float = 0.0
     delays: tuple[float, ...] = ()
-    _seen: DeliveryDelays | None = None  # by this rank, as an owner
-    _roles: Roles | None = None  # those that the delays are of
+    _seen: OwnerDelays | None = None  # by this rank, as an owner
+    _roles: Roles | None = None  # roles to which the delays belong
 
     def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
@@ -193,12 +193,12 @@ class SynchronousStep:
         of_rank_0 = dict(zip(numbers, ends[3 : len(head)].tolist(), strict=True))
         return ends[:2].tolist(), {**hyper, **of_rank_0}, rows
 
-    def _delays(self) -> DeliveryDelays | None:
+    def _delays(self) -> OwnerDelays | None:
         """Return the delays that this rank has seen; None where gradients do not travel alone."""
         context = self.context
         if self._roles is not context.roles:  # the ranks are others
             self._roles, self.delays = context.roles, ()
-            self._seen = DeliveryDelays(context.roles.count)
+            self._seen = OwnerDelays(context.roles.count)
         alone = delivers_alone(context.strategy, len(context.roles.hosts))
         # With backup ranks all gradients leave at once.
         return self._seen if alone and not context.backup else None

@@ -12,7 +12,7 @@ import pytest
 import cavs
 from cavs.distributed.balance import EMA, PairBalancer, SpeedBalancer, StructureBalancer
 from cavs.distributed.comm import run_threads
-from cavs.distributed.step.delays import DeliveryDelays, unequal_delays
+from cavs.distributed.step.delays import OwnerDelays, unequal_delays
 from cavs.distributed.step.run import Run
 from cavs.distributed.sync.synchroniser import OwnerExchange
 from tests.distributed.balance.test_speed_balancer import slowed
@@ -128,7 +128,7 @@ def test_delays_that_are_alike_or_small_change_no_split(monkeypatch, delays):
             slowed(t, lambda rank, graphs: 0.01 * (rank + 1) * graphs)
             return [t.advance(cavs.batch(DATA)).rank_graphs for _ in range(6)]
 
-    monkeypatch.setattr(DeliveryDelays, "learn", learn)
+    monkeypatch.setattr(OwnerDelays, "learn", learn)
     learns = True
     found = run_threads(RANKS, work, timeout=patience(30))
     learns = False
@@ -156,7 +156,7 @@ class Seen(OwnerExchange):
 
 
 def test_delays_follow_what_an_owner_waits_for():
-    delays = DeliveryDelays(3)
+    delays = OwnerDelays(3)
     for _ in range(20):
         # Rank 1 was there when the owner looked, at 1.0; it waited for rank 2 until 1.5.
         delays.learn(
@@ -166,7 +166,7 @@ def test_delays_follow_what_an_owner_waits_for():
 
 
 def test_a_delay_that_is_not_seen_becomes_shorter_and_stays_below_its_limit():
-    delays = DeliveryDelays(2)
+    delays = OwnerDelays(2)
     delays.seconds[1] = 0.8
     delays.learn([Seen({1: [(11.0, 11.0)]})], 10.0, [1.0, 0.1])
     assert delays.seconds[1] == pytest.approx(0.72)

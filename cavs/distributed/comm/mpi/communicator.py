@@ -36,7 +36,7 @@ _SPINS = 400  # polls before the first pause
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
-_ORPHANS: list[Requests] = []  # of aborted operations, whose memory MPI may still use
+_ORPHANS: list[Requests] = []  # aborted operations, whose memory MPI may still use
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
 
