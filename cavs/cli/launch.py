@@ -53,6 +53,12 @@ def add_parser(commands: Any, argv: list[str]) -> None:
         "--elastic", action="store_true", help="go on with the surviving ranks if one dies"
     )
     parser.add_argument(
+        "--restore",
+        action="store_true",
+        help="start new processes in place of dead ones, which join the training; implies "
+        "--elastic",
+    )
+    parser.add_argument(
         "--config-store",
         metavar="URL|FILE",
         help="store with the wanted number of ranks, which cavs train follows: the URL of cavs "
@@ -133,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         elastic=args.elastic,
         spares=args.spares,
+        restore=args.restore,
         environment=_store_environment(args),
     )
 

@@ -19,6 +19,7 @@ from cavs.cli.registry import Entry, Task
 from cavs.distributed import Trainer as DistributedTrainer
 from cavs.distributed import world
 from cavs.distributed.comm import Communicator
+from cavs.distributed.comm.launcher_pipe import RESTORE
 from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
@@ -26,7 +27,9 @@ from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.configuration.location import STORE
 from cavs.train.fit_options import FitResult
 from cavs.train.log import JsonLines
-from cavs.train.policies import POLICIES, FollowStore
+from cavs.train.policies import POLICIES, FollowStore, KeepSize
+
+_KEEPING = FollowStore, KeepSize  # policies that replace dead ranks
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:
@@ -191,6 +194,8 @@ def train(
     policies = [POLICIES.find(text) for text in args.policy]
     if os.environ.get(STORE) and not any(isinstance(p, FollowStore) for p in policies):
         policies.append(FollowStore())
+    elif os.environ.get(RESTORE) and not any(isinstance(p, _KEEPING) for p in policies):
+        policies.append(KeepSize())
     distributes = args.strategy is not None or args.collectives != "auto"
     if communicator is None or (
         communicator.size == 1 and not distributes and communicator.pool is None

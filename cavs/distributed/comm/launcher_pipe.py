@@ -13,14 +13,26 @@ from pathlib import Path
 
 PIPE = "CAVS_LAUNCH_PIPE"  # environment variable: the path of the launcher's named pipe
 ELASTIC = "CAVS_ELASTIC"  # environment variable: set if the launcher lets ranks survive a death
+# Environment variables of processes that MPI may start later: the number of the launch's processes
+# and the command by which one more is started, as JSON; and the number of such a process.
+RESTORE, NUMBER = "CAVS_RESTORE", "CAVS_NUMBER"
 _STOP = "stop"  # file next to the pipe: the launcher was told to stop
 INIT, FINALIZE = "MPI_Init", "MPI_Finalize"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def rank_of_environment() -> str | None:
-    """Return the rank that mpirun gave this process or the one that started it; None without."""
-    return next((os.environ[name] for name in _RANKS if name in os.environ), None)
+    """Return the rank that mpirun gave this process or the one that started it; None without.
+
+    Processes that MPI starts later have numbers after those of the first ones.
+    """
+    return next((os.environ[name] for name in (NUMBER, *_RANKS) if name in os.environ), None)
+
+
+def number_from(first: int) -> None:
+    """Number this process, which MPI starts later, from `first` on."""
+    os.environ.pop(NUMBER, None)
+    os.environ[NUMBER] = str(first + int(rank_of_environment() or 0))
 
 
 def report(word: str, *values: object) -> None:

@@ -12,9 +12,10 @@ from cavs.config import num_threads, share_processors
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.launcher_pipe import NUMBER
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
-from cavs.distributed.comm.mpi.communicator import MPICommunicator
+from cavs.distributed.comm.mpi.communicator import MPICommunicator, join_running
 from cavs.distributed.comm.pool import SPARES, join_pool
 from cavs.errors import ConfigError
 from cavs.launched import started
@@ -50,6 +51,8 @@ def world(timeout: float = TIMEOUT) -> Communicator:
     """
     if started() is None:
         return SingleCommunicator()
+    if NUMBER in os.environ:
+        return join_pool(*join_running(timeout))
     communicator = MPICommunicator(timeout=timeout)
     host, own = socket.gethostname(), os.sched_getaffinity(0)
     masks = communicator.share([host, sorted(own)])

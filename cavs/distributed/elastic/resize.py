@@ -20,6 +20,7 @@ from cavs.distributed.balance.shards import Counts, contiguous
 from cavs.distributed.comm.agreement import attend, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.pool import Pool
+from cavs.distributed.elastic.spawn import Spawner
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.strategy import Strategy
@@ -33,6 +34,7 @@ from cavs.train.run_table import Setting
 Array = NDArray[Any]
 Memory = Mapping[str, Array]
 _PATIENCE = 10.0  # seconds that the first rank waits for the answer of a waiting process
+_LOADING = 120.0  # the same of one that has just been started, and reads its data
 
 
 class Resizer:
@@ -49,6 +51,7 @@ class Resizer:
         self.rebuilds = False
         self._split = self.session.split  # the user's
         self._pool: Pool | None = getattr(self.session.communicator, "pool", None)
+        self._spawner, self._patience = Spawner(), _PATIENCE
 
     @property
     def detached(self) -> bool:
@@ -57,12 +60,13 @@ class Resizer:
 
     @property
     def most(self) -> int:
-        """Largest number of ranks: those that train and those that wait."""
+        """Largest number of ranks: those that train, that wait, or that can be started."""
         c, pool = self.session.communicator, self._pool
-        if pool is None:
-            return c.size
-        pool.keep_only(c.names)  # members may have died
-        return c.size + len(pool.waiting)
+        there = c.size
+        if pool is not None:
+            pool.keep_only(c.names)  # members may have died
+            there += len(pool.waiting)
+        return max(there, self._spawner.most(c))
 
     def setting(self) -> Setting:
         """Return the setting ``"size"`` of the run table."""
@@ -115,6 +119,9 @@ class Resizer:
                 self._pool = self.survivors.run_once(self._first_pool)
                 continue
             wanted = min(size, self.most)
+            if wanted > self.session.communicator.size and not self._pool.waiting:
+                self._spawn(wanted - self.session.communicator.size)
+                continue
             change = self.survivors.run_once(partial(self._prepare, wanted, progress, arrays))
             changed = None if change is None else self._make(change)
             if changed is not None:
@@ -124,6 +131,26 @@ class Resizer:
     def _first_pool(self) -> Pool:
         c = self.session.communicator
         return Pool(c, range(c.size))
+
+    def _spawn(self, count: int) -> None:
+        """Let MPI start processes, which wait in a new pool with the ranks."""
+        c = self.session.communicator
+        if c.rank == 0:
+            text = f"cavs: starting {count} in place of processes that have died"
+            print(text, file=sys.stderr, flush=True)
+        started = self.survivors.run_once(partial(self._spawner.spawn, c, count))
+        if started is None:
+            return
+        everyone, reasons = started
+        if everyone is None or reasons:
+            self._spawner.failures += 1
+            if c.rank == 0:
+                print(f"cavs: {reasons[0]}", file=sys.stderr, flush=True)
+            return
+        self._spawner.failures += 1  # until one of them joins
+        self.release()  # processes that did not answer
+        self._patience = min(_LOADING, c.timeout / 2)
+        self._pool = self.survivors.run_once(lambda: Pool(everyone, range(c.size)))
 
     def _prepare(
         self, size: int, progress: Callable[[], Mapping[str, Any]], arrays: Memory
@@ -137,6 +164,7 @@ class Resizer:
         if count < 0:
             return _Change(pool.members[:size], memory, updates, extra, None)
         described = _described(self.training, progress(), extra)
+        described["spawned"] = self._spawner.count
         return _Change(self._invite(count), memory, updates, extra, described)
 
     def _collect(self) -> tuple[dict[str, Array], int | None]:
@@ -164,7 +192,7 @@ class Resizer:
         assert pool is not None
         ready, reasons = list[int](), list[str]()
         if c.rank == 0:
-            patience = min(_PATIENCE, c.timeout)
+            patience = min(self._patience, c.timeout)
             ready, reasons = pool.invite(count, self.training.program_facts(), patience)
             for reason in reasons:
                 print(f"cavs: {reason}", file=sys.stderr, flush=True)
@@ -199,6 +227,8 @@ class Resizer:
                 return found
             made = found
         pool.note(members, version)
+        if change.described is not None:
+            self._spawner.failures = 0
         self._close_group()
         self._enter(made, change.described, change.extra, joining=False)
         self.session.take_memory(change.memory, change.updates)
@@ -336,6 +366,7 @@ class Resizer:
             c.broadcast(received[name], root)
         if not joining:
             return None
+        self._spawner.count = known["spawned"]
         if "strategy" in known:
             training.requested = known["strategy"]
         types = {

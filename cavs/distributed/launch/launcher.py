@@ -5,6 +5,7 @@ On a cluster, mpirun or srun of the site start ``cavs train`` just as well.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE, request_stop
+from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE, RESTORE, request_stop
 from cavs.distributed.comm.pool import SPARES
 from cavs.distributed.launch import supervisor
 from cavs.distributed.launch.watch import Watch, run_folder
@@ -42,6 +43,7 @@ _NO_FABRICS = "OMPI_MCA_btl", "^ofi"
 # Where mpirun keeps the files of a run, by its process number: what a killed one left in the usual
 # place fails the next that gets that number ("The PMIx server's listener thread failed to start").
 SESSIONS = "PRTE_MCA_prte_tmpdir_base"
+_SUPERVISED = (sys.executable, "-I", "-S", supervisor.__file__)  # before the command of a rank
 _STARTS = 3  # attempts to start a training, while MPI hangs before it begins
 
 
@@ -82,17 +84,20 @@ def command_of(
     *,
     elastic: bool = False,
     watched: bool = False,
+    restore: bool = False,
 ) -> list[str]:
     """Return the command line that runs ``cavs ARGUMENTS`` on `ranks` ranks.
 
     Arguments that begin with a ``.py`` file or ``-m`` are a Python program instead. watched: a
-    `Watch` learns how each rank ends, and if one dies the others have time to save.
+    `Watch` learns how each rank ends, and if one dies the others have time to save. restore: MPI
+    may start further processes in place of dead ones.
     """
     if not arguments:
         raise ConfigError("nothing to launch", hint="cavs launch -n 2 train tree-lstm --data DIR")
     options = {
         "--allow-run-as-root": os.geteuid() == 0,
-        "--map-by :OVERSUBSCRIBE": ranks > len(os.sched_getaffinity(0)),
+        # Open MPI counts the dead as well as the processes that replace them.
+        "--map-by :OVERSUBSCRIBE": restore or ranks > len(os.sched_getaffinity(0)),
         "--bind-to none": True,  # the engine's threads go where there is room
         "--with-ft ulfm": launcher.survives and (elastic or watched),
         # The barrier in MPI_Finalize may wait for the dead for ever; Trainer.close has its own.
@@ -105,10 +110,14 @@ def command_of(
             hint=_INSTALL,
         )
     chosen = " ".join(option for option, applies in options.items() if applies).split()
-    run = [] if _is_program(arguments) else ["-m", "cavs.cli"]
-    kept = [sys.executable, "-I", "-S", supervisor.__file__] if watched else []
     mpirun = [launcher.path, "-n", str(ranks), *(chosen if launcher.open_mpi else [])]
-    return [*mpirun, *kept, sys.executable, *run, *arguments]
+    return [*mpirun, *(_SUPERVISED if watched else ()), *_python(arguments)]
+
+
+def _python(arguments: Sequence[str]) -> list[str]:
+    """Return the command line of one rank."""
+    run = [] if _is_program(arguments) else ["-m", "cavs.cli"]
+    return [sys.executable, *run, *arguments]
 
 
 def environment_of(
@@ -135,6 +144,7 @@ def launch(
     threads: int | None = None,
     elastic: bool = False,
     spares: int = 0,
+    restore: bool = False,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> int:
@@ -145,19 +155,22 @@ def launch(
     ranks. The first Ctrl-C, SIGTERM, or
     SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
     them. They end with this process, too. elastic: go on with the ranks that are left if one dies;
-    ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. If MPI hangs
+    ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. restore: let MPI
+    start new processes in place of dead ones, which implies it. If MPI hangs
     before a command of ``cavs`` begins, all ranks are started again.
     """
     program, ranks = _is_program(arguments), ranks + spares
-    elastic = elastic or (_ELASTIC in arguments and not program)
+    elastic = elastic or restore or (_ELASTIC in arguments and not program)
     launcher = find_mpirun()
-    command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True)
+    command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True, restore=restore)
     if "--allow-run-as-root" in command:
         say("cavs: running mpirun as root: ranks may do all that root may")
-    if ":OVERSUBSCRIBE" in command:
+    if ranks > len(os.sched_getaffinity(0)):
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     own = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     own |= {SPARES: str(spares), **(environment or {})}
+    if restore:
+        own[RESTORE] = json.dumps([ranks, [*_SUPERVISED, "--number", "{}", *_python(arguments)]])
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:
@@ -165,7 +178,7 @@ def launch(
                 watch.saves = "checkpoint_every of Trainer.fit"
             told = {SESSIONS: str(folder), **own, PIPE: str(watch.path)}
             start = partial(_contained, command, told, kept)
-            run = _Run(start, watch, elastic, say, program=program, again=left > 0)
+            run = _Run(start, watch, elastic, say, program=program, again=left > 0, restore=restore)
             status = run.wait()
         if not run.stuck or run.asked:
             break
@@ -203,6 +216,7 @@ class _Run:
     say: Callable[[str], None]
     program: bool  # True if the ranks run one of the user's own
     again: bool  # True if the ranks can be started again
+    restore: bool  # True if new processes replace dead ones
     stuck: bool = False  # they are to be
     asked: int = 0  # the signal that told all to stop
     told: set[int] = field(default_factory=set)  # ranks that the signal was passed on to
@@ -247,7 +261,8 @@ class _Run:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
         if self.elastic and last >= 0 and self.ended is None:  # survivors have said it
-            return status if 0 in self.watch.ends.values() else last
+            # The status of mpirun is that of a dead process which MPI has started later.
+            return (not self.restore) * status if 0 in self.watch.ends.values() else last
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
         if text is not None and not self.asked:
             self.say(f"cavs: {text}")

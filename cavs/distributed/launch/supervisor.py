@@ -143,4 +143,8 @@ if __name__ == "__main__":
             os.kill(os.getpid(), -code)
         sys.exit(code)
     sys.path.append(str(Path(__file__).parents[1] / "comm"))  # as a file, without its package
-    sys.exit(supervise(sys.argv[1:], importlib.import_module("launcher_pipe").report))
+    pipe, words = importlib.import_module("launcher_pipe"), sys.argv[1:]
+    if words[0] == "--number":
+        pipe.number_from(int(words[1]))
+        del words[:2]
+    sys.exit(supervise(words, pipe.report))

@@ -264,7 +264,7 @@ class Watch:
     def alone(self) -> bool:
         """True if all survivors have done what can be done without the dead."""
         idle = {r for r, wait in self.waits.items() if wait.call in (INIT, FINALIZE)}
-        return self.parted | idle | set(self.ends) >= set(range(self.ranks))
+        return self.parted | idle | set(self.ends) >= {*range(self.ranks), *self.pids}
 
     def told(self, *, stopped: bool, elastic: bool = False) -> str | None:
         """Return the message about the first death, once all have ended; None if ranks said it.

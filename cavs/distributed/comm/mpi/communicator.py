@@ -20,7 +20,13 @@ import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
-from cavs.distributed.comm.launcher_pipe import ends_all, inside, is_stopping, report
+from cavs.distributed.comm.launcher_pipe import (
+    ends_all,
+    inside,
+    is_stopping,
+    rank_of_environment,
+    report,
+)
 from cavs.distributed.comm.messages import Code, Message
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
@@ -37,6 +43,7 @@ _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
 _GLANCE = 0.05  # seconds between two looks at whether to go on waiting
 _LAST_WORDS = 1.0  # seconds that ranks have to say why they end, when one of them ends all
 _ORPHANS: list[Requests] = []  # aborted operations, whose memory MPI may still use
+_JOINED: list[bool] = []  # True once this process has joined ranks that started it
 _MADE: Counter[tuple[int, ...]] = Counter()  # groups of this process, by their ranks in the world
 
 
@@ -49,10 +56,15 @@ class MPICommunicator(Collectives):
     _register: MPIWaitRegister
 
     def __init__(
-        self, comm: Any = None, *, timeout: float = 300.0, register: MPIWaitRegister | None = None
+        self,
+        comm: Any = None,
+        *,
+        timeout: float = 300.0,
+        register: MPIWaitRegister | None = None,
+        names: Sequence[int] | None = None,
     ) -> None:
         """register: the waits of these ranks, or of a group that they are a part of. With it, only
-        this object uses `comm`."""
+        this object uses `comm`. names: the numbers of its ranks; by default those in the world."""
         mpi: Any = load_mpi(timeout)
         self._mpi, self._no_ulfm = mpi, errors_of_ulfm(mpi)
         self._is_part, whole = False, comm is None
@@ -69,7 +81,7 @@ class MPICommunicator(Collectives):
             ) from error
         self._comm: Any = comm
         self._channel = Channel(mpi, comm)
-        names = _names(mpi, comm)
+        names = _names(mpi, comm) if names is None else tuple(names)
         register = register or MPIWaitRegister(mpi, asks, names)
         # All ranks of a group make all groups of the same ranks in one order.
         group = f"{zlib.crc32(repr(names).encode()):x}.{_MADE[names]}"
@@ -156,9 +168,18 @@ class MPICommunicator(Collectives):
         part = self._run(
             Code.SPLIT, "split", self._all_come, "MPI_Comm_split", self._comm.Split, color, key
         )
-        made = MPICommunicator(part, timeout=self.timeout, register=self._register)
+        return self._part(part)
+
+    def _part(self, part: Any) -> MPICommunicator:
+        names, register = self._names_of(part), self._register
+        made = MPICommunicator(part, timeout=self.timeout, register=register, names=names)
         made._is_part, made.traffic = True, self.traffic
         return made
+
+    def _names_of(self, comm: Any) -> tuple[int, ...]:
+        """Return the numbers of the ranks of `comm`, which are some of these."""
+        ranks = comm.Get_group().Translate_ranks(None, self._comm.Get_group())
+        return tuple(self.names[r] for r in ranks)
 
     def subgroup(self, ranks: Sequence[int], number: int) -> MPICommunicator:
         group = self._comm.Get_group().Incl(list(ranks))
@@ -169,9 +190,21 @@ class MPICommunicator(Collectives):
         except self._mpi.Exception as error:
             names = [self.names[r] for r in ranks]
             raise CommunicationError(f"ranks {names} cannot form a group: {error}") from error
-        made = MPICommunicator(part, timeout=self.timeout, register=self._register)
-        made._is_part, made.traffic = True, self.traffic
-        return made
+        return self._part(part)
+
+    def spawn(self, command: Sequence[str], count: int) -> MPICommunicator:
+        """Return the group of these ranks and of `count` processes that MPI starts.
+
+        They call `join_running`. All ranks call it. command: the words of their command line.
+        """
+        try:
+            with inside("MPI_Comm_spawn", self.timeout), CALLS:
+                between = self._comm.Spawn(command[0], list(command[1:]), count)
+                whole = between.Merge(False)
+                names = whole.allgather(self.names[self.rank])
+        except self._mpi.Exception as error:
+            raise CommunicationError(f"MPI cannot start {count} processes: {error}") from error
+        return MPICommunicator(whole, timeout=self.timeout, names=names)
 
     def mailbox(self) -> MPIMailbox:
         if not self.overlaps:
@@ -242,8 +275,9 @@ class MPICommunicator(Collectives):
             while asks.Get_size() < left.Get_size():  # one more died in between, as all see
                 left, asks = asks, self._surviving(self._comm.Shrink)
         self.close()
-        register = MPIWaitRegister(self._mpi, asks, _names(self._mpi, left))
-        return MPICommunicator(left, timeout=self.timeout, register=register)
+        names = self._names_of(left)
+        register = MPIWaitRegister(self._mpi, asks, names)
+        return MPICommunicator(left, timeout=self.timeout, register=register, names=names)
 
     def _surviving(self, call: Callable[[], Any]) -> Any:
         try:
@@ -260,6 +294,25 @@ class MPICommunicator(Collectives):
         if self._broken is not None:  # the others find that out now, too
             time.sleep(_LAST_WORDS)
         self._mpi.COMM_WORLD.Abort(1)
+
+
+def join_running(timeout: float) -> tuple[MPICommunicator, int]:
+    """Return the group of the ranks that started this process and its like, and how many these are.
+
+    Raises `ConfigError` at a second call: the ranks make no other such group.
+    """
+    mpi: Any = load_mpi(timeout)
+    if _JOINED:
+        raise ConfigError(
+            "a process that was started in place of a dead one asks for all ranks a second time",
+            hint="call cavs.distributed.world() once, and pass its result on",
+        )
+    _JOINED.append(True)
+    with inside("MPI_Comm_spawn", timeout):
+        whole = mpi.Comm.Get_parent().Merge(True)
+        names = whole.allgather(int(rank_of_environment() or 0))
+    made = MPICommunicator(whole, timeout=timeout, names=names)
+    return made, int(mpi.COMM_WORLD.Get_size())
 
 
 def _end_all_on_uncaught_error(communicator: MPICommunicator) -> None:
