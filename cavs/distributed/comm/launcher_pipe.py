@@ -17,7 +17,7 @@ ELASTIC = "CAVS_ELASTIC"  # environment variable: set if the launcher lets ranks
 # and the command by which one more is started, as JSON; and the number of such a process.
 RESTORE, NUMBER = "CAVS_RESTORE", "CAVS_NUMBER"
 _STOP = "stop"  # file next to the pipe: the launcher was told to stop
-INIT, FINALIZE = "MPI_Init", "MPI_Finalize"
+INIT, FINALIZE, SPAWN = "MPI_Init", "MPI_Finalize", "MPI_Comm_spawn"
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 

@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cavs.config import require_count
 from cavs.distributed.balance.shards import Counts, contiguous
 from cavs.distributed.comm.agreement import attend, closed
@@ -22,17 +19,14 @@ from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.pool import Pool
 from cavs.distributed.elastic.spawn import Spawner
 from cavs.distributed.elastic.survivors import Survivors
-from cavs.distributed.elastic.training import RankTraining
+from cavs.distributed.elastic.transfer import Array, Memory, describe, transfer
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.ranks import without
 from cavs.errors import CommunicationError, ConfigError
-from cavs.train import saving
 from cavs.train.checkpoint import Checkpoint
-from cavs.train.coordination import BEST, Detached
+from cavs.train.coordination import Detached
 from cavs.train.run_table import Setting
 
-Array = NDArray[Any]
-Memory = Mapping[str, Array]
 _PATIENCE = 10.0  # seconds that the first rank waits for the answer of a waiting process
 _LOADING = 120.0  # the same of one that has just been started, and reads its data
 
@@ -163,8 +157,8 @@ class Resizer:
         count = size - self.session.communicator.size
         if count < 0:
             return _Change(pool.members[:size], memory, updates, extra, None)
-        described = _described(self.training, progress(), extra)
-        described["spawned"] = self._spawner.count
+        own = {**progress(), "spawned": self._spawner.count}
+        described = describe(self.training, own, extra)
         return _Change(self._invite(count), memory, updates, extra, described)
 
     def _collect(self) -> tuple[dict[str, Array], int | None]:
@@ -314,7 +308,7 @@ class Resizer:
         """Begin to train with the ranks of `c`; return the state for a rank that joins.
 
         described, extra: if some ranks join, on those that have trained before: a result of
-        `_described`, and its arrays. The next step begins with the handshake, which sends all ranks
+        `describe`, and its arrays. The next step begins with the handshake, which sends all ranks
         the parameters and builds the strategy.
         """
         training, session, requested = self.training, self.session, self.training.requested
@@ -331,58 +325,21 @@ class Resizer:
         attend(c)
         received: Checkpoint | None = None
 
-        def transfer() -> None:
+        def exchange() -> None:
             nonlocal received
-            received = self._transfer(described, extra, joining=joining)
+            received = transfer(training, described, extra, joining=joining)
 
         if joining or described is not None:
-            self.survivors.receive(transfer, lacks_state=joining)
+            self.survivors.receive(exchange, lacks_state=joining)
+        if received is not None:
+            self._spawner.count, self._spawner.failures = received.progress["spawned"], 0
         return received
-
-    def _transfer(
-        self, described: dict[str, Any] | None, extra: Memory, *, joining: bool
-    ) -> Checkpoint | None:
-        """Send all arrays but parameters to ranks that join; return the state for these."""
-        training, session = self.training, self.session
-        state = training.state
-        c = session.communicator  # another one after a death
-        has_state = c.share(described is not None)
-        if not any(has_state):
-            raise CommunicationError(
-                "all ranks that have trained before have died, and with them the state of the run",
-                hint="resume from the last checkpoint",
-            )
-        root = has_state.index(True)
-        known = c.share(described if c.rank == root else None)[root]
-        session.keep_dtype()
-        for arrays, forms in zip(state.states, known["states"], strict=True):
-            if joining:
-                arrays[:] = [np.empty(shape, dtype) for dtype, shape in forms]
-            for array in arrays:
-                c.broadcast(array, root)
-        received = {}
-        for name, (dtype, shape) in known["extra"].items():
-            received[name] = np.array(extra[name]) if name in extra else np.empty(shape, dtype)
-            c.broadcast(received[name], root)
-        if not joining:
-            return None
-        self._spawner.count = known["spawned"]
-        if "strategy" in known:
-            training.requested = known["strategy"]
-        types = {
-            name: (dtype, tuple(shape)) for name, (dtype, shape) in known["edge_types"].items()
-        }
-        stored = Checkpoint({}, progress=known["progress"], extra=received, edge_types=types)
-        saving.take_settings(state, session, stored)
-        session.invalidate()
-        session.take_memory({n: a for n, a in received.items() if not n.startswith(BEST)})
-        return stored
 
 
 class _Change(NamedTuple):
     """Members of a new group, by rank, and the state that they begin with.
 
-    described: see `_described`; None if no rank joins.
+    described: see `describe`; None if no rank joins.
     """
 
     members: tuple[int, ...]
@@ -390,24 +347,6 @@ class _Change(NamedTuple):
     updates: int | None
     extra: Memory
     described: dict[str, Any] | None
-
-
-def _described(
-    training: RankTraining, progress: Mapping[str, Any], extra: Memory
-) -> dict[str, Any]:
-    """Return all of a training but its arrays, and the forms of these, as JSON values."""
-    state, requested = training.state, training.requested
-    return {
-        **({} if isinstance(requested, Strategy) else {"strategy": requested}),
-        "progress": {**progress, **saving.settings_of(state, training.session)},
-        "edge_types": dict(getattr(state.model, "_edge_types", {})),
-        "states": [[_form(array) for array in arrays] for arrays in state.states],
-        "extra": {name: _form(array) for name, array in extra.items()},
-    }
-
-
-def _form(array: Array) -> tuple[str, tuple[int, ...]]:
-    return array.dtype.name, array.shape
 
 
 def _split_for(split: Any, size: int) -> Any:

@@ -152,36 +152,48 @@ def launch(
 
     spares: number of further processes, which wait until a policy wants more ranks. threads: of
     each rank's engine; None: CAVS_NUM_THREADS, else one. environment: further variables of the
-    ranks. The first Ctrl-C, SIGTERM, or
-    SIGHUP of a terminal that is closed, lets the ranks end their step and save; the second ends
-    them. They end with this process, too. elastic: go on with the ranks that are left if one dies;
-    ``--elastic`` among the arguments of a command of ``cavs`` asks for it as well. restore: let MPI
-    start new processes in place of dead ones, which implies it. If MPI hangs
+    ranks. The first Ctrl-C, SIGTERM, or SIGHUP of a terminal that is closed, lets the ranks end
+    their step and save; the second ends them. They end with this process, too. elastic: go on with
+    the ranks that are left if one dies; ``--elastic`` among the arguments of a command of ``cavs``
+    asks for it as well. restore: let MPI start new processes in place of dead ones, which implies
+    it; if that ends all ranks, start ``cavs train`` again from the last checkpoint. If MPI hangs
     before a command of ``cavs`` begins, all ranks are started again.
     """
     program, ranks = _is_program(arguments), ranks + spares
     elastic = elastic or restore or (_ELASTIC in arguments and not program)
     launcher = find_mpirun()
-    command = command_of(launcher, ranks, arguments, elastic=elastic, watched=True, restore=restore)
+    command_for = partial(
+        command_of, launcher, ranks, elastic=elastic, watched=True, restore=restore
+    )
+    command = command_for(arguments)
     if "--allow-run-as-root" in command:
         say("cavs: running mpirun as root: ranks may do all that root may")
     if ranks > len(os.sched_getaffinity(0)):
         say(f"cavs: {ranks} ranks share {len(os.sched_getaffinity(0))} cores")
     own = environment_of(launcher, ranks, threads=threads, elastic=elastic)
     own |= {SPARES: str(spares), **(environment or {})}
-    if restore:
-        own[RESTORE] = json.dumps([ranks, [*_SUPERVISED, "--number", "{}", *_python(arguments)]])
+    saved = -1  # step of the last checkpoint at the last start
     starts = 1 if program else _STARTS  # other programs may have done something before
     for left in reversed(range(starts)):
         with run_folder() as (folder, kept), closing(Watch(ranks, folder)) as watch:
             if program:  # which has no option of ours
                 watch.saves = "checkpoint_every of Trainer.fit"
+            if restore:
+                words = [*_SUPERVISED, "--number", "{}", *_python(arguments)]
+                own[RESTORE] = json.dumps([ranks, words])
             told = {SESSIONS: str(folder), **own, PIPE: str(watch.path)}
             start = partial(_contained, command, told, kept)
             run = _Run(start, watch, elastic, say, program=program, again=left > 0, restore=restore)
             status = run.wait()
-        if not run.stuck or run.asked:
+        if run.stuck and not run.asked:
+            continue
+        if not (restore and left and run.lost and run.step > saved):
             break
+        saved = run.step
+        say(f"cavs: all ranks are started again, from step {saved}")
+        words = [word for word in arguments if word not in ("--overwrite", "--resume")]
+        arguments = [*words, "--resume"]
+        command = command_for(arguments)
     return status
 
 
@@ -247,6 +259,18 @@ class _Run:
             self.say(f"cavs: mpirun was killed by signal {-process.returncode}, and all with it")
             return 128 - process.returncode
         return self._status()
+
+    @property
+    def lost(self) -> bool:
+        """True if all ranks have ended because one was killed, after a checkpoint."""
+        death, ends = self.watch.death, self.watch.ends.values()
+        killed = death is not None and death[1] < 0 and 0 not in ends
+        return killed and not self.asked and self.watch.saved is not None
+
+    @property
+    def step(self) -> int:
+        """Step of the last checkpoint; -1 if there is none."""
+        return -1 if self.watch.saved is None else self.watch.saved[1]
 
     def _status(self) -> int:
         """Return the exit status; say which rank died first, as mpirun does not."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT
+from cavs.distributed.comm.launcher_pipe import FINALIZE, INIT, SPAWN
 from cavs.errors import ConfigError
 
 STARTING = 30.0  # seconds that ranks have to come to MPI_Init in any case
@@ -193,8 +193,13 @@ class Watch:
     def late(self) -> str | None:
         """Return which ranks others wait for inside MPI for too long; None if it can go on.
 
-        A rank in MPI_Finalize comes to no other call, so that none waits for it for longer.
+        A rank in MPI_Finalize comes to no other call, so that none waits for it for longer; nor
+        does MPI_Comm_spawn return without a process that has ended before it came to MPI.
         """
+        waiting = sorted(r for r, wait in self.waits.items() if wait.call == SPAWN)
+        never = [r for r in self.ends if r >= self.ranks and r not in self.left]
+        if waiting and never:
+            return f"{_named(waiting)} started rank {never[0]}, which {_ended(self.ends[never[0]])}"
         if FINALIZE in self._over():
             limit = min(w.timeout for w in self.waits.values() if w.call == FINALIZE)
             for wait in self.waits.values():

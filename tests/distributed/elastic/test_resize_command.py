@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from cavs.train.checkpoint import read_checkpoint
 from cavs.train.configuration import FileStore
@@ -39,17 +40,21 @@ class Planned(Policy):
 """
 
 
-def launched(folder, options, policy):
-    """Return ranks and batch sizes of the steps, and changes, of 40 graphs in two epochs."""
+def launched(folder, options, policy, *more, end=""):
+    """Return the ranks of the steps, and changes, of 40 graphs in two epochs, and what was said.
+
+    more: further words of the training. end: further lines of the model.
+    """
     out, file, model = folder / "run", folder / "planned.py", folder / "model.py"
     file.write_text(PLANNED)
-    model.write_text(Path(TOY).read_text().replace("Classifier()", "Classifier(dropout=0.0)"))
+    text = Path(TOY).read_text().replace("Classifier()", "Classifier(dropout=0.0)")
+    model.write_text(text + end)
     words = ("train", model, "--optimizer", "sgd", "--quiet", "--out")
     process = cavs_command(
-        "launch", "-n", 2, *options, *words, out, "--policy", f"{file}:Planned({policy})"
+        "launch", "-n", 2, *options, *words, out, "--policy", f"{file}:Planned({policy})", *more
     )
-    text, errors = process.communicate(timeout=patience(60))
-    assert process.returncode == 0, errors
+    text, said = process.communicate(timeout=patience(60))
+    assert process.returncode == 0, said
     assert text.count("best epoch") == 1
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     changes = [(r["step"], r["setting"], r["value"]) for r in log if r["event"] == "change"]
@@ -67,11 +72,11 @@ def launched(folder, options, policy):
     for name, value in expected.items():
         found = stored.parameters[name]
         np.testing.assert_allclose(found, value, rtol=0, atol=1e-6, err_msg=name)
-    return [r["ranks"] for r in steps], changes
+    return [r["ranks"] for r in steps], changes, said
 
 
 def test_a_policy_resizes_from_two_ranks_to_one_and_to_three(tmp_path):
-    ranks, changes = launched(tmp_path, ("--spares", 1), "sizes={2: 1, 5: 3}")
+    ranks, changes, _ = launched(tmp_path, ("--spares", 1), "sizes={2: 1, 5: 3}")
     assert ranks == [2] * 2 + [1] * 3 + [3] * 5
     assert changes == [(2, "size", 1), (5, "size", 3)]
 
@@ -79,7 +84,7 @@ def test_a_policy_resizes_from_two_ranks_to_one_and_to_three(tmp_path):
 def test_ranks_leave_after_another_one_has_died(tmp_path):
     """The process of rank 1 dies; the two first of the other three stay."""
     options = ("--spares", 2, "--elastic")
-    ranks, changes = launched(tmp_path, options, "sizes={1: 4, 6: 2}, killed=(1, 3)")
+    ranks, changes, _ = launched(tmp_path, options, "sizes={1: 4, 6: 2}, killed=(1, 3)")
     assert ranks[:3] == [2, 4, 4] and ranks[4:] == [3] * 2 + [2] * 4
     assert changes == [(1, "size", 4), (6, "size", 2)]
 
@@ -87,6 +92,35 @@ def test_ranks_leave_after_another_one_has_died(tmp_path):
 def test_a_training_begins_with_the_size_in_the_store(tmp_path):
     store = FileStore(tmp_path / "cluster.json")
     assert store.write({"size": 3}, 0)
-    ranks, changes = launched(tmp_path, ("--spares", 1, "--config-store", store.path), "sizes={}")
+    ranks, changes, _ = launched(
+        tmp_path, ("--spares", 1, "--config-store", store.path), "sizes={}"
+    )
     assert ranks == [3] * 10 and changes == [(0, "size", 3)]
     assert store.read().value == {"size": 3, "committed": 3}
+
+
+def test_a_new_process_replaces_a_dead_one(tmp_path):
+    ranks, changes, said = launched(tmp_path, ("--restore",), "sizes={}, killed=(1, 3)")
+    died = ranks.index(1)
+    assert died in (2, 3) and ranks == [2] * died + [1] + [2] * (9 - died)
+    assert changes == [(died + 1, "size", 2)]
+    assert said.count("starting 1 in place of processes that have died") == 1
+
+
+END = """
+import os, signal
+
+if "CAVS_NUMBER" in os.environ:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_all_ranks_start_again_from_a_checkpoint_if_the_new_process_cannot(tmp_path):
+    """It dies before it comes to MPI, where the others wait for it."""
+    more = ("--save-every", 1)
+    options = ("--restore",)
+    ranks, _, said = launched(tmp_path, options, "sizes={}, killed=(1, 3)", *more, end=END)
+    assert ranks.count(1) == 1 and ranks[-5:] == [2] * 5
+    assert "rank 0 started rank 2, which was killed by signal 9 (SIGKILL)" in said
+    assert "cavs: all ranks are started again, from step" in said

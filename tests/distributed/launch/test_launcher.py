@@ -47,6 +47,8 @@ def test_options_of_open_mpi_are_passed_to_open_mpi_only(monkeypatch):
     text = " ".join(command)
     for part in ("--allow-run-as-root", "--map-by :OVERSUBSCRIBE", "--with-ft ulfm"):
         assert part in text
+    alone = launcher.command_of(ours, 1, ["a.py"], elastic=True, restore=True)
+    assert ":OVERSUBSCRIBE" in alone  # Open MPI counts the dead, too
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     plain = launcher.command_of(ours, 1, ["a.py", "b"])
     assert "--allow-run-as-root" not in plain and ":OVERSUBSCRIBE" not in plain

@@ -56,6 +56,17 @@ def test_a_rank_that_keeps_others_waiting_in_mpi_is_named(tell, monkeypatch):
     assert tell.watch.late() is None
 
 
+def test_a_process_that_never_comes_to_mpi_is_named_to_those_that_started_it(tell):
+    tell(0, "in", "MPI_Comm_spawn", 300)
+    tell(3, "started", os.getpid())
+    tell(1, "ended", -9)  # the one that it replaces
+    assert tell.watch.late() is None
+    tell(3, "ended", 1)
+    assert tell.watch.late() == "rank 0 started rank 3, which ended with status 1"
+    tell(0, "out")
+    assert tell.watch.late() is None
+
+
 def test_a_start_with_all_ranks_inside_hangs(tell):
     tell.now = 30.0
     assert tell.watch.stuck() is None

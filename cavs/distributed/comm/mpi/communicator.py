@@ -21,6 +21,7 @@ import numpy as np
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import (
+    SPAWN,
     ends_all,
     inside,
     is_stopping,
@@ -198,7 +199,7 @@ class MPICommunicator(Collectives):
         They call `join_running`. All ranks call it. command: the words of their command line.
         """
         try:
-            with inside("MPI_Comm_spawn", self.timeout), CALLS:
+            with inside(SPAWN, self.timeout), CALLS:
                 between = self._comm.Spawn(command[0], list(command[1:]), count)
                 whole = between.Merge(False)
                 names = whole.allgather(self.names[self.rank])
@@ -308,7 +309,7 @@ def join_running(timeout: float) -> tuple[MPICommunicator, int]:
             hint="call cavs.distributed.world() once, and pass its result on",
         )
     _JOINED.append(True)
-    with inside("MPI_Comm_spawn", timeout):
+    with inside(SPAWN, timeout):
         whole = mpi.Comm.Get_parent().Merge(True)
         names = whole.allgather(int(rank_of_environment() or 0))
     made = MPICommunicator(whole, timeout=timeout, names=names)
