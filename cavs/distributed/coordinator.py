@@ -322,6 +322,9 @@ class RankCoordinator(Coordinator):
     def wants_regroup(self) -> bool:
         return self.resizer.wanted is not None or self.resizer.rebuilds
 
+    def regroup_may_fail(self) -> bool:
+        return self.resizer.spawns
+
     def regroup(
         self,
         train: DataLoader,

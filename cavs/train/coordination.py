@@ -120,6 +120,10 @@ class Coordinator(Protocol):
         """True if policies want another number of ranks."""
         ...
 
+    def regroup_may_fail(self) -> bool:
+        """True if bringing that about may end all processes, so that they save first."""
+        ...
+
     def regroup(
         self,
         train: DataLoader,
@@ -248,6 +252,9 @@ class SingleProcess(Coordinator):
         return False
 
     def wants_regroup(self) -> bool:
+        return False
+
+    def regroup_may_fail(self) -> bool:
         return False
 
     def regroup(

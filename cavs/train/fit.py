@@ -243,6 +243,8 @@ class Fit:
         self.adaptation.note_size()
 
     def _resize(self) -> None:
+        if self.coordinator.regroup_may_fail():
+            self._checkpoint(improved=False)
         self.run.loss_sum = self.coordinator.sum_losses(self.run.loss_sum)
         saved = [self.since_checkpoint, self.saved, self.written]
         self.adaptation.restart_clock()

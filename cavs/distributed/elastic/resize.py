@@ -62,6 +62,13 @@ class Resizer:
             there += len(pool.waiting)
         return max(there, self._spawner.most(c))
 
+    @property
+    def spawns(self) -> bool:
+        """True if the wanted number of ranks needs new processes, and none waits."""
+        size = min(self.wanted or 0, self.most)
+        waiting = [] if self._pool is None else self._pool.waiting
+        return size > self.session.communicator.size and not waiting
+
     def setting(self) -> Setting:
         """Return the setting ``"size"`` of the run table."""
 

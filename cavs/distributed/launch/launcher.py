@@ -236,6 +236,7 @@ class _Run:
     failed: bool = False  # some rank kept the others waiting
     patient: float | None = None  # until then, once a rank has died or aborted
     ended: float | None = None  # when mpirun was told to end the ranks
+    over: float | None = None  # when all ranks had ended by themselves
 
     def wait(self) -> int:
         """Wait until all ranks have ended; return the exit status."""
@@ -275,16 +276,18 @@ class _Run:
     def _status(self) -> int:
         """Return the exit status; say which rank died first, as mpirun does not."""
         code, death = self.process.returncode, self.watch.death
+        if self.over is not None and self.ended is not None:
+            code = 0  # all ranks had ended before mpirun was told to
         status = 128 - code if code < 0 else code
-        stopped = self.ended is not None or not set(_INTERRUPTED).isdisjoint(
-            self.watch.ends.values()
-        )
+        stopped = (self.ended is not None and self.over is None) or not set(
+            _INTERRUPTED
+        ).isdisjoint(self.watch.ends.values())
         if self.asked and stopped and not self.failed:
             return 128 + self.asked
         if death is None or self.failed:
             return status or int(self.failed or any(self.watch.ends.values()))
         last = list(self.watch.ends.values())[-1]
-        if self.elastic and last >= 0 and self.ended is None:  # survivors have said it
+        if self.elastic and last >= 0 and (self.ended is None or self.over is not None):
             # The status of mpirun is that of a dead process which MPI has started later.
             return (not self.restore) * status if 0 in self.watch.ends.values() else last
         text = self.watch.told(stopped=self.ended is not None, elastic=self.elastic)
@@ -299,6 +302,11 @@ class _Run:
         if self.ended is not None:
             if now > self.ended + _FORCE:
                 self.process.kill()  # its ranks end with it
+            return
+        if self.restore and self.watch.over:  # mpirun may wait for processes that it started later
+            self.over = self.over or now
+            if now > self.over + _ABORTING:
+                self._end()
             return
         if self.again and not self.asked and (reason := self.watch.stuck()):
             self.stuck = True

@@ -261,6 +261,11 @@ class Watch:
         return all(self.left[rank] >= _FIRST for rank in range(self.ranks))
 
     @property
+    def over(self) -> bool:
+        """True if all ranks that have started have ended."""
+        return len(self.pids) >= self.ranks and self.pids.keys() <= self.ends.keys()
+
+    @property
     def finishing(self) -> bool:
         """True if some rank has ended, or waits for the others to end."""
         return bool(self.ends) or any(wait.call == FINALIZE for wait in self.waits.values())
