@@ -66,6 +66,7 @@ class ThreadCommunicator(Collectives):
         self._splits = self._mailboxes = self._ballots = 0
         self._parts: list[ThreadCommunicator] = []
         self._arrivals: list[float] = []  # times of the messages received last
+        self._smaller: ThreadCommunicator | None = None  # the result of `shrink`
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         world, limit = self._world, time.monotonic() + self.timeout
@@ -205,7 +206,16 @@ class ThreadCommunicator(Collectives):
             if world.smaller is None:
                 world.smaller = _World(world.hosts_of(members))
         self.close()
-        return ThreadCommunicator(world.smaller, members.index(self.rank), timeout=self.timeout)
+        number = members.index(self.rank)
+        self._smaller = ThreadCommunicator(world.smaller, number, timeout=self.timeout)
+        return self._smaller
+
+    def close_all(self) -> None:
+        """Close the communicator, and those of its survivors, with all threads of this rank."""
+        last: ThreadCommunicator | None = self
+        while last is not None:
+            last.close()
+            last = last._smaller
 
     def abort(self, message: str) -> None:
         world = self._world.whole
@@ -276,7 +286,7 @@ def run_threads(
             errors.append((told, rank, error))
             communicator.abort(f"rank {rank} failed: {error}")
         finally:
-            communicator.close()
+            communicator.close_all()
 
     threads = [threading.Thread(target=main, args=(r,), daemon=True) for r in range(size)]
     for thread in threads:

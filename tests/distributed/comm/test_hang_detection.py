@@ -130,6 +130,20 @@ def test_a_group_names_ranks_of_the_world():
         run_threads(4, work)
 
 
+def test_threads_of_survivors_end_with_their_ranks():
+    def work(c):
+        if c.rank == 0:
+            c.die()
+            return
+        left = c.shrink()
+        left.start(left.all_reduce, np.ones(1)).wait()
+        assert left.start(left.all_reduce, np.ones(1)).wait() is None
+
+    before = set(threading.enumerate())
+    outcomes(3, work)
+    assert [t.name for t in set(threading.enumerate()) - before] == []
+
+
 def test_survivors_keep_their_numbers():
     gave_up = threading.Semaphore(0)
 
