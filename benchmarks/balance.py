@@ -23,7 +23,7 @@ LABELS = 2
 WORDS = 20_000  # many words, so that few vertices are equal and merged
 
 
-def tree(rng: np.random.Generator, depth: int) -> cavs.Graph:
+def tree(rng: np.random.Generator, depth: int, words: int = WORDS) -> cavs.Graph:
     """Return a spine of `depth` levels with growing subtrees: about depth² / 4 vertices."""
     children: list[list[int]] = [[]]
     top = 0
@@ -38,23 +38,23 @@ def tree(rng: np.random.Generator, depth: int) -> cavs.Graph:
         children.append([top, side[0]])
         top = len(children) - 1
     features = {
-        "token": rng.integers(0, WORDS, len(children)).astype(np.int32),
+        "token": rng.integers(0, words, len(children)).astype(np.int32),
         "label": rng.integers(0, LABELS, len(children)).astype(np.int32),
     }
     return cavs.Graph.from_children(children, features=features)
 
 
-def trees(count: int, seed: int = 0) -> list[cavs.Graph]:
+def trees(count: int, seed: int = 0, words: int = WORDS) -> list[cavs.Graph]:
     """Return trees whose depths have a Pareto distribution from 5 to 60: most are small."""
     rng = np.random.default_rng(seed)
-    return [tree(rng, int(min(60, 5 + 5 * rng.pareto(1.2)))) for _ in range(count)]
+    return [tree(rng, int(min(60, 5 + 5 * rng.pareto(1.2))), words) for _ in range(count)]
 
 
 class Classifier(cavs.Model):
     """A child-sum Tree-LSTM with a label at every vertex."""
 
-    def __init__(self, size: int) -> None:
-        self.embedding = nn.Embedding(WORDS, size)
+    def __init__(self, size: int, words: int = WORDS) -> None:
+        self.embedding = nn.Embedding(words, size)
         self.tree = nn.ChildSumTreeLSTM(size, size)
         self.output = nn.Linear(size, LABELS)
 

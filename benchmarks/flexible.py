@@ -56,10 +56,9 @@ WORSE = {SCHEDULE: 0.01, "PeerAverage(mode='sync')": 0.01, "PeerAverage(mode='as
 def measure_throughput(given: argparse.Namespace) -> dict[str, Any]:
     """Return graphs a second and bytes a step of each strategy, on rank 0."""
     c, found = world(120.0), {}
-    graphs = trees(given.batch_size)
-    batch = cavs.batch(graphs)
+    batch = cavs.batch(trees(given.batch_size, words=given.words))
     for name in given.strategies:
-        model, optimizer = Classifier(given.hidden), cavs.optim.SGD(lr=1e-3)
+        model, optimizer = Classifier(given.hidden, given.words), cavs.optim.SGD(lr=1e-3)
         trainer = Trainer(model, optimizer, communicator=c, strategy=name, threads=1)
         for _ in range(given.warm_up):
             trainer.step(batch)
@@ -118,7 +117,7 @@ def simulated(given: argparse.Namespace) -> dict[str, Any]:
         Node(address=f"machine{i}", cpus=(0,), gpus=(), chief=i == 0) for i in range(MACHINES)
     )
     cluster = ResourceSpec(nodes=nodes, network=network)
-    variables = variables_of(Classifier(given.hidden))
+    variables = variables_of(Classifier(given.hidden, given.words))
     compute = Compute(given.compute / 3e3, given.compute / 1.5e3)
     found = {}
     for name in given.strategies:
@@ -196,8 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
     add("--ranks", type=at_least(2), default=4, metavar="N")
     add("--megabits", type=float, default=100.0, metavar="X", help="of each rank's link")
-    add("--hidden", type=at_least(1), default=256, metavar="N")
-    add("--batch-size", type=at_least(2), default=32, metavar="N", help="of all ranks")
+    add("--hidden", type=at_least(1), default=512, metavar="N")
+    add("--words", type=at_least(1), default=500, metavar="N", help="rows of the table")
+    add("--batch-size", type=at_least(2), default=16, metavar="N", help="of all ranks")
     add("--warm-up", type=at_least(1), default=3, metavar="N", help="steps")
     add("--steps", type=at_least(1), default=20, metavar="N")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")

@@ -25,9 +25,11 @@ from cavs.distributed.comm.messages import check_rank
 from cavs.distributed.comm.reductions import check_op
 from cavs.distributed.comm.service import Future, Ranks, Service
 from cavs.distributed.comm.store_entry import (
+    Arrival,
     Name,
     StoreEntry,
     StoreRequest,
+    Transfer,
     Value,
     arrays_of,
     by_name,
@@ -39,7 +41,9 @@ from cavs.distributed.comm.store_entry import (
 )
 from cavs.errors import CommunicationError, ConfigError
 
-_REQUEST, _REPLY, _REFUSE, _CANCEL, _PING, _PONG, _COMBINE = range(7)
+_REQUEST, _REPLY, _REFUSE, _CANCEL, _PING, _PONG, _COMBINE, _PART, _NEXT = range(9)
+_WHOLE = 1 << 16  # bytes of an answer that travels in one letter
+_PACE = 0.004  # seconds that a part of a larger one takes, if it can
 
 
 class Reply(NamedTuple):
@@ -59,19 +63,23 @@ class _Request:
     future: Future[Reply]
     callback: Callable[[Reply], None] | None = None
     begun: float = field(default_factory=time.perf_counter)
+    arrival: Arrival | None = None
+    asked: float = 0.0  # when the last part was asked for
 
 
 class Store(Service):
     """Arrays that ranks keep for each other. All ranks create it together.
 
     Each rank has arrays of its own; a request may go to any rank, this one included. Requests are
-    served by a thread, whatever the rank does. LostPeerError on all that waits if a rank dies.
+    served by a thread, whatever the rank does; large answers travel in parts of a few milliseconds,
+    between which other messages pass. LostPeerError on all that waits if a rank dies.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._kept: dict[str, StoreEntry] = {}
         self._waiting: dict[str, list[StoreRequest]] = defaultdict(list)
         self._requests: dict[int, _Request] = {}
+        self._leaving: dict[tuple[int, int], Transfer] = {}  # by rank and number of the request
         self._numbers, self._turns = itertools.count(), Counter[str]()
         self._counts = np.zeros(ranks.size, np.int64)
         self._seconds = np.zeros(ranks.size)
@@ -222,8 +230,26 @@ class Store(Service):
                 self._mailbox.post(asked.rank, [_REFUSE, asked.number], [text])
                 continue
             head, data = packed(*chosen(kept, asked))
+            if asked.rank != self.rank and sum(x.size for x in data) > _WHOLE:
+                with self._lock:
+                    self._leaving[asked.rank, asked.number] = Transfer(kept.version, head, data)
+                self._send_part(asked.rank, asked.number, _WHOLE)
+                continue
             words = [_REPLY, asked.number, kept.version]
             self._mailbox.post(asked.rank, words, [as_text(json.dumps(head)), *data])
+
+    def _send_part(self, rank: int, number: int, nbytes: int) -> None:
+        """Send the next part of an answer, unless the request has been cancelled."""
+        with self._lock:
+            transfer = self._leaving.get((rank, number))
+            if transfer is None:
+                return
+            head = "" if transfer.sent else json.dumps(transfer.head)
+            part = transfer.next(nbytes)
+            if transfer.is_done:
+                del self._leaving[rank, number]
+        words = [_PART, number, transfer.version, transfer.data.size]
+        self._mailbox.post(rank, words, [as_text(head), part])
 
     # ---- letters -------------------------------------------------------------------------------
 
@@ -233,7 +259,7 @@ class Store(Service):
             self._mailbox.post(letter.source, [_PONG, number], letter.arrays)
         elif action in (_REQUEST, _COMBINE):
             tag, what, version, *heads = json.loads(letter.text())
-            arrays = arrays_of(heads[0], letter) if heads else {}
+            arrays = arrays_of(heads[0], letter.arrays[1:]) if heads else {}
             name, op = (None, what) if heads else (what, "")
             with self._lock:
                 asked = StoreRequest(letter.source, number, name, max(version, 1), op, arrays)
@@ -243,34 +269,60 @@ class Store(Service):
             with self._lock:
                 for waiting in self._waiting.values():
                     waiting[:] = [w for w in waiting if w[:2] != (letter.source, number)]
+                self._leaving.pop((letter.source, number), None)
+        elif action == _NEXT:
+            self._send_part(letter.source, number, letter.words[2])
+        elif action == _PART:
+            self._take_part(letter)
+        elif action == _REPLY:
+            head = json.loads(letter.text())
+            value = value_of(head[0], arrays_of(head, letter.arrays[1:]))
+            self._finish(number, value, letter.words[2])
+        elif action == _REFUSE:
+            hint = "ask for a name that is kept, or None for all; combine arrays of one form"
+            self._finish(number, error=ConfigError(letter.text(), hint=hint))
         else:
-            self._take(letter)
+            self._finish(number)
 
-    def _take(self, letter: Letter) -> None:
-        """Finish the request that a letter answers."""
-        action, number = letter.words[:2]
+    def _take_part(self, letter: Letter) -> None:
+        """Store a part of an answer, and ask for the next one or finish the request."""
+        _, number, version, nbytes = letter.words
+        now, part = time.perf_counter(), letter.arrays[1]
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None:  # it came too late
+                return
+            if request.arrival is None:
+                request.arrival = Arrival(version, json.loads(letter.text()), nbytes, _PACE)
+            arrival, asked = request.arrival, request.asked or request.begun
+            wanted, request.asked = arrival.take(part, now - asked), now
+        if wanted:
+            self._mailbox.post(request.rank, [_NEXT, number, wanted])
+        else:
+            self._finish(number, value_of(arrival.head[0], arrival.arrays()), version)
+
+    def _finish(
+        self, number: int, value: Any = None, version: int = 0, error: ConfigError | None = None
+    ) -> None:
+        """Finish a request. version: of an answer; 0 of a ping."""
         with self._lock:
             request = self._requests.pop(number, None)
             if request is None:  # it came too late
                 return
             self._pending.discard(request.future)
             seconds = time.perf_counter() - request.begun
-            if action == _REPLY:
+            if version:
                 self._counts[request.rank] += 1
                 self._seconds[request.rank] += seconds
-        if action == _REFUSE:
-            hint = "ask for a name that is kept, or None for all; combine arrays of one form"
-            request.future.finish(error=ConfigError(letter.text(), hint=hint))
+        if error is not None:
+            request.future.finish(error=error)
             return
-        reply = Reply(None, 0, seconds)
+        reply = Reply(value, version, seconds)
         try:
-            if action == _REPLY:
-                head = json.loads(letter.text())
-                reply = Reply(value_of(head[0], arrays_of(head, letter)), letter.words[2], seconds)
             if request.callback is not None:
                 request.callback(reply)
-        except Exception as error:  # the caller's, raised again by `wait`
-            request.future.finish(error=error)
+        except Exception as failed:  # the caller's, raised again by `wait`
+            request.future.finish(error=failed)
         request.future.finish(reply)
 
     # ---- errors --------------------------------------------------------------------------------
@@ -309,3 +361,4 @@ class Store(Service):
             super().fail(error)
             self._requests.clear()
             self._waiting.clear()
+            self._leaving.clear()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs.distributed.comm.mailbox import Array, Letter
+from cavs.distributed.comm.mailbox import Array
 from cavs.distributed.comm.messages import dtype_code
 from cavs.distributed.comm.reductions import combine, complete
 
+LEAST, MOST = 1 << 14, 1 << 22  # bytes of a part of a large answer
 Name = str | int | None
 Value = Array | Sequence[Array] | Mapping[str, Array]
 
@@ -62,12 +64,58 @@ def packed(layout: str, arrays: Mapping[Name, Array]) -> tuple[list[Any], list[A
     return [layout, forms(arrays)], data
 
 
-def arrays_of(head: list[Any], letter: Letter) -> dict[Name, Array]:
-    """Return the arrays of a letter by name. head: see `packed`."""
+def arrays_of(head: list[Any], data: Sequence[Array]) -> dict[Name, Array]:
+    """Return arrays by name, of the bytes of each. head: see `packed`."""
     return {
-        name: data.view(np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), data in zip(head[1], letter.arrays[1:], strict=True)
+        name: own.view(np.dtype(dtype)).reshape(shape)
+        for (name, dtype, shape), own in zip(head[1], data, strict=True)
     }
+
+
+class Transfer:
+    """A large answer on its way to a rank, in parts, each of which that rank asks for.
+
+    Messages of other operations between the two ranks wait behind one part at most, not behind the
+    whole answer. data: its bytes, uint8.
+    """
+
+    def __init__(self, version: int, head: list[Any], data: Sequence[Array]) -> None:
+        self.version, self.head, self.data = version, head, np.concatenate(data)
+        self.sent = 0
+
+    def next(self, nbytes: int) -> Array:
+        """Return the next part, of so many bytes or what is left."""
+        part = self.data[self.sent : self.sent + nbytes]
+        self.sent += part.size
+        return part
+
+    @property
+    def is_done(self) -> bool:
+        """True if all has been sent."""
+        return self.sent == self.data.size
+
+
+class Arrival:
+    """The other end of a `Transfer`. pace: seconds that a part may take, from asking for it."""
+
+    def __init__(self, version: int, head: list[Any], nbytes: int, pace: float) -> None:
+        self.version, self.head, self.pace = version, head, pace
+        self.data, self.taken = np.empty(nbytes, np.uint8), 0
+
+    def take(self, part: Array, seconds: float) -> int:
+        """Store a part that took so many seconds; return the bytes to ask for, 0 at the end."""
+        self.data[self.taken : self.taken + part.size] = part
+        self.taken += part.size
+        if self.taken == self.data.size:
+            return 0
+        fitting = part.size * self.pace / max(seconds, 1e-9)
+        return int(min(max(fitting, LEAST), 4 * part.size, MOST))
+
+    def arrays(self) -> dict[Name, Array]:
+        """Return the arrays, once all parts are here."""
+        itemsizes = [np.dtype(dtype).itemsize for _, dtype, _ in self.head[1]]
+        sizes = [math.prod(form[2]) * n for form, n in zip(self.head[1], itemsizes, strict=True)]
+        return arrays_of(self.head, np.split(self.data, np.cumsum(sizes)[:-1]))
 
 
 def unfit(tag: str, kept: StoreEntry, asked: StoreRequest) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads, store_entry
 from cavs.errors import CommunicationError, ConfigError
 from tests.patience import patience
 
@@ -339,3 +339,67 @@ def test_bytes_of_services_are_counted():
 
     asked, answered = run_threads(2, work)
     assert 0 < asked < 200 and 8000 < answered < 8300
+
+
+def test_a_large_answer_comes_in_parts_of_one_version(monkeypatch):
+    """Arrays that are replaced while parts travel are those of the request."""
+    monkeypatch.setattr(store_entry, "MOST", 1 << 17)
+    shapes = [(300, 401), (0, 3), (70_000,), ()]
+
+    def arrays(version):
+        return [np.full(shape, version, np.float32) for shape in shapes]
+
+    def work(c):
+        store = c.store()
+        store.keep(arrays(1), "w")
+        c.barrier()
+        if c.rank == 1:
+            for version in range(2, 30):
+                store.keep(arrays(version), "w")
+            c.barrier()
+            return
+        for _ in range(6):
+            reply = store.request_async(1, None, "w").wait()
+            assert [a.shape for a in reply.value] == shapes
+            assert {float(x) for a in reply.value for x in np.unique(a)} == {reply.version}
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_messages_pass_between_the_parts_of_an_answer(monkeypatch):
+    monkeypatch.setattr(store_entry, "MOST", 1 << 16)
+
+    def work(c):
+        store = c.store()
+        store.keep(np.arange(1 << 21, dtype=np.float64), "large")
+        store.keep(np.ones(1), "small")
+        c.barrier()
+        if c.rank == 0:
+            large = store.request_async(1, None, "large")
+            assert store.request(1, None, "small")[0] == 1
+            assert not large.done  # 256 parts or more are left
+            np.testing.assert_array_equal(large.wait().value, np.arange(1 << 21))
+        c.barrier()
+
+    run_threads(2, work)
+
+
+def test_a_cancelled_answer_ends(monkeypatch):
+    monkeypatch.setattr(store_entry, "MOST", 1 << 16)
+
+    def work(c):
+        store = c.store()
+        store.keep(np.zeros(1 << 21), "w")
+        c.barrier()
+        if c.rank == 0:
+            future = store.request_async(1, None, "w")
+            store.ping(1)
+            store.cancel(future)
+            with pytest.raises(CommunicationError, match="was cancelled"):
+                future.wait()
+            store.ping(1)
+        c.barrier()
+        return len(store._leaving)
+
+    assert run_threads(2, work) == [0, 0]
