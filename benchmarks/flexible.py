@@ -210,6 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--seed", type=int, default=0, help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if not given.rank and ALL_REDUCE not in given.strategies:
+        parser.error(f"--strategies needs {ALL_REDUCE}, with which the others are compared")
     if given.rank:
         (case,) = given.cases
         run = measure_throughput if case == "throughput" else measure_accuracy

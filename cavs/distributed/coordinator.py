@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +30,7 @@ from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
 from cavs.train.monitors import Monitor, StepFacts
+from cavs.train.optim import TrainableParameter
 
 T = TypeVar("T")
 
@@ -212,7 +213,11 @@ class RankCoordinator(Coordinator):
         """Let all ranks go on with the mean of replicas that differ, at the end of a `fit`."""
         session, states = self.session, self.training.state.states
         if session.is_divergent and self.training.begun and not self.resizer.detached:
-            self.survivors.run_settled(lambda: session.average_replicas(states))
+            session.replicas.merging = True
+            try:
+                self.survivors.run_settled(lambda: bool(session.replicas.average(states)))
+            finally:
+                session.replicas.merging = False
 
     def _clear_stop(self) -> None:
         """Clear the request that stopped the previous `fit`."""
@@ -374,7 +379,7 @@ class RankCoordinator(Coordinator):
                 self.training.compare_parameters("evaluation")
             else:
                 self.training.share_parameters()
-            with self.session.mean_replicas():
+            with self._merged():
                 return evaluate(batches)
 
         self._check_trains("evaluate")
@@ -424,9 +429,8 @@ class RankCoordinator(Coordinator):
             rank, count = session.position
             extra = session.memory() if states and rank < count else {}
             if states:
-                extra = extra | session.gather_replicas(self.training.state.states)
-            own = self.training.state.states
-            with session.mean_replicas(own), session.agreement.guard("save"):
+                extra = extra | session.replicas.gather(self.training.state.states)
+            with self._merged(self.training.state.states), session.agreement.guard("save"):
                 if self.writes_files:
                     write(extra)
                     if states:  # reported first, in case the other ranks die
@@ -435,10 +439,21 @@ class RankCoordinator(Coordinator):
         with INTERRUPT.deferred():
             self.survivors.run_settled(work)
 
-    @contextmanager
-    def merged(self) -> Iterator[None]:
-        with self.session.mean_replicas():
-            yield
+    def merged_values(self, parameters: Mapping[str, TrainableParameter]) -> dict[str, Array]:
+        """See `Coordinator`. A rank that misses the mean, as another one dies, has its own."""
+        found: dict[str, Array] = {}
+
+        def copy() -> None:
+            with self._merged():
+                found.update({name: p.current().copy() for name, p in parameters.items()})
+
+        if self.session.is_divergent:
+            self.survivors.run_settled(copy)
+        return found or {name: p.current().copy() for name, p in parameters.items()}
+
+    def _merged(self, states: Sequence[Sequence[Array]] = ()) -> AbstractContextManager[None]:
+        """Return the context of the mean of replicas that differ, once the ranks have begun."""
+        return self.session.replicas.mean(states) if self.training.begun else nullcontext()
 
     def settle(self) -> None:
         """Wait until the parameters of all ranks hold all updates, and no request is under way."""
@@ -466,7 +481,10 @@ class RankCoordinator(Coordinator):
             stored = read()
             if self.writes_files:
                 report("saved", str(path), self.training.state.steps)
+            self.session.replicas.forget()
             self.session.take_memory(stored.extra)
+            if self.training.begun:
+                self.session.replicas.restore(self.training.state.states)
             return stored
 
         return self.load(work)

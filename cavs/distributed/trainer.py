@@ -136,7 +136,7 @@ class Trainer(LocalTrainer):
             local, c, chosen, split=split, wait_free=wait_free, collectives=collectives
         )
         require_flag("save_replicas", save_replicas)
-        session.saves_replicas = save_replicas
+        session.replicas.saves = save_replicas
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         training = RankTraining(
             state, session, strategy, resources, elastic, precision, deterministic
@@ -179,13 +179,15 @@ class Trainer(LocalTrainer):
         They differ if the strategy lets them; `evaluate` is of their mean. loader: Batches that can
         be iterated several times.
         """
-        found = []
-        for rank in range(self.session.position[1]):
-            self.session.evaluated = rank
+        replicas, found = self.session.replicas, list[dict[str, float]]()
+        if not replicas.differ:
+            return [self.evaluate(loader, metrics)] * self.session.position[1]
+        while len(found) < self.session.position[1]:  # a rank may die
+            replicas.evaluated = len(found)
             try:
                 found.append(self.evaluate(loader, metrics))
             finally:
-                self.session.evaluated = None
+                replicas.evaluated = None
         return found
 
     def settle(self) -> None:

@@ -21,6 +21,7 @@ from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.loader import DataLoader
 from cavs.train.monitors import Monitor, StepFacts
+from cavs.train.optim import TrainableParameter
 from cavs.train.ranks import OneRank, RankGroup
 
 Array = NDArray[Any]
@@ -183,8 +184,8 @@ class Coordinator(Protocol):
         """
         ...
 
-    def merged(self) -> AbstractContextManager[None]:
-        """Return the context in which parameters are those that a checkpoint would have."""
+    def merged_values(self, parameters: Mapping[str, TrainableParameter]) -> dict[str, Array]:
+        """Return copies of the values that a checkpoint would have."""
         ...
 
     def load(self, read: Callable[[], T]) -> T:
@@ -292,8 +293,8 @@ class SingleProcess(Coordinator):
     def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
         write({})
 
-    def merged(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def merged_values(self, parameters: Mapping[str, TrainableParameter]) -> dict[str, Array]:
+        return {name: p.current().copy() for name, p in parameters.items()}
 
     def load(self, read: Callable[[], T]) -> T:
         return read()

@@ -425,9 +425,7 @@ class Fit:
         self.result.best, self.result.best_epoch = value, epoch
         self.best_values = self.best_run = None
         if self.options.restore_best and self.path is None:
-            own = self.state.parameters
-            with self.coordinator.merged():
-                self.best_values = {name: p.current().copy() for name, p in own.items()}
+            self.best_values = self.coordinator.merged_values(self.state.parameters)
         return True
 
     def _stop(self) -> None:

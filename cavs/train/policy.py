@@ -237,6 +237,7 @@ class TrainingRun:
 
         nbytes: size of the messages whose time is taken; large ones show how fast a link is.
         """
+        require(type(nbytes) is int and nbytes >= 0, "nbytes", nbytes, "a number of bytes, or 0")
         return self._group.latency_tree(nbytes)
 
     def stop(self) -> bool:

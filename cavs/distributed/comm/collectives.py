@@ -46,7 +46,6 @@ T = TypeVar("T")
 S = TypeVar("S", NamedCollectives, Store, Rates)
 
 TREE_CHUNK = 1 << 18  # bytes that go up and down a tree at once
-_LAG = 2  # chunks of a tree that go up before the first comes down
 _NEAR = 1 << 15  # elements whose sum stays in a core's cache until all ranks have it
 SMALL = 1 << 14  # bytes; below, the number of messages counts more than their size
 
@@ -186,23 +185,21 @@ class Collectives(ProcessLocal, PartsExchange, Communicator, ABC):
         self._tree_broadcast(flat, 0)
 
     def _reduce_along(self, tree: Tree, flat: Array, op: str) -> None:
-        """Reduce up a tree that was set, in the order of children, and send the result down.
-
-        Chunks go up while those before them come down, so that a link carries both at once.
-        """
+        """Reduce up a tree that was set, in the order of children, and send the result down."""
         below, parent = children(tree, self.rank), tree[self.rank]
         rows = range(0, flat.size, max(TREE_CHUNK // flat.itemsize, 1))
         chunks = [flat[begin : begin + rows.step] for begin in rows]
-        for turn in range(len(chunks) + _LAG):
-            up, down = chunks[turn : turn + 1], [chunks[turn - _LAG]] if turn >= _LAG else []
-            for chunk in up:
-                other = self._temporary(chunk)
-                for child in below:
-                    self._send([], [(other, child)])
-                    combine(op, chunk, other, chunk)
+        for chunk in chunks:
+            other = self._temporary(chunk)
+            for child in below:
+                self._send([], [(other, child)])
+                combine(op, chunk, other, chunk)
             if parent != self.rank:
-                self._send([(c, parent) for c in up], [(c, parent) for c in down])
-            self._send([(c, child) for c in down for child in below], [])
+                self._send([(chunk, parent)], [])
+        for chunk in chunks:
+            if parent != self.rank:
+                self._send([], [(chunk, parent)])
+            self._send([(chunk, child) for child in below], [])
 
     def _tree_broadcast(self, flat: Array, root: int) -> None:
         """Send down a binomial tree below `root`: log2 N steps."""

@@ -173,7 +173,7 @@ class Resizer:
         session, states = self.session, self.training.state.states
         session.stale.settle()
         session.collect(states)
-        session.average_replicas(states)
+        session.replicas.average(states)
         memory = session.memory() if session.roles.computes else {}
         return memory, session.stale.updates
 
@@ -318,15 +318,10 @@ class Resizer:
         `describe`, and its arrays. The next step begins with the handshake, which sends all ranks
         the parameters and builds the strategy.
         """
-        training, session, requested = self.training, self.session, self.training.requested
-        strategy: Strategy | None = None
-        if isinstance(requested, Strategy):
-            shapes = {name: p.value.shape for name, p in training.state.parameters.items()}
-            gone = set(range(c.size, len(requested.graph.replicas)))
-            strategy = without(requested, gone, shapes) if gone else requested
+        training, session = self.training, self.session
         session.exchanges = []
         session.split = _split_for(self._split, c.size)
-        session.move_to(c, strategy)
+        session.move_to(c, None)  # ranks that join may know of another strategy
         training.begun, training.first_rank, training.first_size = False, c.rank, c.size
         self.survivors.restart()
         attend(c)
@@ -340,6 +335,13 @@ class Resizer:
             self.survivors.receive(exchange, lacks_state=joining)
         if received is not None:
             self._spawner.count, self._spawner.failures = received.progress["spawned"], 0
+        requested, size = training.requested, session.communicator.size
+        if isinstance(requested, Strategy):
+            shapes = {name: p.value.shape for name, p in training.state.parameters.items()}
+            gone = set(range(size, len(requested.graph.replicas)))
+            session.strategy = without(requested, gone, shapes) if gone else requested
+            session.take_roles()
+            self.survivors.rebase()
         return received
 
 

@@ -239,8 +239,8 @@ class Survivors:
             self._transfer()
             self._lacks_state = False
         else:
-            if not (session.is_divergent and all(begun)):  # else each goes on with its own replica
-                self._copy_state(c, source)
+            if not (session.is_divergent and all(begun)) or session.replicas.merging:
+                self._copy_state(c, source)  # else each goes on with its own replica
             self.state.steps = steps[source]
             if step and self._done < dones[source]:
                 session.finish()

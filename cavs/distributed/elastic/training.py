@@ -86,7 +86,7 @@ class RankTraining:
             known = batch if isinstance(batch, GraphBatch) else None
             compare_batches(session.agreement, known, self.state.steps + 1)
         session.take_roles()
-        session.restore_replicas(self.state.states)
+        session.replicas.restore(self.state.states)
         attend(session.communicator, begun=True, asynchronous=session.asynchronous)
 
     def share_parameters(self) -> None:

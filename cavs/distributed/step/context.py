@@ -332,6 +332,11 @@ class StaleParameters:
             self._updates = servers.updates
         self._written = True
 
+    def applied(self) -> None:
+        """Count an update without stale parameters, in a training that has had some."""
+        if self.context.servers is None and self._updates is not None:
+            self._updates += 1
+
     def resume(self, updates: int | None, *, written: bool = False) -> None:
         """Continue from the number of updates of a checkpoint; written: and its parameters."""
         self._updates, self._written = updates, self._written or written

@@ -83,7 +83,7 @@ class Run:
         counting: CountedRanks | None = None,
     ) -> None:
         for exchange in context.exchanges:
-            exchange.begin(update.step, update.hyper["lr"])
+            exchange.begin(update.step)
         self.context, self.roles, self.executor = context, context.roles, executor
         self.update, self.part, self.counting = update, part, counting
         self.counted: Counted | None = None

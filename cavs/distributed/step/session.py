@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.context import Array, StepContext, Update
+from cavs.distributed.step.replicas import Replicas
 from cavs.distributed.step.run import StepReport
 from cavs.distributed.step.steps import AsynchronousStep, SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult
 from cavs.train.engine import Engine
-
-_REPLICA = "replica."  # prefix of arrays of all replicas in a checkpoint
 
 
 class DistributedSession(ProcessLocal, StepContext, Engine):
@@ -30,8 +28,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         super().__post_init__()
         self.predicted = ""  # on rank 0: the prediction of `auto`
         self.writes = 0  # count of writes from outside
-        self.evaluated: int | None = None  # rank of the replica that is evaluated; None: the mean
-        self.saves_replicas = False  # checkpoints hold every replica, besides the mean
+        self.replicas = Replicas(self)
         self.synchronous_step = SynchronousStep(self)
         self.asynchronous_step = AsynchronousStep(self)
 
@@ -47,7 +44,9 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     ) -> StepReport:
         """As `Session.step`, on the global `batch`; raises on all ranks if one of them fails."""
         make = self.asynchronous_step if self.asynchronous else self.synchronous_step
-        return make(batch, Update(hyper, states, max_norm, seed, step))
+        outcome = make(batch, Update(hyper, states, max_norm, seed, step))
+        self.replicas.forget()
+        return outcome
 
     # ---- state from step to step ---------------------------------------------------------------
 
@@ -64,7 +63,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
         """Continue from the results of `memory` and `updates` of any number of ranks."""
-        self.kept_memory = kept
+        self.kept_memory = self.replicas.keep(kept)
         if updates is not None:
             self.stale.resume(updates)
         for exchange in self.exchanges:
@@ -78,74 +77,6 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
             exchange.collect(states, self.communicator)
         if self.servers is not None and self.servers.phase:  # also states from before a load
             self.servers.collect(states, self.communicator)
-
-    # ---- replicas that differ ------------------------------------------------------------------
-
-    def average_replicas(self, states: Sequence[Sequence[Array]] = ()) -> list[Array]:
-        """Set parameters, and optimiser `states`, to their mean over the ranks where these differ.
-
-        Returns the arrays that were changed, as they were. All ranks call it.
-        """
-        if not self.is_divergent or self.roles.count == 1:
-            return []
-        arrays = self._replicated(states)
-        before = [array.copy() for array in arrays]
-        for dtype in sorted({array.dtype for array in arrays}, key=str):
-            alike = [array for array in arrays if array.dtype == dtype]
-            joined = np.concatenate([array.reshape(-1) for array in alike])
-            if self.evaluated is None:
-                self.communicator.all_reduce(joined, "mean")
-            else:
-                self.communicator.broadcast(joined, self.evaluated)
-            ends = np.cumsum([array.size for array in alike])
-            for array, part in zip(alike, np.split(joined, ends[:-1]), strict=True):
-                array[...] = part.reshape(array.shape)
-        self.session.invalidate()
-        return before
-
-    @contextmanager
-    def mean_replicas(self, states: Sequence[Sequence[Array]] = ()) -> Iterator[None]:
-        """Hold the mean of the replicas in the block, as `average_replicas` does, but not after."""
-        before = self.average_replicas(states)
-        try:
-            yield
-        finally:
-            if before:
-                for array, own in zip(self._replicated(states), before, strict=True):
-                    array[...] = own
-                self.session.invalidate()
-
-    def gather_replicas(self, states: Sequence[Sequence[Array]]) -> dict[str, Array]:
-        """Return parameters and optimiser states of all replicas, [ranks, ...], to be saved.
-
-        Empty unless they differ and are to be saved.
-        """
-        if not (self.saves_replicas and self.is_divergent):
-            return {}
-        c, arrays = self.communicator, self._replicated(states)
-        every = [c.all_gather(np.ascontiguousarray(array[None])) for array in arrays]
-        return {f"{_REPLICA}{i}": np.concatenate(parts) for i, parts in enumerate(every)}
-
-    def restore_replicas(self, states: Sequence[Sequence[Array]]) -> None:
-        """Go on with this rank's replica, from a checkpoint that as many ranks wrote with all."""
-        kept = {name: a for name, a in self.kept_memory.items() if name.startswith(_REPLICA)}
-        for name in kept:
-            del self.kept_memory[name]
-        if not (kept and self.is_divergent):
-            return
-        arrays, rank = self._replicated(states), self.communicator.rank
-        form = [(self.communicator.size, *array.shape) for array in arrays]
-        if [kept[f"{_REPLICA}{i}"].shape for i in range(len(kept))] != form:
-            return
-        for i, array in enumerate(arrays):
-            array[...] = kept[f"{_REPLICA}{i}"][rank]
-        self.session.invalidate()
-
-    def _replicated(self, states: Sequence[Sequence[Array]]) -> list[Array]:
-        """Return the arrays of floats that a rank updates: parameters, and optimiser `states`."""
-        self.session.download()
-        values = [p.current() for p in self.session.parameters.values() if p.trainable]
-        return values + [a for own in states for a in own if a.dtype.kind == "f"]
 
     # ---- ranks that come to an end -------------------------------------------------------------
 
@@ -182,6 +113,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
         """Commit the step that this rank could not finish, because other ranks have."""
         for exchange in self.exchanges:
             exchange.commit()
+        self.stale.applied()
 
     def close(self) -> None:
         """End servers and device groups; all ranks have come to an end."""

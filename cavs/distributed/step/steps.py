@@ -99,8 +99,8 @@ class SynchronousStep:
         if math.isfinite(loss) and math.isfinite(norm):
             run.observer.show(run.pieces, over)
             rank = context.communicator.rank
-            own_norm = float(norms[rank]) if context.roles.computes else norm
-            self._update(run, hyper, run.update.clip(own_norm), over)
+            own = float(norms[rank]) if context.roles.computes else norm
+            self._update(run, hyper, run.update.clip(norm), run.update.clip(own), over)
         own, graphs = 1.0, rows[:, 2]
         if context.average:  # gradients are scaled for the mean over replicas, not over graphs
             own = graphs.sum() / (replicas * np.maximum(graphs, 1)) * restriction
@@ -203,13 +203,17 @@ class SynchronousStep:
         # With backup ranks all gradients leave at once.
         return self._seen if alone and not context.backup else None
 
-    def _update(self, run: Run, hyper: dict[str, Any], clip: float, over: float) -> None:
+    def _update(
+        self, run: Run, hyper: dict[str, Any], clip: float, own_clip: float, over: float
+    ) -> None:
+        """Apply the pieces of a step. clip: of sums, equal on all ranks; own_clip: of others."""
         context, states = self.context, [list(s) for s in run.update.states]
         trainable = [p.trainable for p in context.session.parameters.values()]
         for exchange in context.exchanges:
-            exchange.mix()
+            exchange.mix(hyper["lr"])
         for scope, pieces in (by_scope(run.pieces) or {Scope.SUM: []}).items():
-            scale = clip if scope is Scope.OWN else clip / over
+            scale = clip if scope is Scope.SUM else own_clip
+            scale = scale if scope is Scope.OWN else scale / over
             run.executor.apply([p.as_tuple() for p in pieces], hyper, states, trainable, scale)
         run.distribute()
         if mixed := {p for e in context.exchanges if e.mixes_values for p in e.parameters}:
@@ -222,6 +226,7 @@ class SynchronousStep:
             rows = {e.parameter: e.written for e in tables}
             context.session.write([p for p in context.served if p not in rows], rows)
         context.session.moved(run.executor)
+        context.stale.applied()
 
 
 @dataclass(eq=False)

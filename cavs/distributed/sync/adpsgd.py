@@ -58,7 +58,7 @@ class PairAverages(PeerExchange):
         version = first + earlier.count(own)
         self.came = store.combine(own, self.own_values(), self.tag, version=version).wait().value
 
-    def mix(self) -> None:
+    def mix(self, lr: float) -> None:
         if self.store is None:
             return
         model = self.came if self.is_active else self.store.kept(self.tag)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from cavs.distributed.cluster.resources import ResourceSpec
-from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.strategy import NodeConfig, Strategy, Variable, register
 from cavs.distributed.strategy import Synchroniser as Config
 from cavs.distributed.strategy.expression import Problem, check_number, check_whole
@@ -74,7 +74,7 @@ class AverageEvery(ValueExchange):
         self.buffer = np.empty(ends[-1], self.values[0].dtype)
         self._ends = ends[:-1]
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int) -> None:
         self.due = step % self.every == 0
 
     def exchange_values(self, c: Communicator) -> None:
@@ -94,7 +94,7 @@ class AverageEvery(ValueExchange):
 class AverageValues(AverageEvery):
     """Synchronous model averaging: a step towards the mean, before the update."""
 
-    def mix(self) -> None:
+    def mix(self, lr: float) -> None:
         assert isinstance(self.options, SMA)
         if self.due:
             alpha = self.options.alpha
@@ -105,65 +105,58 @@ class AverageValues(AverageEvery):
 class CentralModel(AverageEvery):
     """A central model z, the same on all ranks, that replicas pull towards themselves.
 
-    z, before: the central model, and that of the step before; None before the first step.
+    z, before: the central model, and that of the step before; None before the first step. lr: the
+    learning rate at which replicas began from z last.
     """
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
         super().__init__(members, runtime)
         self.z: Array | None = None
         self.before: Array | None = None
-        self._lr = 0.0
-        self._restarts = False
-        self._coming: tuple[Array | None, Array | None] = None, None
+        self.lr = 0.0
+        self._coming: tuple[Array | None, Array | None, float] = None, None, 0.0
 
-    def begin(self, step: int, lr: float) -> None:
+    def mix(self, lr: float) -> None:
         assert isinstance(self.options, Crossbow)
-        super().begin(step, lr)
-        change = max(lr, self._lr) / max(min(lr, self._lr), 1e-300) if self._lr else 1.0
-        self._restarts = self.z is not None and change >= self.options.restart > 0
-        if not self._lr or change >= self.options.restart:
-            self._lr = lr
-        self._coming = self.z, self.before
-
-    def mix(self) -> None:
-        assert isinstance(self.options, Crossbow)
-        if not self.due:
-            return
         mean, ranks = self.buffer, self.roles.count
         z = mean.copy() if self.z is None else self.z
         before = z if self.before is None else self.before
-        alpha = self.options.alpha or 1 / ranks
+        alpha, least = self.options.alpha or 1 / ranks, self.options.restart
+        change = max(lr, self.lr) / min(lr, self.lr) if min(lr, self.lr) > 0 else 1.0
+        restarts = self.z is not None and change >= least > 0
         for own, central in self.in_members(z):
-            if self._restarts:
-                own[...] = central
-            else:
-                own[...] = own - alpha * (own - central)
-        if self._restarts:
-            self._coming = z, z
+            own[...] = central if restarts else own - alpha * (own - central)
+        if restarts:
+            self._coming = z, z, lr
             return
         moved = z + alpha * ranks * (mean - z) + self.options.momentum * (z - before)
-        self._coming = moved.astype(z.dtype, copy=False), z
+        self._coming = moved.astype(z.dtype, copy=False), z, self.lr or lr
 
     def commit(self) -> None:
-        self.z, self.before = self._coming
+        self.z, self.before, self.lr = self._coming
 
     def memory_of(self) -> dict[str, Array]:
         if self.z is None or self.before is None:
             return {}
-        return {"center": self.z, "center_before": self.before}
+        return {"center": self.z, "center_before": self.before, "center_lr": np.array([self.lr])}
 
     def remember(self, arrays: Mapping[str, Array]) -> None:
-        z, before = arrays.get("center"), arrays.get("center_before")
-        if z is not None and before is not None and z.shape == self.buffer.shape:
-            self.z, self.before = z.copy(), before.copy()
+        names = ("center", "center_before", "center_lr")
+        z, before, lr = (arrays.get(name) for name in names)
+        if z is None or before is None or lr is None or z.shape != self.buffer.shape:
+            return
+        self.z, self.before, self.lr = z.copy(), before.copy(), float(lr[0])
+        self._coming = self.z, self.before, self.lr
 
     def inherit(self, old: Sequence[Exchange]) -> None:
         for other in old:
             if isinstance(other, CentralModel) and other.parameters == self.parameters:
-                self.z, self.before, self._lr = other.z, other.before, other._lr
+                self.z, self.before, self.lr = other.z, other.before, other.lr
+                self._coming = other.z, other.before, other.lr
 
     def forget(self) -> None:
         self.z = self.before = None
+        self._coming = None, None, self.lr
 
     def weigh(self, by: float) -> None:
         self.forget()  # the ranks that are left begin from their mean
@@ -178,10 +171,11 @@ class SlowValues(AverageEvery):
         super().__init__(members, runtime)
         assert isinstance(self.options, Lookahead)
         self.slow: Array | None = None
+        self._lost = False  # slow values begin from the next mean, since a rank has died
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int) -> None:
         self.due = (step + 1) % self.every == 0
-        if self.slow is None:
+        if self.slow is None and not self._lost:
             self.read_values()
             self.slow = self.buffer.copy()
 
@@ -189,21 +183,31 @@ class SlowValues(AverageEvery):
         """See `Exchange`. The values of this step come with its update."""
 
     def mix_updated(self, c: Communicator) -> None:
+        """See `Exchange`. If a rank dies meanwhile, the next step raises that: this one is made."""
         assert isinstance(self.options, Lookahead)
-        assert self.slow is not None
         if not self.due:
             return
         self.read_values()
-        c.all_reduce(self.buffer, "mean")
-        self.slow += self.options.alpha * (self.buffer - self.slow)
+        try:
+            c.all_reduce(self.buffer, "mean")
+        except LostPeerError:
+            self.weigh(1.0)
+            return
+        if self.slow is None:
+            self.slow, self._lost = self.buffer.copy(), False
+        else:
+            self.slow += self.options.alpha * (self.buffer - self.slow)
         for own, slow in self.in_members(self.slow):
             own[...] = slow
 
+    def weigh(self, by: float) -> None:
+        self.slow, self._lost = None, True
+
     def memory_of(self) -> dict[str, Array]:
-        return {} if self.slow is None else {"center": self.slow}
+        return {} if self.slow is None else {"slow": self.slow}
 
     def remember(self, arrays: Mapping[str, Array]) -> None:
-        slow = arrays.get("center")
+        slow = arrays.get("slow")
         if slow is not None and slow.shape == self.buffer.shape:
             self.slow = slow.copy()
 
@@ -213,7 +217,7 @@ class SlowValues(AverageEvery):
     def inherit(self, old: Sequence[Exchange]) -> None:
         for other in old:
             if isinstance(other, SlowValues) and other.parameters == self.parameters:
-                self.slow = other.slow
+                self.slow, self._lost = other.slow, other._lost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class PartialExchange(Exchange):
         self.inside = self.inner(members, runtime)
         self.parts = self.inside.parts
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int) -> None:
         self.reduces = step % self.sync.bins == self.sync.bin
 
     def wait(self, gradients: Gradients) -> bool:
@@ -127,7 +127,7 @@ class AccumulatedExchange(Exchange):
         self.sync, self.due = sync, False
         self.unsent = self.coming = np.zeros(self.part.size, self.values[0].dtype)
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int) -> None:
         self.due = step % self.sync.bins == self.sync.bin
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
@@ -153,6 +153,7 @@ class AccumulatedExchange(Exchange):
 
     def weigh(self, by: float) -> None:
         self.unsent = self.unsent * self.unsent.dtype.type(by)
+        self.coming = self.coming * self.coming.dtype.type(by)
 
     def inherit(self, old: Sequence[Exchange]) -> None:
         for other in old:
@@ -171,10 +172,14 @@ class Resynchronisation(AverageEvery):
         """See `Exchange`. Other exchanges wait for the gradients."""
         return True
 
+    def local(self, gradients: Gradients) -> Iterator[Local]:
+        """See `Exchange`. Other exchanges have the gradients."""
+        return iter(())
+
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         return []
 
-    def mix(self) -> None:
+    def mix(self, lr: float) -> None:
         if self.due:
             for own, mean in self.in_members(self.buffer):
                 own[...] = mean
@@ -215,6 +220,10 @@ class PartialAllReduce(Synchroniser):
     @property
     def diverges(self) -> bool:
         return self.bins > 1
+
+    @property
+    def reduces_gradients(self) -> bool:
+        return not (self.accumulate and self.diverges)
 
     @property
     def mixes_values(self) -> bool:

@@ -49,7 +49,7 @@ class PeerExchange(ValueExchange):
         self.tag = f"{self.options.type} {zlib.crc32(repr(layout).encode()):08x}"
         self.step = 0
 
-    def begin(self, step: int, lr: float) -> None:
+    def begin(self, step: int) -> None:
         self.step = step
 
     def exchange_values(self, c: Communicator) -> None:
@@ -180,7 +180,7 @@ class PeerModels(PeerExchange):
         if first:
             requests.land()
 
-    def mix(self) -> None:
+    def mix(self, lr: float) -> None:
         model = None if self.requests is None else self.requests.latest()
         if model is None:
             return

@@ -115,11 +115,8 @@ class Exchange(ABC):
         turn = max(member.turn for member in members)
         return [(turn, Chain(names, cls.operations(members, pricing)))]
 
-    def begin(self, step: int, lr: float) -> None:  # noqa: B027  (a no-op for most)
-        """Prepare for a step, before its gradients are computed. lr: learning rate of its update.
-
-        step: updates so far.
-        """
+    def begin(self, step: int) -> None:  # noqa: B027  (a no-op for most)
+        """Prepare for a step, before its gradients are computed. step: updates so far."""
 
     def exchange_values(self, c: Communicator) -> None:  # noqa: B027
         """Exchange values of the parameters with other ranks while gradients are computed."""
@@ -159,8 +156,11 @@ class Exchange(ABC):
         takes part, with any values, so that the others are not left waiting.
         """
 
-    def mix(self) -> None:  # noqa: B027
-        """Mix the values of other ranks into those of this rank, before the update."""
+    def mix(self, lr: float) -> None:  # noqa: B027
+        """Mix the values of other ranks into those of this rank, before the update.
+
+        lr: learning rate of the update, the same on all ranks.
+        """
 
     def mix_updated(self, c: Communicator) -> None:  # noqa: B027
         """Exchange and mix values after the update."""

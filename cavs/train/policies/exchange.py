@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from cavs.config import require, require_count, require_number
@@ -53,6 +54,10 @@ class ExchangeSchedule(Policy):
         """Return the fraction in an epoch, counted from 0."""
         return next(x for first, x in reversed(self._pairs) if first <= epoch)
 
+    def before_train(self, run: TrainingRun) -> None:
+        """Set the fraction of an epoch within which a run resumes."""
+        self.before_epoch(run)
+
     def before_epoch(self, run: TrainingRun) -> None:
         budget = self.fraction(run.epoch - 1)
         if run.table["exchange_budget"] != budget:
@@ -75,13 +80,26 @@ class NoiseExchange(Policy):
         require_number("power", power, "a number of at least 0", lambda x: x >= 0)
         self.first, self.power, self.least = first, power, least
         self.monitors = [NoiseScale(alpha=alpha)]
+        self._budget: float | None = None  # that was set last
+
+    def before_train(self, run: TrainingRun) -> None:
+        """Go on with the budget of a run that resumes."""
+        if self._budget is not None:
+            run.set_exchange_budget(self._budget)
 
     def before_epoch(self, run: TrainingRun) -> None:
         noise = run.all_reduce(run.noise_scale, "mean")
         if not noise > 0:  # unknown, or no gradient to speak of
             return
         fraction = self.first * (noise / run.batch_size) ** -self.power
-        run.set_exchange_budget(round(min(1.0, max(self.least, fraction)), 3))
+        self._budget = round(min(1.0, max(self.least, fraction)), 3)
+        run.set_exchange_budget(self._budget)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"budget": self._budget}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._budget = state["budget"]
 
 
 class SwitchStrategy(Policy):
