@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs.distributed.step.context import Array, StepContext
 
-_PREFIX = "@replica/"  # of arrays of all replicas in a checkpoint; no parameter is called so
+_PREFIX = "@replica/"  # begins names of all replicas in a checkpoint, and of no parameter
 States = Sequence[Sequence[Array]]
 
 
@@ -25,7 +25,7 @@ class Replicas:
         self.context = context
         self.saves = self.merging = False
         self.evaluated: int | None = None
-        self._kept: dict[str, Array] = {}  # of a checkpoint, until a step has been made
+        self._kept: dict[str, Array] = {}  # from a checkpoint, until the next step
 
     @property
     def differ(self) -> bool:
