@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class Mailbox:
     """
 
     # Shortest and longest seconds between two looks at what has come; a rank may be gone meanwhile.
-    _pauses: ClassVar[tuple[float, float]] = (0.05, 0.05)
+    _pauses = (0.05, 0.05)
 
     def __init__(self, rank: int, names: Sequence[int]) -> None:
         self.rank, self.size, self.names = rank, len(names), names
@@ -116,7 +116,6 @@ class Mailbox:
         Raises `CommunicationError` if a rank is gone.
         """
         limit, pause = time.monotonic() + timeout, 0.0
-        shortest, longest = self._pauses
         while not self.closed:
             with self.changed:
                 if self._here:
@@ -126,6 +125,7 @@ class Mailbox:
             left = limit - time.monotonic()
             if left <= 0:
                 return None
+            shortest, longest = self._pauses
             pause = min(max(1.5 * pause, shortest), longest)
             with self.changed:
                 if not self._here and not self.closed:

@@ -23,8 +23,11 @@ from cavs.distributed.comm.mpi.library import errors_of_ulfm
 from cavs.distributed.comm.mpi.requests import CALLS
 
 T = TypeVar("T", bound=tuple[Any, ...])
-LARGEST = 1 << 30  # bytes a message: MPI counts in 32 bits
+# Bytes of a message, and of those under way to a rank: on a slow link, operations of the ranks wait
+# behind all that is on its way.
+PIECE, WINDOW = 1 << 17, 1 << 18
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two polls
+_BUSY = 200e-6  # the longest while a letter is under way
 _FLUSH = 5.0  # seconds that a closing rank waits until its letters have left
 _MORE, _LAST = 1, 2  # tags of the pieces of a letter
 _ASK, _ANSWER, _FOUND = 1, 2, 3  # tags of questions about waits, and of what ranks reply
@@ -38,22 +41,41 @@ class _Messages:
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.mpi, self.comm = mpi, comm
-        self._leaving: deque[tuple[Any, Any]] = deque()  # requests and the memory they read
+        self._waiting: dict[int, deque[tuple[int, Any]]] = {}  # tags and pieces, by rank
+        # Requests and the memory they read, by rank.
+        self._leaving: dict[int, deque[tuple[Any, Any]]] = defaultdict(deque)
         self._coming: dict[int, deque[tuple[Any, int, Array]]] = defaultdict(deque)
 
     def send(self, to: int, tag: int, *pieces: Any) -> None:
-        """Begin to send `pieces` of memory, one message each."""
+        """Begin to send `pieces` of memory, one message each, in the order of the calls."""
         with CALLS:
-            for piece in pieces:
-                request = self.comm.Isend([piece, self.mpi.BYTE], to, tag)
-                self._leaving.append((request, piece))
+            self._waiting.setdefault(to, deque()).extend((tag, piece) for piece in pieces)
+            self._advance(to)
+
+    def _advance(self, to: int) -> None:
+        """Send what waits for rank `to`, as far as the window allows."""
+        waiting, leaving = self._waiting.get(to, deque()), self._leaving[to]
+        try:
+            while leaving and _pop_if_ended(leaving):
+                pass
+            while waiting and sum(len(piece) for _, piece in leaving) < WINDOW:
+                tag, piece = waiting.popleft()
+                leaving.append((self.comm.Isend([piece, self.mpi.BYTE], to, tag), piece))
+        finally:
+            if not waiting:
+                self._waiting.pop(to, None)
 
     def is_empty(self) -> bool:
-        """True if all messages have left."""
+        """True if all messages have left; sends those that wait."""
         with CALLS:
-            while self._leaving and _pop_if_ended(self._leaving):
-                pass
-        return not self._leaving
+            for to in tuple(self._leaving):
+                self._advance(to)
+            return not (self._waiting or any(self._leaving.values()))
+
+    @property
+    def is_sending(self) -> bool:
+        """True if messages wait for others to leave."""
+        return bool(self._waiting)
 
     def next(self) -> tuple[int, int, Array] | None:
         """Return source, tag and bytes of a message that has come, in the order of its source."""
@@ -86,7 +108,9 @@ class MPIMailbox(Mailbox):
     register: the thread that takes letters answers its questions, whatever the process does.
     """
 
-    _pauses = _SHORTEST, _LONGEST
+    @property
+    def _pauses(self) -> tuple[float, float]:  # type: ignore[override]
+        return _SHORTEST, _BUSY if self._messages.is_sending or self._pieces else _LONGEST
 
     def __init__(self, mpi: Any, comm: Any, names: Sequence[int], register: WaitRegister) -> None:
         super().__init__(comm.Get_rank(), names)
@@ -94,7 +118,7 @@ class MPIMailbox(Mailbox):
         self._pieces: dict[int, list[Array]] = defaultdict(list)
 
     def _deliver(self, to: int, coded: Array) -> None:
-        *pieces, last = (coded[i : i + LARGEST] for i in range(0, coded.size, LARGEST))
+        *pieces, last = (coded[i : i + PIECE] for i in range(0, coded.size, PIECE))
         try:
             with CALLS:  # letters of two threads do not mix
                 self._messages.send(to, _MORE, *pieces)
