@@ -38,7 +38,7 @@ from cavs.distributed.balance.shards import WholeBatch, shard
 from cavs.distributed.comm import SingleCommunicator
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.launch.launcher import command_of, find_mpirun
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.report import StepReport
 from cavs.distributed.strategy.expression import Strategy
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.sync import ParameterServer, SufficientFactors

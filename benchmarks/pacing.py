@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cavs._engine import Abandoned
-from cavs.distributed.step.run import Run
+from cavs.distributed.step.synchronous_step import Run
 
 
 class Paced:

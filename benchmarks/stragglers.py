@@ -46,7 +46,7 @@ from cavs.distributed.balance import (
 )
 from cavs.distributed.balance.shards import WholeBatch, contiguous, shard
 from cavs.distributed.launch.launcher import command_of, find_mpirun
-from cavs.distributed.step.run import Run
+from cavs.distributed.step.synchronous_step import Run
 
 GRAPHS = 600  # drawn trees
 CASES = ("skewed", "slowed")

@@ -9,7 +9,7 @@ from cavs.exports import on_first_use
 if TYPE_CHECKING:
     from cavs.distributed.balance.shards import by_counts, contiguous
     from cavs.distributed.comm import world
-    from cavs.distributed.step.run import StepReport
+    from cavs.distributed.step.report import StepReport
     from cavs.distributed.strategy import Strategy
     from cavs.distributed.trainer import Trainer
 
@@ -28,7 +28,7 @@ _export = on_first_use(
     {
         **dict.fromkeys(("by_counts", "contiguous"), "balance.shards"),
         "world": "comm",
-        "StepReport": "step.run",
+        "StepReport": "step.report",
         "Strategy": "strategy",
         "Trainer": "trainer",
     },

@@ -22,7 +22,7 @@ from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.report import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Array, Coordinator, Write

@@ -20,7 +20,7 @@ from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import number_of_replicas, possible_variables
 from cavs.distributed.step.devices import device_of_rank
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.report import StepReport
 from cavs.distributed.step.session import DistributedSession
 from cavs.distributed.strategy import Strategy
 from cavs.distributed.strategy.ranks import fits

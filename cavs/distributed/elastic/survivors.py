@@ -30,7 +30,7 @@ from cavs.distributed.comm.agreement import agreed, attend, closed, mark_aborted
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.elastic.training import RankTraining
-from cavs.distributed.step.run import StepReport
+from cavs.distributed.step.report import StepReport
 from cavs.distributed.strategy.ranks import without
 from cavs.errors import ConfigError, DeviceError
 

@@ -11,10 +11,11 @@ from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.step.asynchronous_step import AsynchronousStep
 from cavs.distributed.step.context import Array, StepContext, Update
 from cavs.distributed.step.replicas import Replicas
-from cavs.distributed.step.run import StepReport
-from cavs.distributed.step.steps import AsynchronousStep, SynchronousStep
+from cavs.distributed.step.report import StepReport
+from cavs.distributed.step.synchronous_step import SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult

@@ -13,7 +13,7 @@ import cavs
 from cavs.distributed.balance import EMA, PairBalancer, SpeedBalancer, StructureBalancer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.step.delays import OwnerDelays, unequal_delays
-from cavs.distributed.step.run import Run
+from cavs.distributed.step.synchronous_step import Run
 from cavs.distributed.sync.synchroniser import OwnerExchange
 from tests.distributed.balance.test_speed_balancer import slowed
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of

@@ -12,7 +12,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
 from cavs.distributed.elastic import survivors
 from cavs.distributed.step.session import DistributedSession
-from cavs.distributed.step.steps import SynchronousStep
+from cavs.distributed.step.synchronous_step import SynchronousStep
 from cavs.distributed.sync import CompressedAllReduce
 from tests.distributed.elastic.test_resize import Planned
 from tests.distributed.elastic.test_stale_survivors import Linear, alone, data  # noqa: F401  (a fixture)

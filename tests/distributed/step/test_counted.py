@@ -18,7 +18,7 @@ from cavs.distributed import Trainer, by_counts
 from cavs.distributed.balance import PairBalancer
 from cavs.distributed.comm import LostPeerError, run_threads
 from cavs.distributed.step import steps
-from cavs.distributed.step.run import Run
+from cavs.distributed.step.synchronous_step import Run
 from cavs.errors import CommunicationError, CompileError, ConfigError
 from cavs.train.policies import StragglerRoles
 from tests.distributed.step.test_consensus import outcomes

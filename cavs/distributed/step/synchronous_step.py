@@ -1,29 +1,188 @@
-"""The steps of a rank: synchronous, at whose end all ranks update or none, and asynchronous."""
+"""Synchronous steps: a run of a rank's part with its exchanges, and an update on all ranks."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cavs._engine import Abandoned
 from cavs.data import GraphBatch
 from cavs.distributed.balance import Balancer
 from cavs.distributed.balance.shards import ShardedBatch, compare_batches
 from cavs.distributed.comm.agreement import Consensus
-from cavs.distributed.comm.interfaces import LostPeerError
+from cavs.distributed.comm.interfaces import Handle
 from cavs.distributed.step.context import Array, StepContext, Update
+from cavs.distributed.step.counted import Counted, CountedRanks
 from cavs.distributed.step.delays import OwnerDelays, delivers_alone, unequal_delays
-from cavs.distributed.step.program import make_exchanges, prepare_together, receive_program
-from cavs.distributed.step.run import Run, StepReport
+from cavs.distributed.step.observer import Observer
+from cavs.distributed.step.program import prepare_together, receive_program
+from cavs.distributed.step.report import StepReport
 from cavs.distributed.strategy.ranks import Roles
 from cavs.distributed.sync import Exchange, Piece, Scope, SparseServers
-from cavs.errors import CommunicationError
+from cavs.errors import CommunicationError, DeviceError
 
 _ROW = 8  # numbers of a rank's row at the end of a step, before the report of its split
+
+
+class Run:
+    """Forward and backward on the calling thread, exchanges in the background.
+
+    part: what this rank computes; None on a server. counting: decides which ranks are counted; None
+    if all are. loss, error: of `part`, once computed. begun, ended: when the run began, and when it
+    had computed, by `time.perf_counter`. counted: what `counting` has decided.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        update: Update,
+        executor: Any,
+        part: ShardedBatch | None = None,
+        counting: CountedRanks | None = None,
+    ) -> None:
+        for exchange in context.exchanges:
+            exchange.begin(update.step)
+        self.context, self.roles, self.executor = context, context.roles, executor
+        self.update, self.part, self.counting = update, part, counting
+        self.counted: Counted | None = None
+        self.loss, self.begun, self.ended = 0.0, time.perf_counter(), 0.0
+        self.error: Exception | None = None
+        self.pieces: list[Piece] = []
+        self.observer = Observer(context.monitors, context.session.parameters)
+        self.compute_seconds = self.communication_seconds = self.exposed_seconds = 0.0
+
+    def compute(self, inputs: Sequence[Any], totals: Array) -> None:
+        """Compute loss and gradients of the part, and reduce the gradients.
+
+        inputs: of the schedule. totals: graphs, vertices, edges and present values of index
+        features of the batch.
+        """
+        context, update, part = self.context, self.update, self.part
+        assert part is not None
+        own_seed = (update.seed + (context.communicator.rank << 32)) % 2**64
+        # With this factor of sums over rows, the mean over ranks is that of the batch.
+        scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
+        words = context.session.readable_errors(part.local)
+        self.go(words, (*inputs, own_seed, update.step, scale, totals.tolist()))
+
+    def go(self, words: AbstractContextManager[None], inputs: tuple[Any, ...]) -> None:
+        """Run the part and keep its loss or its error; exchanges take place in any case.
+
+        words: turns messages of the engine into readable errors. inputs: of ``Executor.run``.
+        """
+        context, executor, counting = self.context, self.executor, self.counting
+        executor.arm_gradients()
+        wait_free = context.wait_free and counting is None
+        handles = self._start() if wait_free else []
+        begun = time.perf_counter()
+        try:
+            if counting is not None and not self._begin_counting(inputs[-1], executor.abandon):
+                raise Abandoned("the step does not count this rank")
+            with words:
+                self.loss = executor.run(*inputs)
+        except Exception as error:  # raised on all ranks at the end of the step
+            executor.give_up_gradients()
+            self.error = error
+        self.ended = ended = time.perf_counter()
+        self.compute_seconds = ended - begun
+        if counting is not None:
+            self._end_counting()
+        handles = handles if wait_free else self._start()
+        errors: list[CommunicationError | DeviceError] = []
+        for handle in handles:  # all of them, so that none runs into what comes after
+            try:
+                self.pieces += handle.wait()
+            except (CommunicationError, DeviceError) as error:
+                errors.append(error)
+        for lost in errors:
+            if isinstance(lost, CommunicationError):
+                raise lost
+        broken = errors[0] if errors else None  # raised on all ranks at the end of the step
+        if context.group is not None:
+            context.group.finish(executor, broken)
+            if not context.group.lost:
+                self.communication_seconds += executor.collective_seconds()
+        self.exposed_seconds = time.perf_counter() - ended
+        self.error = self.error or broken
+
+    def _begin_counting(self, totals: Sequence[float], abandon: Callable[[], None] | None) -> bool:
+        context, number = self.context, self.context.count_of_loss
+        assert self.counting is not None
+        whole = 1.0 if number is None or not totals else totals[number]
+        return self.counting.begin(context.backup, self.roles.count, whole, abandon)
+
+    def _end_counting(self) -> None:
+        """Wait until it is decided which ranks are counted; those that are not add zeros."""
+        part, number, graphs, count = self.part, self.context.count_of_loss, 0, 0.0
+        assert self.counting is not None
+        computed = part is not None and not isinstance(self.error, Abandoned)
+        if part is not None:
+            graphs = part.computed
+            if number is not None and graphs:
+                count = float(part.counts(self.context.int_features)[number])
+        self.counted = self.counting.end(graphs, count, computed=computed)
+        if part is not None and not self.counts(self.roles.rank):
+            if isinstance(self.error, Abandoned):
+                self.error = None
+            self.loss = 0.0
+            self.executor.gradient_block().fill(0)
+
+    def counts(self, rank: int) -> bool:
+        """False if the step goes on without what `rank` computes."""
+        return self.counted is None or rank in self.counted.ranks
+
+    def serve(self) -> None:
+        """Take part in the exchanges of the replicas on a rank that computes nothing."""
+        if self.counting is not None:
+            self._begin_counting((), None)
+            self._end_counting()
+        begun = time.perf_counter()
+        for exchange in self.context.exchanges:
+            self.pieces += exchange.reduce(self.executor, True, self.roles.everyone)
+        self.communication_seconds = self.exposed_seconds = time.perf_counter() - begun
+
+    def distribute(self) -> None:
+        """Exchange new values between ranks after the update; nothing hides that."""
+        begun = time.perf_counter()
+        for exchange in self.context.exchanges:
+            exchange.mix_updated(self.roles.everyone)
+            exchange.distribute(self.roles.everyone)
+            exchange.commit()
+        self.expose(time.perf_counter() - begun)
+
+    def expose(self, seconds: float) -> None:
+        """Add seconds of communication that nothing hides."""
+        self.communication_seconds += seconds
+        self.exposed_seconds += seconds
+
+    def report(self, loss: float, norm: float, sent_bytes: int, **known: Any) -> StepReport:
+        """Return the result of the step. known: further fields of it."""
+        seconds = self.compute_seconds, self.communication_seconds, self.exposed_seconds
+        return StepReport(loss, norm, *seconds, sent_bytes, **known)
+
+    def _start(self) -> list[Handle[list[Piece]]]:
+        start = self.roles.everyone.start
+        return [start(self._reduce, exchange) for exchange in self.context.exchanges]
+
+    def _reduce(self, exchange: Exchange) -> list[Piece]:
+        """Wait for the gradients of an exchange, then reduce them with the other ranks."""
+        group = self.roles.everyone if exchange.everyone else self.roles.replicas
+        begun = time.perf_counter()
+        exchange.exchange_values(group)
+        self.communication_seconds += time.perf_counter() - begun
+        usable = exchange.wait(self.executor) and self.counts(self.roles.rank)
+        if self.observer.takes and usable:
+            self.observer.take(exchange, self.executor)
+        begun = time.perf_counter()
+        pieces = exchange.reduce(self.executor, usable, group)
+        self.communication_seconds += time.perf_counter() - begun
+        return pieces
 
 
 def by_scope(pieces: Iterable[Piece]) -> dict[Scope, list[Piece]]:
@@ -227,72 +386,3 @@ class SynchronousStep:
             context.session.write([p for p in context.served if p not in rows], rows)
         context.session.moved(run.executor)
         context.stale.applied()
-
-
-@dataclass(eq=False)
-class AsynchronousStep:
-    """Steps of one rank, or of the replicas of a host: fetch, prepare, compute, push.
-
-    They wait for no other rank, because all parameters are on stale servers.
-
-    A gradient is clipped by its own norm; servers apply nothing if it or the loss is not finite.
-    The replicas of a host that sum first go through the step together, with the mean of their
-    losses and the norm of the mean of their gradients. Ranks have clocks of their own: an error on
-    one of them reaches the others by letter, and ends the training on all.
-    """
-
-    context: StepContext
-
-    def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
-        """Make one step on this rank's part of the global `batch`."""
-        context, roles = self.context, self.context.roles
-        failed, waited = None, 0.0
-        try:
-            waited = context.stale.fetch(update)
-        except CommunicationError as unheard:
-            # The ranks that step with this one find out that a rank is gone, but nothing else.
-            if isinstance(unheard, LostPeerError) or not (roles.computes and roles.teamed):
-                raise
-            failed = unheard
-        servers = context.servers
-        assert servers is not None
-        if not roles.computes:
-            return StepReport(0.0, 0.0, 0.0, 0.0, 0.0, servers.newly_sent())
-        try:
-            if roles.teamed:
-                part, executor, inputs = prepare_together(context, batch, failed)
-            else:
-                part = context.shard(batch)
-                executor, inputs, compiled = context.ready(part)
-                program = compiled.program
-                make_exchanges(context, executor, program.gradients, program.int_features)
-            features = context.int_features
-            totals = part.global_counts(features) if context.average else part.counts(features)
-            run = Run(context, update, executor, part)
-            run.compute(inputs, totals)
-            run.expose(waited)
-            begun = time.perf_counter()
-            squares = executor.squared_norm(context.own_pieces()) if run.error is None else 0.0
-            loss, squares = self._agree(run, squares)
-            norm = math.sqrt(squares)
-            if math.isfinite(loss) and math.isfinite(norm):
-                servers.commit(update.clip(norm), update.hyper["lr"])
-            run.exposed_seconds += time.perf_counter() - begun
-            # The bytes count those of this rank as a server, too, since the step before.
-            return run.report(float(loss), norm, servers.newly_sent())
-        except BaseException as raised:
-            servers.fail(raised)
-            raise
-
-    def _agree(self, run: Run, squares: float) -> tuple[float, float]:
-        """Return the mean loss of the team and the squared norm of its mean gradient."""
-        roles = self.context.roles
-        if not roles.teamed:
-            if run.error is not None:
-                raise run.error
-            return run.loss, squares
-        sums = np.array([run.loss / len(roles.team), squares, run.error is not None])
-        roles.local.all_reduce(sums)
-        if sums[2]:
-            self.context.team_agreement.consensus("end of step", run.error)
-        return float(sums[0]), float(sums[1]) / len(roles.team) ** 2
