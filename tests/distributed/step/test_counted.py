@@ -17,7 +17,7 @@ from cavs._engine import Abandoned
 from cavs.distributed import Trainer, by_counts
 from cavs.distributed.balance import PairBalancer
 from cavs.distributed.comm import LostPeerError, run_threads
-from cavs.distributed.step import steps
+from cavs.distributed.step import synchronous_step
 from cavs.distributed.step.synchronous_step import Run
 from cavs.errors import CommunicationError, CompileError, ConfigError
 from cavs.train.policies import StragglerRoles
@@ -85,7 +85,7 @@ def slowed(monkeypatch):
             finally:
                 self.executor = own
 
-    monkeypatch.setattr(steps, "Run", Slowed)
+    monkeypatch.setattr(synchronous_step, "Run", Slowed)
     return plans
 
 
