@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
+from cavs.compiler.options import CPU
 from cavs.compiler.pipeline import compile_graph
 from cavs.frontend import Parameter
-from cavs.ir.graph import Slot
+from cavs.ir.graph import Graph, Slot
 from cavs.ir.types import Domain
 from cavs.runtime import program_cache
 
 MOST = 50
+WITHOUT_GRAPHS = {"traced": Graph({}), "graph": Graph({}), "partition": None}
 _known, _lock = OrderedDict(), threading.Lock()
 
 
@@ -56,12 +59,18 @@ def compile_once(traced, kinds, parameters, options):
         return compile_graph(traced, kinds, parameters, options)
     key = signature(traced), tuple(kinds), tuple(parameters), options
     with _lock:
-        if key not in _known:
-            _known[key] = compile_graph(traced, kinds, parameters, options)
+        found = _known.get(key)
+        if found is None:
+            found = compile_graph(traced, kinds, parameters, options)
+            # Graphs refer to parameters, and these to their values on a device: keep none of them.
+            on_device = options.target != CPU
+            _known[key] = replace(found, **WITHOUT_GRAPHS) if on_device else found
+        elif found.partition is None:
+            found = replace(found, traced=traced)
         _known.move_to_end(key)
         if len(_known) > MOST:
             _known.popitem(last=False)
-        return _known[key]
+        return found
 
 
 @pytest.fixture(autouse=True)
