@@ -24,6 +24,8 @@ CHECKS = 100  # comparisons of progress in an iteration of FlexRR
 BEHIND, MOVED = 0.2, 0.025  # progress that asks for help; part of a batch that moves at once
 MESSAGE = 0.002  # part of an iteration that a move costs both workers
 STALENESS = 5  # iterations of SSP
+MOMENTUM = 0.9
+SCALES = np.logspace(0.7, -0.5, 24)  # sizes of inputs: some directions of the loss are much steeper
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,13 @@ class Learner:
         self.rng, self.rate = np.random.default_rng(seed + 1), rate
         self.teacher = rng.normal(size=(24, 40)), rng.normal(size=(40, 10))
         self.weights = [rng.normal(0, 0.2, (24, 48)), rng.normal(0, 0.14, (48, 10))]
+        self.speed = [np.zeros_like(w) for w in self.weights]
         self.held = self.draw(2000)
 
     def draw(self, count: int) -> tuple[Floats, NDArray[np.int64]]:
         """Return samples and their classes."""
         x = self.rng.normal(size=(count, 24))
-        return x, np.argmax(np.tanh(x @ self.teacher[0]) @ self.teacher[1], axis=1)
+        return x * SCALES, np.argmax(np.tanh(x @ self.teacher[0]) @ self.teacher[1], axis=1)
 
     def gradient(self, weights: Sequence[Floats], count: int) -> list[Floats]:
         """Return the mean gradient over `count` new samples."""
@@ -108,8 +111,8 @@ class Learner:
 
     def apply(self, gradient: Sequence[Floats], scale: float = 1.0) -> None:
         """Update the weights, by a new array each."""
-        pairs = zip(self.weights, gradient, strict=True)
-        self.weights = [w - self.rate * scale * g for w, g in pairs]
+        self.speed = [MOMENTUM * v + scale * g for v, g in zip(self.speed, gradient, strict=True)]
+        self.weights = [w - self.rate * v for w, v in zip(self.weights, self.speed, strict=True)]
 
     def loss(self) -> float:
         """Return the loss on samples that are not trained on."""
