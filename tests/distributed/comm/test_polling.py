@@ -28,7 +28,7 @@ class Wire:
 
 def test_pieces_wait_for_those_under_way_to_their_rank():
     wire = Wire()
-    messages = _Messages(SimpleNamespace(BYTE="byte"), wire)
+    messages = _Messages(SimpleNamespace(BYTE="byte", Exception=ConnectionError), wire)
     messages.send(1, 1, *[np.zeros(PIECE, np.uint8)] * 5)
     messages.send(1, 2, b"last")
     messages.send(2, 2, b"other")
@@ -46,7 +46,7 @@ def test_pieces_wait_for_those_under_way_to_their_rank():
 
 def test_small_letters_do_not_wait():
     wire = Wire()
-    messages = _Messages(SimpleNamespace(BYTE="byte"), wire)
+    messages = _Messages(SimpleNamespace(BYTE="byte", Exception=ConnectionError), wire)
     for _ in range(50):
         messages.send(1, 2, b"letter")
     assert len(wire.sent) == 50 and not messages.is_sending
@@ -54,7 +54,7 @@ def test_small_letters_do_not_wait():
 
 def test_pieces_for_a_rank_that_died_are_dropped_one_by_one():
     wire = Wire()
-    messages = _Messages(SimpleNamespace(BYTE="byte"), wire)
+    messages = _Messages(SimpleNamespace(BYTE="byte", Exception=ConnectionError), wire)
     messages.send(1, 1, *[np.zeros(PIECE, np.uint8)] * 4)
     wire.dead.add(1)
     for _, _, _, request in wire.sent:
@@ -66,6 +66,7 @@ def test_pieces_for_a_rank_that_died_are_dropped_one_by_one():
 
 
 def exchange_letters(c):
+    """Return words and sizes of all letters; the first rank to have all reads no more mail."""
     box, other = c.mailbox(), 1 - c.rank
     for i, size in enumerate(SIZES):
         box.post(other, [i], [np.full(size, i + c.rank, np.uint8)])

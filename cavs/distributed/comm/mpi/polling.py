@@ -37,7 +37,12 @@ _PAUSE = 1e-3  # seconds between two looks for answers
 
 
 class _Messages:
-    """Bytes sent between any ranks of `comm`, which nothing else uses; raises errors of MPI."""
+    """Bytes sent between any ranks of `comm`, which nothing else uses; raises errors of MPI.
+
+    sending: those of this process in which messages wait for others to leave.
+    """
+
+    sending: ClassVar[weakref.WeakSet[_Messages]] = weakref.WeakSet()
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.mpi, self.comm = mpi, comm
@@ -51,6 +56,8 @@ class _Messages:
         with CALLS:
             self._waiting.setdefault(to, deque()).extend((tag, piece) for piece in pieces)
             self._advance(to)
+            if self._waiting:
+                self.sending.add(self)
 
     def _advance(self, to: int) -> None:
         """Send what waits for rank `to`, as far as the window allows."""
@@ -211,6 +218,11 @@ class MPIWaitRegister(WaitRegister):
     def _take_all(self) -> None:
         with CALLS:
             registers = tuple(self._registers)
+            for messages in tuple(_Messages.sending):  # their threads may be elsewhere
+                with contextlib.suppress(messages.mpi.Exception):  # it finds out itself
+                    messages.is_empty()
+                if not messages.is_sending:
+                    _Messages.sending.discard(messages)
         for register in registers:
             register._take()
 
