@@ -188,7 +188,7 @@ class Communicator(Operations[Array], Protocol):
     def agree(self, flag: bool) -> bool:
         """Return True on all ranks if all have passed True and none has died, else False on all.
 
-        The verdict is one also if a rank dies meanwhile, and after `leave`.
+        Also after `leave`, and if a rank dies meanwhile.
         """
 
     def send_parts(

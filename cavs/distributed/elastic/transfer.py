@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,8 @@ def transfer(
     c = session.communicator
     has_state = c.share(described is not None)
     if not any(has_state):
+        if c.rank == 0:  # the command line shows errors of the first process alone
+            print("cavs: all ranks that had the state have died", file=sys.stderr, flush=True)
         raise CommunicationError(
             "all ranks that have trained before have died, and with them the state of the run",
             hint="resume from the last checkpoint",

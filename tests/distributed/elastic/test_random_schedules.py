@@ -24,7 +24,7 @@ STRATEGIES = [None, "PartitionedPS"]
 
 
 class Stopping(Scheduled):
-    """Lets the last rank want to stop, as Ctrl-C would."""
+    """Lets the first rank want to stop, as Ctrl-C would; others may leave at that step."""
 
     def __init__(self, sizes, stop, session):
         super().__init__(sizes)
@@ -32,7 +32,7 @@ class Stopping(Scheduled):
 
     def after_step(self, run):
         super().after_step(run)
-        if run.step == self.stop and run.rank == run.size - 1:
+        if run.step == self.stop and run.rank == 0:
             self.session.wants_stop = True
 
 
