@@ -11,7 +11,7 @@ from typing import Any
 
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
-from cavs.distributed.comm.interfaces import Array, Communicator
+from cavs.distributed.comm.interfaces import Array, Communicator, LostPeerError
 from cavs.distributed.comm.mailbox import Letter, Mailbox, as_text
 from cavs.distributed.comm.messages import Message
 from cavs.errors import CommunicationError, ConfigError
@@ -145,14 +145,17 @@ class Pool:
     def wait(self, facts: Callable[[], str], stopped: Callable[[], bool]) -> Invitation | None:
         """Wait until this process is to join, or return None once the training has ended.
 
-        It has ended too if all its ranks have died. facts: as for `invite`. stopped: True if the
-        process is to end. Raises `CommunicationError` if the mail fails.
+        facts: as for `invite`. stopped: True if the process is to end. Raises `LostPeerError` if
+        all ranks have died, and `CommunicationError` if the mail fails.
         """
         while not (stopped() or self._released):
             letter = self._mailbox.take(_GLANCE)
             if letter is None:
                 if self._mailbox.lost().issuperset(self.members):
-                    return None
+                    raise LostPeerError(
+                        "all ranks that trained have died while this process waited",
+                        hint="resume from the last checkpoint",
+                    )
                 continue
             word, version, *rest = letter.words
             if word == Word.INVITE:
