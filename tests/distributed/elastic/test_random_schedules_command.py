@@ -83,9 +83,10 @@ def launched(words, schedule, out, *, resume):
     process = cavs_command(
         "launch", *options, *words, "--out", out, "--policy", policy, *resume * ("--resume",)
     )
-    limit = time.monotonic() + patience(60)
+    limit, before = time.monotonic() + patience(60), len(steps_of(out / "log.jsonl"))
     while schedule.stop is not None and process.poll() is None and time.monotonic() < limit:
-        if steps_of(out / "log.jsonl")[-1] >= schedule.stop:
+        steps = steps_of(out / "log.jsonl")
+        if len(steps) > before and steps[-1] >= schedule.stop:
             process.send_signal(signal.SIGINT)
             break
         time.sleep(0.005)
