@@ -20,7 +20,7 @@ import cavs
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.distributed import run_ranks
 from benchmarks.harness import markdown, write_report
-from benchmarks.options import at_least
+from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
 from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
@@ -132,13 +132,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--least", type=at_least(2), default=16, metavar="N", help="first size of the adaptive one")
     add("--most", type=at_least(2), default=1024, metavar="N", help="largest size")
     add("--every", type=at_least(1), default=1, metavar="N", help="epochs between two changes")
-    add("--alpha", type=float, default=0.02, metavar="X", help="of the smoothed noise scale")
+    add("--alpha", type=positive, default=0.02, metavar="X", help="of the smoothed noise scale")
     add("--epochs", type=at_least(1), default=6, metavar="N")
     add("--seeds", type=at_least(1), default=3, metavar="N")
     add("--hidden", type=at_least(1), default=100, metavar="N")
     add("--embedding", type=at_least(1), default=100, metavar="N")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR", help="holds sst/")
-    add("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    add("--seed", type=at_least(0), default=0, help=argparse.SUPPRESS)
     add("--batch", default="", help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

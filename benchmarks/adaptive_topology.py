@@ -21,7 +21,7 @@ from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import Links, linked, slow_links
-from benchmarks.options import at_least
+from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import ROOT
 from cavs.distributed import Trainer, world
@@ -135,9 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--ranks", type=at_least(3), default=4, metavar="N")
     add("--choices", nargs="+", default=None, metavar="NAME")
-    add("--megabits", type=float, default=100.0, metavar="X")
+    add("--megabits", type=positive, default=100.0, metavar="X")
     add("--victim", type=at_least(0), default=1, metavar="RANK")
-    add("--slowed", type=float, default=20.0, metavar="X", help="Mbit/s of its link")
+    add("--slowed", type=positive, default=20.0, metavar="X", help="Mbit/s of its link")
     add("--hidden", type=at_least(1), default=160, metavar="N")
     add("--batch-size", type=at_least(2), default=16, metavar="N", help="of all ranks")
     add("--calm", type=at_least(4), default=24, metavar="N", help="steps before the change")

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.balance import Classifier
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
-from benchmarks.options import at_least
+from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.planning import builders
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--most", type=at_least(2), default=8, metavar="N")
     add("--hidden", type=at_least(1), default=512, metavar="N")
     add("--batch-size", type=at_least(1), default=64, metavar="N", help="of each machine")
-    add("--compute", type=float, default=300.0, metavar="MS")
+    add("--compute", type=positive, default=300.0, metavar="MS")
     given = parser.parse_args(arguments)
     result: dict[str, Any] = {
         name: getattr(given, name) for name in ("most", "hidden", "batch_size", "compute")

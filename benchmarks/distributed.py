@@ -115,6 +115,8 @@ def not_covered(strategy: Strategy | None) -> str:
         return ""
     if strategy.graph.servers:
         return "servers that run no replica"
+    if strategy.is_divergent:
+        return "replicas that differ"
     for leaf in strategy.leaves:
         sync = leaf.sync
         if leaf.compressor != "none":

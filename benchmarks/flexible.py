@@ -24,7 +24,7 @@ from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.distributed import run_linked, run_ranks
 from benchmarks.harness import markdown, write_report
-from benchmarks.options import at_least
+from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
 from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
     add("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
     add("--ranks", type=at_least(2), default=4, metavar="N")
-    add("--megabits", type=float, default=100.0, metavar="X", help="of each rank's link")
+    add("--megabits", type=positive, default=100.0, metavar="X", help="of each rank's link")
     add("--hidden", type=at_least(1), default=512, metavar="N")
     add("--words", type=at_least(1), default=500, metavar="N", help="rows of the table")
     add("--batch-size", type=at_least(2), default=16, metavar="N", help="of all ranks")
@@ -206,8 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--accuracy-ranks", type=at_least(2), default=4, metavar="N")
     add("--accuracy-hidden", type=at_least(1), default=100, metavar="N")
     add("--embedding", type=at_least(1), default=100, metavar="N")
-    add("--compute", type=float, default=20.0, metavar="MS", help="of a step, simulated")
-    add("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    add("--compute", type=positive, default=20.0, metavar="MS", help="of a step, simulated")
+    add("--seed", type=at_least(0), default=0, help=argparse.SUPPRESS)
     add("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if not given.rank and ALL_REDUCE not in given.strategies:

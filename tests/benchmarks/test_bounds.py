@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from benchmarks import bounds, choices, clusters, distributed, stragglers
 from cavs.distributed.planning.auto import CANDIDATES
-from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.builders import builders_of_equal_replicas
 
 
 def holds(rows):
@@ -80,7 +80,7 @@ def test_every_checked_balancer_is_measured():
 
 
 def test_auto_is_compared_with_more_than_its_candidates():
-    others = set(REGISTRY) - {choices.AUTO}
+    others = set(builders_of_equal_replicas()) - {choices.AUTO}
     assert set(choices.BUILDERS) >= {*CANDIDATES, *others}
     assert set(clusters.RIVALS) > others and not set(clusters.RIVALS) <= set(CANDIDATES)
     name, found, _, holds = clusters.rivals("tree_lstm", "B4", overlapped=False)

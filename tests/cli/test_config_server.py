@@ -84,7 +84,9 @@ def test_launch_needs_a_store_that_answers(tmp_path, capsys, monkeypatch):
 
 def test_launch_passes_the_store_to_the_ranks(tmp_path, monkeypatch):
     passed = []
-    monkeypatch.setattr("cavs.cli.launch.launch", lambda *a, **o: passed.append(o) or 0)
+    monkeypatch.setattr(
+        "cavs.distributed.launch.launcher.launch", lambda *a, **o: passed.append(o) or 0
+    )
     monkeypatch.delenv(location.TOKEN, raising=False)
     token = tmp_path / "token"
     token.write_text("a-word\n")

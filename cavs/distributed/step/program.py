@@ -134,7 +134,15 @@ def make_exchanges(
         return
     context.int_features = int_features
     parameters, group = context.session.parameters, context.group
-    runtime = Runtime(context.strategy, executor, parameters, context.roles, context.servers, group)
+    runtime = Runtime(
+        context.strategy,
+        executor,
+        parameters,
+        context.roles,
+        context.servers,
+        group,
+        delays=hasattr(context.split, "update"),
+    )
     transfers = lower(_members(runtime, layouts), runtime)
     there = _sums_on_device(transfers, runtime, context.on_host)
     fresh = [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]

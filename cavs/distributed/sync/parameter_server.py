@@ -210,13 +210,18 @@ class DenseServers(OwnerExchange):
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         nothing = np.empty(0, self.values[0].dtype)
         own = self.owned.get(c.rank, [])
-        if self.two_level:
-            sends = self._within_host() if self.roles.computes else {}
-            received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
-        else:
-            owners = self.owned if self.roles.computes else ()
+        owners = self.owned if self.roles.computes else ()
+        received: Sequence[Array]
+        if self.delivers:
             parts = {owner: [self._packed([owner], self.memory)] for owner in owners}
             received = [gradient for (gradient,) in self._deliver(parts, [nothing], c)]
+        else:
+            sends = {}
+            if self.roles.computes and self.two_level:
+                sends = self._within_host()
+            elif self.roles.computes:
+                sends = {owner: self._packed([owner], self.memory) for owner in owners}
+            received = c.all_to_all([sends.get(r, nothing) for r in range(c.size)])
         total = np.zeros(size_of(own), nothing.dtype)
         for gradient in received:
             if gradient.size:
@@ -285,8 +290,8 @@ class SparseServers(OwnerExchange):
         nothing = [rows, values]
         if self.roles.computes:
             rows, values = touched(gradients, self.parameter, usable)
-        if self.two_level:
-            if self.roles.computes:
+        if not self.delivers:
+            if self.two_level and self.roles.computes:
                 host = self.roles.hosts[self.roles.host]
                 leaders = [host.index(leader_of(owner, host)) for owner in range(c.size)]
                 to = np.array([*leaders, -1])[self._owners_of(rows)]

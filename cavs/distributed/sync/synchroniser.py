@@ -41,7 +41,8 @@ class Runtime:
     """Facts of a run: the executor of a program, the parameters by name, and the ranks.
 
     servers: of the stale parameters, if the strategy has some. group: the devices that sum among
-    themselves what they can.
+    themselves what they can. delays: True if a balancer learns how long gradients travel, for which
+    each rank sends its own to their owners without waiting for other ranks.
     """
 
     strategy: Strategy | None
@@ -50,6 +51,7 @@ class Runtime:
     roles: Roles
     servers: Any = None
     group: Any = None
+    delays: bool = False
 
     @cached_property
     def values(self) -> list[Array]:
@@ -215,8 +217,8 @@ class OwnerExchange(Exchange):
 
     Each member is priced on its own. two_level: the replicas of a host sum among themselves first.
     replicated: an owner sends new values to the leader of every host, which passes them on.
-    deliveries: at an owner, the arrivals of the messages of every other replica in this step; none
-    with two levels.
+    delivers: True if gradients go to their owners as in `_deliver`, False if by all-to-all.
+    deliveries: at an owner, the arrivals of the messages of every other replica in this step.
     """
 
     def __init__(self, members: Sequence[Member], runtime: Runtime) -> None:
@@ -225,6 +227,7 @@ class OwnerExchange(Exchange):
         self.two_level = many and any(sync.sums_on_hosts for sync in syncs)
         self.replicated = many and any(sync.replicates_on_hosts for sync in syncs)
         self.owners = {runtime.owner(member) for member in members}
+        self.delivers = runtime.delays and not self.two_level
         self.deliveries: dict[int, list[Arrival]] = {}
 
     def _deliver(

@@ -14,7 +14,7 @@ from cavs.distributed.cluster.resources import Network
 from cavs.distributed.comm import ThreadCommunicator, run_threads
 from cavs.distributed.planning import choice
 from cavs.distributed.planning.auto import CANDIDATES
-from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.builders import builders_of_equal_replicas
 from tests.distributed.strategy.test_roles import hosts
 from tests.distributed.test_trainer import trees
 
@@ -101,7 +101,7 @@ def seconds(make, strategy, network):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_auto_is_near_the_best_builder(name):
-    names = sorted({*REGISTRY, *CANDIDATES} - {"auto"})
+    names = sorted({*builders_of_equal_replicas(), *CANDIDATES} - {"auto"})
     every = {builder: seconds(MODELS[name], builder, Network()) for builder in names}
     for i, (where, network) in enumerate(NETWORKS.items()):
         by_builder = {builder: found[i] for builder, found in every.items()}

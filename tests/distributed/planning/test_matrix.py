@@ -6,7 +6,7 @@ import cavs
 from benchmarks import matrix
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
-from cavs.distributed.planning.builders import REGISTRY, build
+from cavs.distributed.planning.builders import build, builders_of_equal_replicas
 from cavs.distributed.strategy import variables_of
 from cavs.runtime import program_cache
 from tests.compiled_once import compile_once
@@ -52,7 +52,7 @@ class TestOnRanks:
 
 def test_every_builder_is_in_the_matrix():
     given = matrix.parsed([])
-    assert set(REGISTRY) <= set(given.builders)
+    assert set(builders_of_equal_replicas()) <= set(given.builders)
     variables = matrix.measured_variables(matrix.Sentiment(True), None)
     found = list(matrix.cases(variables, "sparse", 2, given))
     assert len(found) == len(given.builders) * len(given.compressors)

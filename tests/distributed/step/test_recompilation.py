@@ -8,7 +8,7 @@ import pytest
 import cavs
 from cavs.distributed import Trainer
 from cavs.distributed.comm import run_threads
-from cavs.distributed.planning.builders import REGISTRY
+from cavs.distributed.planning.builders import builders_of_equal_replicas
 from cavs.errors import ConfigError
 from tests.distributed.test_trainer import Tree, trees
 from tests.runtime.test_edge_types import ALONE, TREE, Relations
@@ -58,7 +58,7 @@ def equal(alone, ranks):
 
 
 @pytest.mark.parametrize("name", ["cell.U", "embedding.weight"])
-@pytest.mark.parametrize("strategy", [None, *REGISTRY])
+@pytest.mark.parametrize("strategy", [None, *builders_of_equal_replicas()])
 def test_frozen_from_the_beginning(strategy, name):
     alone = train(tree([name]), None, BATCHES)
     ranks = run_threads(2, lambda c: train(tree([name]), c, BATCHES, strategy=strategy))
