@@ -46,7 +46,7 @@ def count_of_loss(graph: Graph) -> tuple[str, str] | None:
         if node.op.jointly_linear and len(found) < len(node.inputs):
             raise _not_one_mean("has terms without data", node)
         below = toposort([x for x in node.inputs if x not in divisors])
-        counts = [_count_key(x) for x in below if x.op.name in ("count_rows", "count_present")]
+        counts = [key for x in below if (key := _count_key(x)) is not None]
         before = set[tuple[str, str] | None]().union(*found)
         divisors[node] = (before - {None}).union(counts) if counts else before
     every = divisors.get(loss, set())
@@ -56,10 +56,13 @@ def count_of_loss(graph: Graph) -> tuple[str, str] | None:
     return every.pop()
 
 
-def _count_key(node: Node) -> tuple[str, str]:
+def _count_key(node: Node) -> tuple[str, str] | None:
+    """Return operator and rows of a count; None of another node."""
     if node.op.name == "count_rows":
         return "count_rows", node.attr("base")
-    return "count_present", node.inputs[0].attr("name")
+    if node.op.name == "count_present":
+        return "count_present", node.inputs[0].attr("name")
+    return None
 
 
 def _not_one_mean(why: str, node: Node) -> CompileError:

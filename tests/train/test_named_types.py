@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from cavs.errors import ConfigError
+from cavs.train.configuration.location import STORE
 from cavs.train.named_types import NamedTypes
 from cavs.train.policies import BUILT_IN, POLICIES, GNSBatch
 from cavs.train.policy import Policy
@@ -29,7 +30,8 @@ def own_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)
-def test_built_in_policies_are_found_by_name(policy):
+def test_built_in_policies_are_found_by_name(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv(STORE, str(tmp_path / "cluster.json"))  # FollowStore reads one
     assert type(POLICIES.find(policy.__name__)) is policy
 
 

@@ -9,6 +9,13 @@ from tests.distributed.elastic.test_resize import Planned, alone, resized, value
 from tests.distributed.elastic.test_survivors import Killed
 from tests.patience import patience
 
+# Every rank dies at some of the messages; marked slow, at all of them.
+DEATHS = [
+    pytest.param(6 * i, victim, marks=[] if victim == i % 3 else pytest.mark.slow)
+    for i in range(12)
+    for victim in range(3)
+]
+
 
 class Mortal(Planned):
     """Resizes, and lets a rank die so many messages later."""
@@ -28,8 +35,7 @@ def expected():
     return alone()[0]
 
 
-@pytest.mark.parametrize("messages", range(0, 70, 6))
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(("messages", "victim"), DEATHS)
 @pytest.mark.parametrize("plan", [{3: 4}, {3: 2}], ids=["grows", "shrinks"])
 def test_a_death_in_a_resize_costs_nothing(plan, victim, messages, deaths, expected, capsys):  # noqa: F811
     """Rank 2 is a spare where the ranks grow from 2 to 4, and leaves where they shrink from 3."""

@@ -18,7 +18,7 @@ from tests.distributed.elastic.test_survivors import Killed
 from tests.draws import EXAMPLES
 from tests.patience import patience
 
-DEFAULT = 8  # schedules of each strategy that the suite draws
+DEFAULT = 4  # schedules of each strategy that the suite draws
 EVERY = 5  # steps between checkpoints
 STRATEGIES = [None, "PartitionedPS"]
 

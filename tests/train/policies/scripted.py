@@ -28,7 +28,7 @@ class ScriptedRun:
     def broadcast(self, value, root=0):
         return value if self.rank == root else self.broadcasts
 
-    def latency_tree(self):
+    def latency_tree(self, nbytes):
         return [0] * self.size
 
     def _change(self, name, value):
