@@ -88,8 +88,7 @@ TARGET = 1.5  # loss
 SHARES = (89, 21, 12, 6)  # graphs of 128, Fig. 8
 RANKS = 4
 SLOW, SLOWER = 1, 8  # the rank whose link becomes slower, and how many times
-FASTEST = 1.0  # LB-BSP by the second best that waits for gradients
-ASYNCHRONOUS = ("ASP", "SSP")
+FASTEST = 1.0  # LB-BSP by the second best
 
 
 def simulated(given: argparse.Namespace) -> dict[str, Any]:
@@ -333,12 +332,11 @@ def targets(result: dict[str, Any]) -> list[Row]:
     """Return the bounds: LB-BSP against the second best, and what a slower link changes."""
     rows = []
     for name, schemes in result.get("simulated", {}).items():
-        own = max(r["samples"] for n, r in schemes.items() if n.startswith("LB-BSP"))
-        rivals = {n: r["samples"] for n, r in schemes.items() if n not in ASYNCHRONOUS}
-        rivals = {n: r for n, r in rivals.items() if not n.startswith("LB-BSP")}
-        best = max(rivals, key=rivals.__getitem__)
-        measure = f"{name}: samples a second of LB-BSP by those of {best}"
-        rows.append(checked(measure, own / rivals[best], FASTEST, True, "{:.2f}"))
+        rivals = {n: r["seconds"] for n, r in schemes.items() if not n.startswith("LB-BSP")}
+        best = min(rivals, key=rivals.__getitem__)
+        part = schemes["LB-BSP"]["seconds"] / rivals[best]
+        measure = f"{name}: time of LB-BSP to the loss by that of {best}"
+        rows.append(checked(measure, part, FASTEST, False, "{:.2f}"))
     if found := result.get("links"):
         alike, just, slower, recovered = phases(found["steps"])
         less = 1 - slower[1][SLOW] / alike[1][SLOW]
@@ -348,7 +346,7 @@ def targets(result: dict[str, Any]) -> list[Row]:
         name = "iteration once balanced, by that right after the link is slower"
         rows.append(checked(name, slower[2] / just[2], 0.95, False, "{:.2f}"))
         back = recovered[1][SLOW] / alike[1][SLOW]
-        rows.append(checked("graphs once the link has recovered", back, 0.6, True, "{:.2f}"))
+        rows.append(checked("graphs once the link has recovered", back, 0.8, True, "{:.2f}"))
     return rows
 
 
