@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 from cavs.distributed.planning.builders.builder import (
     Loads,
@@ -18,13 +18,14 @@ from cavs.distributed.planning.builders.builder import (
     whole,
 )
 from cavs.distributed.strategy import NodeConfig, Variable
-from cavs.distributed.strategy.expression import Synchroniser, check_number
+from cavs.distributed.strategy.expression import check_number
 from cavs.distributed.sync import ADPSGD as ADPSGDSynchroniser
 from cavs.distributed.sync import SMA as SMASynchroniser
 from cavs.distributed.sync import Crossbow as CrossbowSynchroniser
 from cavs.distributed.sync import Lookahead as LookaheadSynchroniser
 from cavs.distributed.sync import PartialAllReduce
 from cavs.distributed.sync import PeerAverage as PeerAverageSynchroniser
+from cavs.distributed.sync.model_average import ModelAverage
 from cavs.distributed.sync.operation import row_bytes
 
 
@@ -99,69 +100,31 @@ class AverageBuilder(RuleBuilder):
     """Gives every parameter the synchroniser `made`, whose options are those of the builder."""
 
     diverges = True
-    made: type[Synchroniser]
+    made: ClassVar[type[ModelAverage]]
 
     def nodes(self, variables: Sequence[Variable], loads: Loads) -> Iterable[NodeConfig]:
-        synchroniser = self.synchroniser()
+        synchroniser = self.made(**vars(self))
         return (whole(variable, synchroniser) for variable in variables)
-
-    def synchroniser(self) -> Synchroniser:
-        """Return the synchroniser; ConfigError for an invalid option."""
-        options: dict[str, Any] = dict(vars(self))
-        return self.made(**options)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.synchroniser()
+        self.made(**vars(self))  # checks the options
 
 
-@register
-@dataclass(frozen=True, kw_only=True)
-class SMA(AverageBuilder):
-    """Synchronous model averaging; see `cavs.distributed.sync.SMA`."""
-
-    made = SMASynchroniser
-    alpha: float = 0.1
-    every: int = 1
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class Crossbow(AverageBuilder):
-    """Replicas around a central model; see `cavs.distributed.sync.Crossbow`."""
-
-    made = CrossbowSynchroniser
-    alpha: float = 0.0
-    momentum: float = 0.9
-    restart: float = 2.0
+def builder_of(made: type[ModelAverage]) -> type[AverageBuilder]:
+    """Return the builder of a synchroniser, registered, with its name, options and defaults."""
+    options = [(x.name, x.type, field(default=x.default)) for x in fields(made)]
+    text = f"Gives every parameter the synchroniser `cavs.distributed.sync.{made.__name__}`."
+    namespace = {"made": made, "__module__": __name__, "__doc__": text}
+    bases = (AverageBuilder,)
+    builder = make_dataclass(
+        made.__name__, options, bases=bases, namespace=namespace, frozen=True, kw_only=True
+    )
+    return register(builder)
 
 
-@register
-@dataclass(frozen=True, kw_only=True)
-class Lookahead(AverageBuilder):
-    """Slow values and fast ones; see `cavs.distributed.sync.Lookahead`."""
-
-    made = LookaheadSynchroniser
-    alpha: float = 0.5
-    every: int = 5
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class PeerAverage(AverageBuilder):
-    """The mean with the model of one peer a step; see `cavs.distributed.sync.PeerAverage`."""
-
-    made = PeerAverageSynchroniser
-    select: str = "random"
-    mode: str = "sync"
-    seed: int = 0
-    timeout: float = 0.0
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class ADPSGD(AverageBuilder):
-    """Means of pairs of ranks; see `cavs.distributed.sync.ADPSGD`."""
-
-    made = ADPSGDSynchroniser
-    seed: int = 0
+SMA = builder_of(SMASynchroniser)
+Crossbow = builder_of(CrossbowSynchroniser)
+Lookahead = builder_of(LookaheadSynchroniser)
+PeerAverage = builder_of(PeerAverageSynchroniser)
+ADPSGD = builder_of(ADPSGDSynchroniser)
