@@ -11,7 +11,6 @@ share the cores of this machine, so that no more than `--ranks` may train at onc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import cavs
 from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import run_ranks
+from benchmarks.distributed import print_result, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least
 from benchmarks.result_paths import GridParser
@@ -209,8 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.rank:
         result = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(result), flush=True)
+        print_result(result)
         return 0
     result = {"ranks": given.ranks, "hidden": given.hidden, "batch_size": given.batch_size}
     own = list(sys.argv[1:] if arguments is None else arguments)

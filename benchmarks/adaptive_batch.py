@@ -9,7 +9,6 @@ one, in a fifth of its time). Evaluations are not counted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,11 +17,10 @@ from typing import Any
 
 import cavs
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import run_ranks
+from benchmarks.distributed import print_result, run_ranks, treebank_task
 from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
-from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.train import Policy, TrainingRun
@@ -50,11 +48,8 @@ class Sizes(Policy):
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Train with one choice of the batch; return accuracies, seconds and sizes by epoch."""
-    entry = find("tree-lstm")
-    own = argparse.Namespace(**entry.options())
-    own.data, own.limit, own.seed = os.path.join(given.data, "sst"), None, given.seed
-    own.hidden_size, own.embedding_size, own.dropout = given.hidden, given.embedding, 0.3
-    task = entry.build(own)
+    sizes = {"hidden_size": given.hidden, "embedding_size": given.embedding}
+    task = treebank_task(given.data, **sizes, dropout=0.3, seed=given.seed)
     c = world(120.0)
     trainer = Trainer(
         task.model, cavs.optim.Adagrad(lr=0.05), communicator=c, threads=1, seed=given.seed
@@ -146,8 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--data DIR or $CAVS_DATA is needed")
     if given.rank:
         found = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(found), flush=True)
+        print_result(found)
         return 0
     own = list(sys.argv[1:] if arguments is None else arguments)
 

@@ -9,9 +9,6 @@ a second after the change are those of the last `--steps` steps, and the adaptiv
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import time
 from typing import Any
@@ -19,11 +16,11 @@ from typing import Any
 import cavs
 from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
+from benchmarks.distributed import print_result, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import Links, linked, slow_links
 from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
-from benchmarks.samples import ROOT
 from cavs.distributed import Trainer, world
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.train import Policy, TrainingRun
@@ -92,20 +89,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 def run_slowing(command: list[str], links: Links, given: argparse.Namespace) -> dict[str, Any]:
     """Run the ranks; slow the link when rank 0 asks for it, and return the result of rank 0."""
     links.limit(given.victim, given.megabits)
-    environment = {**os.environ, "CAVS_NUM_THREADS": "1"}
-    result: dict[str, Any] | None = None
-    with subprocess.Popen(
-        linked(command, links), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    ) as ranks:
-        assert ranks.stdout is not None
-        for line in ranks.stdout:
-            if line.strip() == SLOW:
-                links.limit(given.victim, given.slowed)
-            elif line.startswith("RESULT "):
-                result = json.loads(line[7:])
-    if ranks.returncode or result is None:
-        raise SystemExit(f"{' '.join(command)} failed with status {ranks.returncode}")
-    return result
+
+    def slow(line: str) -> None:
+        if line.strip() == SLOW:
+            links.limit(given.victim, given.slowed)
+
+    return run_ranks(linked(command, links), slow)
 
 
 def show(result: dict[str, Any]) -> str:
@@ -148,8 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.rank:
         found = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(found), flush=True)
+        print_result(found)
         return 0
     own = list(sys.argv[1:] if arguments is None else arguments)
     names = ("ranks", "megabits", "victim", "slowed", "calm", "hidden", "batch_size")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import random
 import statistics
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import Runner, make_runner, refuse_data, run_linked
+from benchmarks.distributed import Runner, make_runner, print_result, refuse_data, run_linked
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
 from benchmarks.options import at_least, builder_name, not_negative
@@ -176,8 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     given.data = os.path.abspath(given.data)
     if given.rank:
         result = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(result), flush=True)
+        print_result(result)
         return 0
     if given.megabits and (why := refusal()):
         raise SystemExit(f"this machine makes no slow links: {why}")

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.sync import ParameterServer, SufficientFactors
 from cavs.errors import CavsError
 
+_RESULT = "RESULT "  # begins the line by which rank 0 returns what it measured
 ALONE = "alone"
 LATE = ", late"
 SPEEDUP, HIDDEN = 1.8, 0.7  # on two ranks with the default options of a trainer
@@ -77,11 +78,14 @@ class Runner:
 
 def task_of(options: argparse.Namespace) -> Task:
     """Return the model and its data."""
+    return treebank_task(options.data, hidden_size=options.hidden)
+
+
+def treebank_task(data: str, **options: Any) -> Task:
+    """Return the Tree-LSTM on the treebank below `data`. options: of the model, unless default."""
     entry = find("tree-lstm")
-    own = argparse.Namespace(**entry.options())
-    own.data, own.limit, own.seed = os.path.join(options.data, "sst"), None, 0
-    own.hidden_size, own.dropout = options.hidden, 0.0
-    return entry.build(own)
+    own = {**entry.options(), "dropout": 0.0, "limit": None, "seed": 0, **options}
+    return entry.build(argparse.Namespace(**own, data=os.path.join(data, "sst")))
 
 
 def make_runner(name: str, communicator: Any, options: argparse.Namespace) -> Runner:
@@ -277,8 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     refuse_data(parser, given)
     if given.rank:
         result = measure(given)
-        if result["ranks"] == 1 or os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(result), flush=True)
+        print_result(result, alone=result["ranks"] == 1)
         return 0
     if given.megabits and (why := refusal()):
         raise SystemExit(f"this machine makes no slow links: {why}")
@@ -342,20 +345,33 @@ def run_linked(command: list[str], ranks: int, megabits: float) -> dict[str, Any
         return run_ranks(linked(command, links))
 
 
-def run_ranks(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "CAVS_NUM_THREADS": "1"},
-        check=False,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{' '.join(command)} failed with status {done.returncode}")
-    result: dict[str, Any] = json.loads(lines[0][7:])
+def run_ranks(
+    command: list[str], on_line: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Return what rank 0 of a command passes to `print_result`.
+
+    on_line: gets every other line that the ranks print, when it comes.
+    """
+    result: dict[str, Any] | None = None
+    environment = {**os.environ, "CAVS_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as ranks:
+        assert ranks.stdout is not None
+        for line in ranks.stdout:
+            if line.startswith(_RESULT):
+                result = json.loads(line.removeprefix(_RESULT))
+            else:
+                on_line(line)
+    if ranks.returncode or result is None:
+        raise SystemExit(f"{' '.join(command)} failed with status {ranks.returncode}")
     return result
+
+
+def print_result(found: Any, *, alone: bool = False) -> None:
+    """Print the result of a rank for `run_ranks`; only rank 0 does, or a process that is alone."""
+    if alone or os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+        print(_RESULT + json.dumps(found), flush=True)
 
 
 def show(result: dict[str, Any]) -> str:

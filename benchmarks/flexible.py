@@ -12,7 +12,6 @@ and 4.5.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -22,11 +21,10 @@ from typing import Any
 import cavs
 from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import run_linked, run_ranks
+from benchmarks.distributed import print_result, run_linked, run_ranks, treebank_task
 from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least, positive
 from benchmarks.result_paths import GridParser
-from cavs.cli.registry import find
 from cavs.distributed import Trainer, world
 from cavs.distributed.cluster.resources import GIGABIT, Network, Node, ResourceSpec
 from cavs.distributed.launch.launcher import command_of, find_mpirun
@@ -81,11 +79,8 @@ def measure_throughput(given: argparse.Namespace) -> dict[str, Any]:
 
 def measure_accuracy(given: argparse.Namespace) -> dict[str, Any]:
     """Return the best accuracy of roots with one strategy and seed, on rank 0."""
-    entry = find("tree-lstm")
-    own = argparse.Namespace(**entry.options())
-    own.data, own.limit, own.seed = os.path.join(given.data, "sst"), None, given.seed
-    own.hidden_size, own.embedding_size, own.dropout = given.accuracy_hidden, given.embedding, 0.3
-    task = entry.build(own)
+    sizes = {"hidden_size": given.accuracy_hidden, "embedding_size": given.embedding}
+    task = treebank_task(given.data, **sizes, dropout=0.3, seed=given.seed)
     c = world(120.0)
     (name,) = given.strategies
     policies: list[Policy] = []
@@ -216,8 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         (case,) = given.cases
         run = measure_throughput if case == "throughput" else measure_accuracy
         found = run(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(found), flush=True)
+        print_result(found)
         return 0
     if "accuracy" in given.cases and not given.data:
         parser.error("--data DIR or $CAVS_DATA is needed")

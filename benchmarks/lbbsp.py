@@ -13,8 +13,6 @@ of one process.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import time
@@ -28,7 +26,7 @@ import cavs
 from benchmarks import coordination as co
 from benchmarks.balance import Classifier, trees
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import run_linked
+from benchmarks.distributed import print_result, run_linked
 from benchmarks.harness import markdown, write_report
 from benchmarks.links import refusal
 from benchmarks.options import at_least, positive
@@ -369,8 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.rank:
         result = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(result), flush=True)
+        print_result(result)
         return 0
     if "links" in given.cases and (why := refusal()):
         raise SystemExit(f"this machine makes no slow links: {why}")

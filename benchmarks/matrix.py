@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import cavs
-from benchmarks.distributed import run_ranks
+from benchmarks.distributed import print_result, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least, builder_name, compressor_name
 from benchmarks.result_paths import GridParser
@@ -324,8 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parsed(arguments)
     if given.rank:
         records = measure(MPICommunicator(), given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(records), flush=True)
+        print_result(records)
         return 0
     own = list(sys.argv[1:] if arguments is None else arguments)
     records = []

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
 import sys
 import time
@@ -32,7 +30,7 @@ import numpy as np
 import cavs
 from benchmarks.balance import Classifier, tree, trees
 from benchmarks.bounds import Row, checked, missed, verdict
-from benchmarks.distributed import run_ranks
+from benchmarks.distributed import print_result, run_ranks
 from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least
 from benchmarks.result_paths import GridParser
@@ -281,8 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if given.rank:
         result = measure(given)
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
-            print("RESULT " + json.dumps(result), flush=True)
+        print_result(result)
         return 0
     own = list(sys.argv[1:] if arguments is None else arguments)
     program = ["-m", "benchmarks.stragglers", "--rank", *own]
