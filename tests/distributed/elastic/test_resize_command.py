@@ -40,10 +40,11 @@ class Planned(Policy):
 """
 
 
-def launched(folder, options, policy, *more, end=""):
+def launched(folder, options, policy, *more, end="", added=()):
     """Return the ranks of the steps, and changes, of 40 graphs in two epochs, and what was said.
 
-    more: further words of the training. end: further lines of the model.
+    more: further words of the training. end: further lines of the model. added: policies that the
+    launcher adds.
     """
     out, file, model = folder / "run", folder / "planned.py", folder / "model.py"
     file.write_text(PLANNED)
@@ -63,7 +64,9 @@ def launched(folder, options, policy, *more, end=""):
     for epoch in (1, 2):  # every graph is seen once
         assert sum(r["batch_size"] for r in steps if r["epoch"] == epoch) == 40
     stored = read_checkpoint(out / "checkpoint.safetensors")
-    assert stored.progress["policies"][0] == ["Planned", {"called": 10}]
+    (planned, *others) = stored.progress["policies"]
+    assert planned == ["Planned", {"called": 10}]
+    assert [name for name, _ in others] == list(added)
 
     alone = cavs_command(*words, folder / "alone")
     text, errors = alone.communicate(timeout=patience(60))
@@ -92,15 +95,15 @@ def test_ranks_leave_after_another_one_has_died(tmp_path):
 def test_a_training_begins_with_the_size_in_the_store(tmp_path):
     store = FileStore(tmp_path / "cluster.json")
     assert store.write({"size": 3}, 0)
-    ranks, changes, _ = launched(
-        tmp_path, ("--spares", 1, "--config-store", store.path), "sizes={}"
-    )
+    options = ("--spares", 1, "--config-store", store.path)
+    ranks, changes, _ = launched(tmp_path, options, "sizes={}", added=["FollowStore"])
     assert ranks == [3] * 10 and changes == [(0, "size", 3)]
     assert store.read().value == {"size": 3, "committed": 3}
 
 
 def test_a_new_process_replaces_a_dead_one(tmp_path):
-    ranks, changes, said = launched(tmp_path, ("--restore",), "sizes={}, killed=(1, 3)")
+    killed = "sizes={}, killed=(1, 3)"
+    ranks, changes, said = launched(tmp_path, ("--restore",), killed, added=["KeepSize"])
     died = ranks.index(1)
     assert died in (2, 3) and ranks == [2] * died + [1] + [2] * (9 - died)
     assert changes == [(died + 1, "size", 2)]
@@ -119,8 +122,8 @@ if "CAVS_NUMBER" in os.environ:
 def test_all_ranks_start_again_from_a_checkpoint_if_the_new_process_cannot(tmp_path):
     """It dies before it comes to MPI, where the others wait for it."""
     more = ("--save-every", 1)
-    options = ("--restore",)
-    ranks, _, said = launched(tmp_path, options, "sizes={}, killed=(1, 3)", *more, end=END)
+    options, killed = ("--restore",), "sizes={}, killed=(1, 3)"
+    ranks, _, said = launched(tmp_path, options, killed, *more, end=END, added=["KeepSize"])
     assert ranks.count(1) == 1 and ranks[-5:] == [2] * 5
     assert "rank 0 started rank 2, which was killed by signal 9 (SIGKILL)" in said
     assert "cavs: all ranks are started again, from step" in said
