@@ -21,15 +21,25 @@ from cavs.data import (
     Graph,
     Vocabulary,
     batch,
+    binarise,
     chains,
+    collapse_unary,
     dependency_graphs,
     parse_conllu,
+    parse_conllx,
+    parse_json_trees,
+    parse_newick,
+    parse_ptb,
     parse_tree,
     read_conllu,
+    read_conllx,
     read_functions,
+    read_json_trees,
+    read_newick,
     read_ptb,
     read_sst,
     read_text,
+    read_vectors,
     sst_graphs,
 )
 from cavs.errors import CavsError
@@ -48,6 +58,14 @@ SEEDS = {
     ),
     "brackets": b"( (S (NP the -LRB-)\n (VP (V a) b)) )",
     "ptb": b"( (S (NP the -LRB-)\n (VP (V a) b)) )\n( (NP a) (. .) )\n(TOP (X b))\n",
+    "conllx": b"1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tsee\ta\tV\tb\tc=d\t0\troot\t0\te\n\n1\tYes\t_\t"
+    b"X\t_\t_\t0\troot\t_\t_\n",
+    "newick": b"[&R]((a:1,'b c':2e-3[x])ab:0.5,_d)100;\n(x,(,));\n",
+    "json": b'[{"w": "a", "n": 2.5, "children": [{"w": "b"}, {"children": []}]}]\n',
+    "json lines": b'{"w": "a", "children": [{"w": "b"}]}\n{"w": null}\n',
+    "glove": b"a 1 2.5\n. . 0 -1e-3\nb 3 4\n",
+    "word2vec": b"2 2\na 1 2\nb 3 4\n",
+    "word2vec binary": b"2 2\na \0\0\x80?\0\0\0@\nb \0\0\0\0\0\0\0\0\n",
     "text": b" = Title = \n\n a b <unk> c\nd\n",
     "python": b"def get_a(x, *y):\n    '''s'''\n    return [get_a(z) for z in y if x.get_a]\n",
 }
@@ -102,7 +120,11 @@ def read(kind, folder):
         options = {"tags": WORDS} if "\t" in text else {"labelled": "S" in text, "labels": WORDS}
         return [make(text, vocabulary=WORDS, **options)]
     if kind == "ptb":
-        return [Graph.from_brackets(tree, vocabulary=WORDS) for tree in read_ptb(path)]
+        trees = read_ptb(path)
+        written = "".join(f"{tree.to_brackets()}\n" for tree in trees)
+        assert [t.to_brackets() for t in parse_ptb(written)] == [t.to_brackets() for t in trees]
+        trees += [binarise(collapse_unary(tree)) for tree in trees]
+        return [Graph.from_brackets(tree, vocabulary=WORDS) for tree in trees]
     if kind == "conllu":
         sentences = read_conllu(path)
         written = "".join(sentence.to_conllu() for sentence in sentences)
@@ -110,6 +132,27 @@ def read(kind, folder):
         assert again == [sentence.to_conllu() for sentence in sentences]
         assert all(len(sentence.tokens) <= len(sentence.forms) for sentence in sentences)
         return dependency_graphs(sentences, WORDS, Vocabulary(["nsubj"]))
+    if kind == "conllx":
+        sentences = read_conllx(path)
+        written = "".join(sentence.to_conllx() for sentence in sentences)
+        assert [s.to_conllx() for s in parse_conllx(written)] == [s.to_conllx() for s in sentences]
+        return dependency_graphs(sentences, WORDS)
+    if kind == "newick":
+        trees = read_newick(path)
+        assert [parse_newick(t.to_newick())[0].to_newick() for t in trees] == [
+            t.to_newick() for t in trees
+        ]
+        return [Graph.from_newick(t, vocabulary=WORDS, default_length=0.0) for t in trees]
+    if kind.startswith("json"):
+        trees = read_json_trees(path)
+        assert [parse_json_trees(t.to_json())[0].objects for t in trees] == [
+            t.objects for t in trees
+        ]
+        return [Graph.from_json(t, numberings={"w": WORDS}) for t in trees]
+    if kind in ("glove", "word2vec", "word2vec binary"):
+        found = read_vectors(path, WORDS, fallback=str.upper)
+        assert np.isfinite(found.values).all() and 0 <= found.coverage <= 1
+        return [Graph([[]], {"x": found.values[:1]})]
     if kind == "text":
         return chains(read_text(path, max_length=4), WORDS)
     return [Graph(f.children, name=f.name) for f in read_functions(folder, sizes=(1, 200))]

@@ -4,16 +4,29 @@ from cavs.data import join  # noqa: F401 (registers Graph.join)
 from cavs.data.batch import GraphBatch, batch
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
-from cavs.data.readers.bracket_parser import BracketTree
-from cavs.data.readers.brackets import from_brackets, parse_brackets, parse_ptb, read_ptb
+from cavs.data.readers.brackets import from_brackets, parse_brackets, parse_ptb, read_ptb, write_ptb
 from cavs.data.readers.conllu import (
     UPOS,
     dependency_graphs,
     from_conllu,
     parse_conllu,
+    parse_conllx,
     read_conllu,
+    read_conllx,
+    write_conllu,
+    write_conllx,
+)
+from cavs.data.readers.json_parser import JsonTree
+from cavs.data.readers.json_trees import (
+    from_json,
+    parse_json_trees,
+    read_json_trees,
+    write_json_trees,
 )
 from cavs.data.readers.networkx import from_networkx
+from cavs.data.readers.newick import from_newick, parse_newick, read_newick, write_newick
+from cavs.data.readers.newick_parser import NewickTree
+from cavs.data.readers.parsed_tree import BracketTree
 from cavs.data.readers.python_ast import AST_TYPES, from_ast
 from cavs.data.readers.python_functions import (
     Function,
@@ -24,8 +37,10 @@ from cavs.data.readers.python_functions import (
     read_functions,
 )
 from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
-from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs
+from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs, write_sst
 from cavs.data.readers.text import chains, read_text
+from cavs.data.readers.tree_shapes import binarise, collapse_unary, expand_unary, unbinarise
+from cavs.data.readers.vectors import WordVectors, read_vectors, write_vectors
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import moved
 
@@ -39,30 +54,53 @@ __all__ = [
     "FunctionData",
     "Graph",
     "GraphBatch",
+    "JsonTree",
     "Multiword",
+    "NewickTree",
     "Sentence",
     "Tree",
     "Vocabulary",
+    "WordVectors",
     "batch",
+    "binarise",
     "chains",
+    "collapse_unary",
     "dependency_graphs",
+    "expand_unary",
     "from_ast",
     "from_brackets",
     "from_conllu",
+    "from_json",
     "from_networkx",
+    "from_newick",
     "function_classes",
     "function_graphs",
     "load_functions",
     "parse_brackets",
     "parse_conllu",
+    "parse_conllx",
+    "parse_json_trees",
+    "parse_newick",
     "parse_ptb",
     "parse_tree",
     "read_conllu",
+    "read_conllx",
     "read_functions",
+    "read_json_trees",
+    "read_newick",
     "read_ptb",
     "read_sst",
     "read_text",
+    "read_vectors",
     "sst_graphs",
+    "unbinarise",
+    "write_conllu",
+    "write_conllx",
+    "write_json_trees",
+    "write_newick",
+    "write_ptb",
+    "write_sst",
+    "write_vectors",
 ]
 
 __getattr__ = moved(

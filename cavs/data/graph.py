@@ -15,7 +15,9 @@ from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
 from cavs.data.features import NO_FEATURES, Array, check_features
-from cavs.data.readers.bracket_parser import BracketTree
+from cavs.data.readers.json_parser import JsonTree
+from cavs.data.readers.newick_parser import NewickTree
+from cavs.data.readers.parsed_tree import BracketTree
 from cavs.data.readers.sentence import Sentence
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
 from cavs.errors import FeatureError
@@ -359,6 +361,16 @@ class Graph(_engine.Sample):
     def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
         """Return the graph of a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
         return _CONSTRUCTORS["from_conllu"](source, **options)
+
+    @classmethod
+    def from_newick(cls, source: NewickTree | str, **options: Any) -> Graph:
+        """Return the graph of a tree in Newick; see ``cavs.data.from_newick``."""
+        return _CONSTRUCTORS["from_newick"](source, **options)
+
+    @classmethod
+    def from_json(cls, source: JsonTree | Mapping[str, Any] | str, **options: Any) -> Graph:
+        """Return the graph of a tree of JSON objects; see ``cavs.data.from_json``."""
+        return _CONSTRUCTORS["from_json"](source, **options)
 
     @classmethod
     def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:

@@ -7,10 +7,12 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
+from cavs.data.whole_file import replace_whole
 from cavs.errors import DataError
 
 T = TypeVar("T")
@@ -23,6 +25,8 @@ _CURES = {
     codecs.BOM_UTF16_LE: "convert the file: iconv -f utf-16 -t utf-8",
     codecs.BOM_UTF16_BE: "convert the file: iconv -f utf-16 -t utf-8",
 }
+
+_ENCODED = "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has"
 
 
 def data_error(path: Path | str, line: int, found: str, needed: str, hint: str = "") -> DataError:
@@ -67,10 +71,17 @@ def as_items(items: Iterable[T], item_type: type[T], needed: str, hint: str) -> 
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file; DataError if it is missing, unreadable or a device."""
+    with opened(path) as file:
+        return file.read()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file open for reading; DataError if it is missing, unreadable or a device."""
     try:
         with path.open("rb") as file:
             refuse_device(file)
-            return file.read()
+            yield file
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read: {error.strerror or error}",
@@ -100,16 +111,13 @@ def decode(raw: bytes, path: Path | str) -> str:
             line,
             f"byte 0x{raw[error.start]:02x} is not UTF-8 ({error.reason})",
             "UTF-8 text",
-            _cure(raw),
+            cure_of(raw) or _ENCODED,
         ) from None
 
 
-def _cure(raw: bytes) -> str:
-    """Return how to turn bytes into UTF-8, according to the first of them."""
-    for mark, cure in _CURES.items():
-        if raw.startswith(mark):
-            return cure
-    return "convert the file: iconv -f latin1 -t utf-8, with the encoding that it has"
+def cure_of(raw: bytes) -> str:
+    """Return how to get text from bytes, according to the first of them; empty if unknown."""
+    return next((cure for mark, cure in _CURES.items() if raw.startswith(mark)), "")
 
 
 def read_text_file(path: Path) -> str:
@@ -137,3 +145,34 @@ def split_lines(text: str) -> list[str]:
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 file, as ``split_lines``; DataError as ``read_text_file``."""
     return split_lines(read_text_file(path))
+
+
+def write_file(path: str | os.PathLike[str], parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file; a reader sees the old content or the new, never a part. DataError if it fails.
+
+    Nothing is written if an error comes while the parts are computed.
+    """
+    target = as_path(path)
+    try:
+        replace_whole(target, parts)
+    except OSError as error:
+        raise DataError(
+            f"{target}: cannot be written: {error.strerror or error}",
+            hint="choose a folder and file that you may write to",
+        ) from None
+
+
+def write_text_file(path: str | os.PathLike[str], texts: Iterable[str]) -> None:
+    """Write texts one after the other as UTF-8, like `write_file`."""
+
+    def encoded() -> Iterator[bytes]:
+        for text in texts:
+            try:
+                yield text.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{path}: half of a surrogate pair in {shown(text)} cannot be written as UTF-8",
+                    hint="decode the text that it comes from by errors='replace'",
+                ) from error
+
+    write_file(path, encoded())

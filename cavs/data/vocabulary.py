@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import is_whole, require_count
-from cavs.data.source import as_path, read_bytes
-from cavs.data.whole_file import replace_whole
+from cavs.data.source import as_path, read_bytes, write_file
 from cavs.errors import ConfigError, DataError
 
 UNKNOWN = "<unk>"
@@ -128,16 +127,9 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokens as JSON; a reader sees the old file or the new one, never a part."""
-        target = as_path(path)
         text = json.dumps(self.to_json(), ensure_ascii=False)
-        try:
-            # Half of a surrogate pair is no UTF-8, but JSON can escape it.
-            replace_whole(target, [text.encode(errors="backslashreplace")])
-        except OSError as error:
-            raise DataError(
-                f"{target}: cannot be written: {error.strerror or error}",
-                hint="choose a folder and file that you may write to",
-            ) from None
+        # Half of a surrogate pair is no UTF-8, but JSON can escape it.
+        write_file(path, [text.encode(errors="backslashreplace")])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:

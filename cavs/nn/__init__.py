@@ -9,6 +9,7 @@ import numpy as np
 
 from cavs import ops
 from cavs.config import require_number
+from cavs.data.readers.vectors import WordVectors
 from cavs.frontend.parameter import Initializer, Module, Parameter
 from cavs.ir import Node, apply, as_node
 from cavs.nn.cells import (
@@ -28,6 +29,7 @@ from cavs.ops.random import check_rate
 class Embedding(Module):
     """A table of ``num_rows`` x ``width``; an index of -1 gives zeros.
 
+    init: as for a `Parameter`, or the result of `cavs.data.read_vectors`.
     sparse: only rows that a batch looks up are updated; otherwise every step updates all of them,
     with decay and momentum, which takes time in proportion to the table.
     """
@@ -35,6 +37,8 @@ class Embedding(Module):
     def __init__(
         self, num_rows: int, width: int, init: Initializer = "uniform", *, sparse: bool = True
     ) -> None:
+        if isinstance(init, WordVectors):
+            init.check_shape((num_rows, width))
         self.weight = Parameter((num_rows, width), init=init, sparse=sparse)
 
     def __call__(self, index: Any) -> Node:

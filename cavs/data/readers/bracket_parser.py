@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, TypeVar
 
+from cavs.data.readers.parsed_tree import TOKEN, BracketTree, unescape
 from cavs.data.source import as_text, data_error, shown
 
-# ASCII blanks only: some tokens of the treebank contain a no-break space.
-_TOKEN = re.compile(r"[()]|[^() \t\r\n\f\v]+")
-_ESCAPES = {
-    "-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}",
-}  # fmt: skip
 _LABEL_IT = "give the bracket a label, such as (ROOT (S ...) (. .))"
 _UNLABELLED = "labelled=False reads brackets without labels, such as ((a b) c)"
 _ONE_EACH = (
     "give parse_brackets one tree at a time; parse_ptb(text) and read_ptb(path) read several"
 )
-
-Label = TypeVar("Label")
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedTree(Generic[Label]):
-    """A parsed tree: children before their parent, the root last.
-
-    ``labels``: one for every vertex; ``words``: the word of a leaf, None above; ``offsets`` and
-    ``children``: CSR as in ``Graph``; ``name``: the name that errors give the tree.
-    """
-
-    name: str
-    labels: list[Label]
-    words: list[str | None]
-    offsets: list[int]
-    children: list[int]
-
-    @property
-    def tokens(self) -> list[str]:
-        """The words of the leaves from left to right."""
-        return [word for word in self.words if word is not None]
-
-
-class BracketTree(ParsedTree[str | None]):
-    """A bracketed tree; labels are None for a bracket without one and for a word among others."""
-
-    __slots__ = ()
-
-
-def unescape(word: str) -> str:
-    r"""Return a Penn Treebank token as text: ``-LRB-`` is ``(``, ``\/`` is ``/``."""
-    if word in _ESCAPES:
-        return _ESCAPES[word]
-    return word.replace("\\/", "/").replace("\\*", "*") if "\\" in word else word
 
 
 class _Malformed(Exception):
@@ -173,7 +132,7 @@ def _parse(tokens: Sequence[str], style: Style, name: str) -> BracketTree:
 
 def _located(error: _Malformed, text: str, style: Style, where: str, line: int) -> Exception:
     """Return the DataError of a fault in a text that starts at ``where:line``."""
-    starts = [match.start() for match in _TOKEN.finditer(text)]
+    starts = [match.start() for match in TOKEN.finditer(text)]
     at = starts[error.token] if error.token < len(starts) else len(text)
     column = at - text.rfind("\n", 0, at)
     line += text.count("\n", 0, at)
@@ -184,7 +143,7 @@ def _located(error: _Malformed, text: str, style: Style, where: str, line: int) 
 def parse_text(text: str, style: Style, where: str, line: int, name: str) -> BracketTree:
     """Return the tree of a text that starts at ``where:line``; DataError with line and column."""
     text = as_text(text, f"{where}:{line}", "a tree", style.hint)
-    tokens: list[str] = _TOKEN.findall(text)
+    tokens: list[str] = TOKEN.findall(text)
     if not tokens:
         empty = f"an empty {'line' if style.strict else 'text'}"
         raise data_error(where, line, empty, "a tree", style.hint)
@@ -197,7 +156,7 @@ def parse_text(text: str, style: Style, where: str, line: int, name: str) -> Bra
 def parse_several(text: str, style: Style, path: Path) -> list[BracketTree]:
     """Return the trees of a text, named ``path:line``; DataError with line and column."""
     text = as_text(text, f"{path}:1", "trees", style.hint)
-    tokens: list[str] = _TOKEN.findall(text)
+    tokens: list[str] = TOKEN.findall(text)
     if not tokens:
         raise data_error(path, 1, "no tree in the text", "at least one", style.hint)
     lines = _lines_of_tokens(text)
@@ -217,7 +176,7 @@ def parse_several(text: str, style: Style, path: Path) -> list[BracketTree]:
 def _lines_of_tokens(text: str) -> list[int]:
     """Return the line of every token."""
     lines, line, before = [], 1, 0
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         line += text.count("\n", before, match.start())
         before = match.start()
         lines.append(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike
 from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph, graph_constructor
 from cavs.data.numbering import Numbering, numbered
-from cavs.data.readers.bracket_parser import BracketTree, Style, parse_several, parse_text
-from cavs.data.source import as_path, read_text_file
+from cavs.data.readers.bracket_parser import Style, parse_several, parse_text
+from cavs.data.readers.parsed_tree import BracketTree
+from cavs.data.source import as_items, as_path, read_text_file, write_text_file
 from cavs.data.structure import graph_error
+from cavs.errors import DataError
 
 
 def parse_brackets(text: str, *, labelled: bool = True, name: str = "") -> BracketTree:
@@ -50,6 +52,32 @@ def read_ptb(path: str | os.PathLike[str]) -> list[BracketTree]:
     """
     path = as_path(path)
     return parse_ptb(read_text_file(path), path)
+
+
+def write_ptb(path: str | os.PathLike[str], trees: Iterable[BracketTree]) -> None:
+    """Write trees to a file of the Penn Treebank, which `read_ptb` reads back.
+
+    Each is on a line of its own, in the outermost bracket that the treebank puts around it.
+    DataError for a tree that `BracketTree.to_brackets` refuses.
+    """
+    hint = "parse_brackets(text) and read_ptb(path) return trees"
+    found = as_items(trees, BracketTree, "trees of parse_brackets", hint)
+    write_text_file(path, map(_ptb_line, found))
+
+
+def _ptb_line(tree: BracketTree) -> str:
+    root = len(tree.labels) - 1
+    below = tree.children_of(root) if tree.labels[root] is None else []
+    for v, (label, word) in enumerate(zip(tree.labels, tree.words, strict=True)):
+        holds = len(below) > 1 if v == root else word is not None and v not in below
+        if label is None and not holds:
+            raise DataError(
+                f"{tree.name or '<tree>'}: vertex {v} has no label, as trees of the Penn Treebank "
+                "have",
+                hint="tree.to_brackets() writes a tree without labels",
+            )
+    text = tree.to_brackets()
+    return f"{text}\n" if tree.labels[root] is None else f"( {text} )\n"
 
 
 @graph_constructor

@@ -1,9 +1,9 @@
-"""Dependency trees in CoNLL-U, the format of Universal Dependencies."""
+"""Dependency trees in CoNLL-U, the format of Universal Dependencies, and in CoNLL-X."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph, graph_constructor
 from cavs.data.numbering import Numbering, numbered
-from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
-from cavs.data.source import as_items, as_path, as_text, data_error, read_lines, shown, split_lines
+from cavs.data.readers.conll_parser import CONLLU, CONLLX, parse_sentences
+from cavs.data.readers.sentence import Sentence
+from cavs.data.source import as_items, as_path, data_error, read_lines, write_text_file
 from cavs.data.structure import graph_error
 from cavs.data.vocabulary import Vocabulary, check_names
 
@@ -37,13 +38,7 @@ UPOS = (
     "VERB",
     "X",
 )
-_SEPARATE = "an empty line ends a sentence, comments stand before it"
-_FORMAT = "see https://universaldependencies.org/format.html; blanks between columns are tabs"
-_CUT = (
-    'cut a text into lines by text.split("\\n"), or pass the text: splitlines() cuts inside words'
-)
-_TABS = "tabs stand between columns, not blanks"
-_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+_READERS = "read_conllu(path) and parse_conllu(text) return them"
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
@@ -62,171 +57,37 @@ def parse_conllu(
     lines: str | Iterable[str], path: str | os.PathLike[str] = "<text>"
 ) -> list[Sentence]:
     """Parse the sentences of a text, or of its lines; errors are those of `read_conllu`."""
-    path, sentences = as_path(path), list[Sentence]()
-    comments: list[str] = []
-    rows: list[tuple[int, list[str]]] = []
-    number = 1
-    for number, line in enumerate(_lines(lines, path), 1):
-        if line.startswith("#"):
-            if rows:
-                raise data_error(
-                    path, number, "a comment inside a sentence", "a word or a blank", _SEPARATE
-                )
-            comments.append(line)
-        elif line.strip():
-            rows.append((number, line.split("\t")))
-        elif rows:
-            sentences.append(_sentence(path, rows, comments))
-            rows, comments = [], []
-    if rows:
-        raise data_error(
-            path,
-            number,
-            "the file ends inside a sentence",
-            "an empty line after each sentence",
-            "it may be cut off: fetch it again, or end it with an empty line",
-        )
-    if not sentences:
-        raise data_error(path, number, "no sentence in the file", "at least one", _FORMAT)
-    return sentences
+    return parse_sentences(lines, as_path(path), CONLLU)
 
 
-def _lines(lines: str | Iterable[str], path: Path) -> Iterator[str]:
-    """Yield the lines of a text or a list, without their ends and without a byte-order mark."""
-    if isinstance(lines, str | bytes | bytearray) or not isinstance(lines, Iterable):
-        lines = split_lines(as_text(lines, f"{path}:1", "CoNLL-U, a text or its lines", _FORMAT))
-    for number, given in enumerate(lines, 1):
-        line = given
-        if number == 1 or not isinstance(line, str):
-            line = as_text(line, f"{path}:{number}", "a line of CoNLL-U", _FORMAT)
-        if line.endswith(("\n", "\r")):
-            line = line.removesuffix("\n").removesuffix("\r")
-        if "\n" in line:
-            raise data_error(path, number, "several lines in one", "one line each", _CUT)
-        yield line
+def write_conllu(path: str | os.PathLike[str], sentences: Iterable[Sentence]) -> None:
+    """Write sentences to a file, as `Sentence.to_conllu`; `read_conllu` reads them back."""
+    found = as_items(sentences, Sentence, "sentences", _READERS)
+    write_text_file(path, (sentence.to_conllu() for sentence in found))
 
 
-def _sentence(path: Path, rows: list[tuple[int, list[str]]], comments: list[str]) -> Sentence:
-    words: list[tuple[int, list[str]]] = []
-    ranges: list[tuple[int, list[str]]] = []
-    empty_nodes: list[EmptyNode] = []
-    for number, columns in rows:
-        if len(columns) != len(_COLUMNS):
-            raise data_error(
-                path,
-                number,
-                f"{len(columns)} columns between tabs",
-                f"{len(_COLUMNS)}: {' '.join(_COLUMNS)}",
-                hint=f"{_FORMAT}; {_CUT}" if len(columns) > 1 else _TABS,
-            )
-        identity = columns[0]
-        if identity == str(len(words) + 1):
-            if not columns[1]:
-                raise data_error(path, number, "an empty FORM", "a word, or _ for none", _FORMAT)
-            words.append((number, columns))
-        elif _is_pair(identity, "-"):
-            ranges.append((number, columns))
-        elif _is_pair(identity, "."):
-            empty_nodes.append(EmptyNode(identity, *columns[1:6], *columns[8:]))
-        else:
-            raise data_error(
-                path,
-                number,
-                f"word number {shown(identity)}",
-                f"{len(words) + 1}",
-                f"words of a sentence count from 1; {_SEPARATE}",
-            )
-    if not words:
-        raise data_error(
-            path,
-            rows[0][0],
-            "a sentence without words",
-            "at least one word",
-            "ranges (1-2) and empty nodes (1.1) are no words: leave the sentence out",
-        )
-    heads = [_head(path, number, columns[6], len(words)) for number, columns in words]
-    circle = _circle(heads)
-    if circle is not None:
-        raise data_error(
-            path,
-            words[circle][0],
-            f"word {circle + 1} ({shown(words[circle][1][1])}) heads itself through its heads",
-            "heads that end in a root (0)",
-            "give one word of the circle the head 0, or a word outside",
-        )
-    _, forms, lemmas, upos, xpos, feats, _, deprel, deps, misc = (
-        list(column) for column in zip(*(columns for _, columns in words), strict=True)
-    )
-    return Sentence(
-        f"{path.name}:{words[0][0]}",
-        forms,
-        upos,
-        deprel,
-        heads,
-        lemmas,
-        xpos,
-        feats,
-        deps,
-        misc,
-        comments,
-        _multiword(path, ranges, len(words)),
-        empty_nodes,
-    )
+def read_conllx(path: str | os.PathLike[str]) -> list[Sentence]:
+    """Read all sentences of a file in CoNLL-X, the format of the shared tasks of 2006 and 2007.
+
+    A `Sentence` has CPOSTAG in ``upos``, POSTAG in ``xpos``, and PHEAD and PDEPREL in
+    ``projective_heads`` and ``projective_deprel``. DataError with file and line as from
+    `read_conllu`; only the last sentence may lack its empty line.
+    """
+    path = as_path(path)
+    return parse_conllx(read_lines(path), path)
 
 
-def _multiword(path: Path, rows: list[tuple[int, list[str]]], num_words: int) -> list[Multiword]:
-    """Return the ranges of a sentence; DataError for one of other words, or of those of another."""
-    found: list[Multiword] = []
-    stop = 0
-    for number, columns in rows:
-        first, last = map(int, columns[0].split("-"))
-        if not stop < first <= last <= num_words:
-            raise data_error(
-                path,
-                number,
-                f"range {shown(columns[0])}",
-                f"first and last of words {stop + 1}..{num_words}",
-                "a range holds words of its sentence that no range before it holds",
-            )
-        stop = last
-        found.append(Multiword(first - 1, last, columns[1], columns[5], columns[9]))
-    return found
+def parse_conllx(
+    lines: str | Iterable[str], path: str | os.PathLike[str] = "<text>"
+) -> list[Sentence]:
+    """Parse the sentences of a text in CoNLL-X, or of its lines; see `read_conllx`."""
+    return parse_sentences(lines, as_path(path), CONLLX)
 
 
-def _is_pair(identity: str, mark: str) -> bool:
-    """True for two numbers with ``mark`` between them: the range 1-2, the empty node 1.1."""
-    first, _, last = identity.partition(mark)
-    return _is_number(first) and _is_number(last)
-
-
-def _is_number(text: str) -> bool:
-    # The length is bounded: thousands of digits are no number worth parsing.
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _head(path: Path, number: int, text: str, num_words: int) -> int:
-    if not _is_number(text) or int(text) > num_words:
-        raise data_error(
-            path,
-            number,
-            f"head {shown(text)}",
-            f"0 (root) or a word 1..{num_words}",
-            "the head is the number of a word of the same sentence",
-        )
-    return int(text) - 1
-
-
-def _circle(heads: list[int]) -> int | None:
-    """Return a word on a circle of heads, None without a circle. Follows every word once."""
-    seen = [-1] * len(heads)  # the start of the walk that visited the word
-    for start in range(len(heads)):
-        word = start
-        while word >= 0 and seen[word] == -1:
-            seen[word] = start
-            word = heads[word]
-        if word >= 0 and seen[word] == start:
-            return word
-    return None
+def write_conllx(path: str | os.PathLike[str], sentences: Iterable[Sentence]) -> None:
+    """Write sentences to a file, as `Sentence.to_conllx`; `read_conllx` reads them back."""
+    found = as_items(sentences, Sentence, "sentences", _READERS)
+    write_text_file(path, (sentence.to_conllx() for sentence in found))
 
 
 def dependency_graphs(
@@ -241,9 +102,7 @@ def dependency_graphs(
     ``_``); with ``relations``, the edge feature ``relation`` (deprel of the dependent). DataError
     for a part of speech that ``tags`` lacks, and for anything but sentences.
     """
-    sentences = as_items(
-        sentences, Sentence, "sentences", "read_conllu(path) and parse_conllu(text) return them"
-    )
+    sentences = as_items(sentences, Sentence, "sentences", _READERS)
     check_names("tags", tags)
     numbers = {tag: i for i, tag in enumerate(tags)}
     return [

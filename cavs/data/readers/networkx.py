@@ -5,41 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from cavs.data.graph import Graph, graph_constructor
+from cavs.data.readers.attributes import attributes
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
 
-
-def _attributes(
-    rows: Sequence[dict[str, Any]], names: Sequence[str], owner: str, label: str
-) -> dict[str, list[Any]]:
-    features: dict[str, list[Any]] = {}
-    if isinstance(names, str):
-        raise FeatureError(
-            f"{label}: names of {owner} features are a list, not the text {names!r}",
-            hint=f"write [{names!r}]",
-        )
-    for key in names:
-        values = [row.get(key) for row in rows]
-        known = [value for value in values if value is not None]
-        if rows and not known:
-            found = sorted({str(name) for row in rows for name in row})
-            raise FeatureError(
-                f'{label}: no {owner} has an attribute "{key}"; they have '
-                f"{', '.join(found) or 'none'}",
-                hint="correct the name, or set the attribute: graph.nodes[node][name] = value, "
-                "graph.edges[edge][name] = value, graph.graph[name] = value",
-            )
-        whole = all(isinstance(value, int | np.integer) for value in known)
-        if len(known) < len(values) and not whole:
-            raise FeatureError(
-                f'{label}: {owner} {values.index(None)} has no attribute "{key}"',
-                hint="only features of integers can be absent",
-            )
-        features[key] = [-1 if value is None else value for value in values]
-    return features
+_SET = "graph.nodes[node][name] = value, graph.edges[edge][name] = value, graph.graph[name] = value"
 
 
 @graph_constructor
@@ -87,13 +58,15 @@ def from_networkx(
     pairs = [(number[begin], number[end]) for begin, end, _ in edges]
     if to_children:
         pairs = [(child, parent) for parent, child in pairs]
-    whole = _attributes([graph.graph], graph_features, "graph", label)
+    whole = attributes([graph.graph], graph_features, "graph", label, _SET)
     try:
         return Graph.from_edges(
             len(nodes),
             pairs,
-            features=_attributes([data for _, data in nodes], features, "vertex", label),
-            edge_features=_attributes([data for *_, data in edges], edge_features, "edge", label),
+            features=attributes([data for _, data in nodes], features, "vertex", label, _SET),
+            edge_features=attributes(
+                [data for *_, data in edges], edge_features, "edge", label, _SET
+            ),
             graph_features={key: values[0] for key, values in whole.items()},
             name=name,
         )

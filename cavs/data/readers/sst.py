@@ -10,12 +10,15 @@ import numpy as np
 
 from cavs.config import require_count
 from cavs.data.graph import Graph
-from cavs.data.readers.bracket_parser import ParsedTree, Style, parse_text
-from cavs.data.source import as_items, as_path, data_error, read_lines
+from cavs.data.readers.bracket_parser import Style, parse_text
+from cavs.data.readers.parsed_tree import ParsedTree
+from cavs.data.source import as_items, as_path, data_error, read_lines, write_text_file
 from cavs.data.vocabulary import Vocabulary, check_names, check_vocabulary
 from cavs.errors import DataError
 
 _FORMAT = "a tree is (label word) or (label tree ...), such as (3 (2 It) (4 works)), one a line"
+_TREES = "trees of read_sst or parse_tree"
+_READERS = "read_sst(path) returns trees such as (3 (2 It) (4 works))"
 
 
 class Tree(ParsedTree[int]):
@@ -85,12 +88,17 @@ def read_sst(
     return trees
 
 
+def write_sst(path: str | os.PathLike[str], trees: Iterable[Tree]) -> None:
+    """Write trees to a file, one on each line, which `read_sst` reads back."""
+    found = as_items(trees, Tree, _TREES, _READERS)
+    write_text_file(path, (f"{tree.to_brackets()}\n" for tree in found))
+
+
 def sst_graphs(trees: Iterable[Tree], vocabulary: Vocabulary) -> list[Graph]:
     """Return graphs with int features ``token`` (-1 above the leaves) and ``label``."""
-    hint = "read_sst(path) returns trees such as (3 (2 It) (4 works))"
-    trees = as_items(trees, Tree, "trees of read_sst or parse_tree", hint)
+    trees = as_items(trees, Tree, _TREES, _READERS)
     if not trees:
-        raise DataError("no trees to make graphs of", hint=hint)
+        raise DataError("no trees to make graphs of", hint=_READERS)
     check_vocabulary("vocabulary", vocabulary)
     return [
         Graph(

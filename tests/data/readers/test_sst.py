@@ -1,4 +1,5 @@
 import os
+import re
 import time
 from pathlib import Path
 
@@ -6,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavs.data import Vocabulary, batch, parse_tree, read_sst, sst_graphs
-from cavs.data.readers.bracket_parser import unescape
+from cavs.data import Vocabulary, batch, parse_tree, read_sst, sst_graphs, write_sst
+from cavs.data.readers.parsed_tree import unescape
 from cavs.errors import ConfigError, DataError
 
 DATA = os.environ.get("CAVS_DATA")
@@ -134,3 +135,16 @@ def test_the_treebank():
     assert all(graph.arity in (0, 2) for graph in graphs)
     assert b.feature_schema()["token"].has_absent and not b.feature_schema()["label"].has_absent
     assert {key for key, *_ in b.schedule(("token",)).kinds} == {0b10, 0b01}
+
+
+@needs_data
+def test_the_treebank_is_written_line_by_line(tmp_path):
+    path = Path(DATA, "sst", "dev.txt")
+    trees = read_sst(path)
+    write_sst(tmp_path / "a", trees)
+    lines = path.read_text().splitlines()
+    assert (tmp_path / "a").read_text().splitlines() == [re.sub(" +", " ", line) for line in lines]
+    again = read_sst(tmp_path / "a")
+    assert [(t.labels, t.words, t.children) for t in again] == [
+        (t.labels, t.words, t.children) for t in trees
+    ]
