@@ -58,8 +58,10 @@ SEEDS = {
     ),
     "brackets": b"( (S (NP the -LRB-)\n (VP (V a) b)) )",
     "ptb": b"( (S (NP the -LRB-)\n (VP (V a) b)) )\n( (NP a) (. .) )\n(TOP (X b))\n",
-    "conllx": b"1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tsee\ta\tV\tb\tc=d\t0\troot\t0\te\n\n1\tYes\t_\t"
-    b"X\t_\t_\t0\troot\t_\t_\n",
+    "conllx": (
+        b"1\tI\t_\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tsee\ta\tV\tb\tc=d\t0\troot\t0\te\n\n"
+        b"1\tYes\t_\tX\t_\t_\t0\troot\t_\t_\n"
+    ),
     "newick": b"[&R]((a:1,'b c':2e-3[x])ab:0.5,_d)100;\n(x,(,));\n",
     "json": b'[{"w": "a", "n": 2.5, "children": [{"w": "b"}, {"children": []}]}]\n',
     "json lines": b'{"w": "a", "children": [{"w": "b"}]}\n{"w": null}\n',

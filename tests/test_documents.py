@@ -26,6 +26,7 @@ CONTINUED = {
 DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
+    "docs/data.md",
     "docs/distributed.md",
     "docs/distributed/balance.md",
     "docs/distributed/communicators.md",

@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from cavs.config import require
 from cavs.distributed.adaptation.group import TrainingRanks
+from cavs.distributed.adaptation.monitors import check_monitors
 from cavs.distributed.balance.shards import Collate, LoaderSplit
+from cavs.distributed.balance.turns import local_turns, whole_value
 from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.interrupt import INTERRUPT
 from cavs.distributed.comm.launcher_pipe import report
@@ -24,11 +24,11 @@ from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.step.report import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
+from cavs.train.batches import Loader
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.coordination import Array, Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
-from cavs.train.loader import DataLoader
 from cavs.train.monitors import Monitor, StepFacts
 from cavs.train.optim import TrainableParameter
 
@@ -206,7 +206,7 @@ class RankCoordinator(Coordinator):
             raise survivors.lost_peers(error) from None
         finally:
             survivors.saves = self._fits = False
-            if isinstance(train, DataLoader) and isinstance(train.collate, Collate):
+            if isinstance(train, Loader) and isinstance(train.collate, Collate):
                 train.collate = train.undivided  # global batches for any other user of the loader
 
     def _merge_replicas(self) -> None:
@@ -232,8 +232,7 @@ class RankCoordinator(Coordinator):
 
         self.survivors.run_settled(clear)
 
-    def shard_loader(self, train: DataLoader) -> None:
-        require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
+    def shard_loader(self, train: Loader) -> None:
         training, session = self.training, self.session
         training.note_loader(train)
         if self.resizer.detached:
@@ -246,14 +245,13 @@ class RankCoordinator(Coordinator):
             # The replicas must be known before the loader shards its first batch.
             self.survivors.run_resilient(lambda: self.begin(train.peek()))
         split, ranks = session.split, session.position[1]
-        smallest = min(train.batch_size, len(train.graphs))
-        if hasattr(split, "update") and smallest < ranks:
+        if hasattr(split, "update") and (smallest := train.smallest_batch) < ranks:
             raise ConfigError(
                 f"{type(split).__name__} balances batches of {smallest} graphs over {ranks} ranks",
                 hint="every rank needs one: use a larger batch or fewer ranks",
             )
         # A cached batch is sharded again whenever it comes.
-        ahead = math.inf if train.caches else train.prefetch + 1
+        ahead = math.inf if train.caches else train.ahead
         last = training.collate
         division = LoaderSplit(session.position, split, ahead)
         fresh = Collate(train.undivided, division, compared=train.digest() != 0)
@@ -277,23 +275,7 @@ class RankCoordinator(Coordinator):
 
     def watch(self, monitors: Sequence[Monitor]) -> None:
         """See `Coordinator`. Raises `ConfigError` where ranks do not sum all gradients."""
-        strategy = self.session.strategy
-        reading = next((m for m in monitors if m.reads_norms or m.wants), None)
-        leaves = () if strategy is None else strategy.leaves
-        local = next((leaf for leaf in leaves if not leaf.sync.reduces_gradients), None)
-        if reading is not None and local is not None:
-            raise ConfigError(
-                f"monitor {reading.name} compares the gradients of ranks, but they keep those of "
-                f"{local.name}: {local.sync.type}",
-                hint="use a strategy that reduces gradients, or no monitor of gradients",
-            )
-        if reading is not None and strategy is not None and strategy.has_stale:
-            stale = next(leaf.name for leaf in strategy.leaves if leaf.sync.is_stale)
-            raise ConfigError(
-                f"monitor {reading.name} compares the gradients of ranks, but {stale} is stale: "
-                "its owner applies them one by one",
-                hint="use a synchronous strategy, or no monitor of gradients",
-            )
+        check_monitors(monitors, self.session.strategy)
         self.session.monitors = monitors
 
     def restart_clock(self) -> None:
@@ -332,14 +314,14 @@ class RankCoordinator(Coordinator):
 
     def regroup(
         self,
-        train: DataLoader,
+        train: Loader,
         progress: Callable[[], Mapping[str, Any]],
         arrays: Mapping[str, Array],
     ) -> None:
         if self.resizer.regroup(progress, arrays):
             self.shard_loader(train)
 
-    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+    def join(self, train: Loader, stopped: Callable[[], bool]) -> Checkpoint | None:
         self.training.note_loader(train)
         self._waited = True
         found = self.resizer.join(lambda: stopped() or INTERRUPT.requested)
@@ -395,8 +377,7 @@ class RankCoordinator(Coordinator):
         """See `Coordinator`. Replicas take turns; a spare evaluates all, for itself."""
         if self.resizer.detached:
             return iter(batches)
-        rank, count = self.session.position
-        return islice(batches, rank, None, count) if rank < count else iter(())
+        return local_turns(batches, self.session.position)
 
     def should_end_evaluation(self, requested: bool, *, in_fit: bool) -> bool:
         """See `Coordinator`. In a `fit`, all ranks learn of the request after the evaluation."""
@@ -409,6 +390,16 @@ class RankCoordinator(Coordinator):
         self._agree_to_stop("evaluation")
         self.session.communicator.all_reduce(sums)
         return sums
+
+    def whole_value(
+        self, parts: Sequence[Array], value: Callable[[Sequence[Array]], float]
+    ) -> float:
+        """See `Coordinator`. Rank 0 computes it."""
+        if self.resizer.detached:
+            return value(parts)
+        session = self.session
+        replicas = session.position[1]
+        return whole_value(session.communicator, session.agreement, replicas, parts, value)
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

@@ -12,17 +12,23 @@ if TYPE_CHECKING:
     from cavs.train.metrics import Metric
     from cavs.train.monitors import Monitor
     from cavs.train.policy import Policy, TrainingRun
+    from cavs.train.sampling import Sampler, WeightedSampler
+    from cavs.train.stream import BatchStream, StreamLoader
     from cavs.train.trainer import Trainer
 
 __all__ = [
+    "BatchStream",
     "Checkpoint",
     "DataLoader",
     "FitResult",
     "Metric",
     "Monitor",
     "Policy",
+    "Sampler",
+    "StreamLoader",
     "Trainer",
     "TrainingRun",
+    "WeightedSampler",
     "load_parameters",
     "metrics",
     "monitors",
@@ -41,6 +47,8 @@ __getattr__ = on_first_use(
         ),
         "FitResult": "fit_options",
         "DataLoader": "loader",
+        **dict.fromkeys(("Sampler", "WeightedSampler"), "sampling"),
+        **dict.fromkeys(("BatchStream", "StreamLoader"), "stream"),
         "Metric": "metrics",
         "Monitor": "monitors",
         **dict.fromkeys(("Policy", "TrainingRun"), "policy"),

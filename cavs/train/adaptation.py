@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cavs.train.batches import Loader
 from cavs.train.coordination import Coordinator
 from cavs.train.fit_options import FitOptions
-from cavs.train.loader import DataLoader
 from cavs.train.monitors import NoiseScale, Throughput, monitors_of
 from cavs.train.policy import Hook, Policies, TrainingRun
 from cavs.train.run_state import RunState
@@ -30,7 +30,7 @@ class Adaptation:
         options: FitOptions,
         state: TrainingState,
         coordinator: Coordinator,
-        train: DataLoader,
+        train: Loader,
         run: RunState,
         log: Log,
     ) -> None:

@@ -16,10 +16,10 @@ from cavs.errors import (
     DeviceError,
     NumericsError,
 )
+from cavs.train.batches import Loader
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
-from cavs.train.loader import DataLoader
 from cavs.train.monitors import Monitor, StepFacts
 from cavs.train.optim import TrainableParameter
 from cavs.train.ranks import OneRank, RankGroup
@@ -78,7 +78,7 @@ class Coordinator(Protocol):
         """Return the context in which a `fit` runs."""
         ...
 
-    def shard_loader(self, train: DataLoader) -> None:
+    def shard_loader(self, train: Loader) -> None:
         """Let the loader of a training collate only what this process computes of each batch."""
         ...
 
@@ -127,7 +127,7 @@ class Coordinator(Protocol):
 
     def regroup(
         self,
-        train: DataLoader,
+        train: Loader,
         progress: Callable[[], Mapping[str, Any]],
         arrays: Mapping[str, Array],
     ) -> None:
@@ -138,7 +138,7 @@ class Coordinator(Protocol):
         """
         ...
 
-    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+    def join(self, train: Loader, stopped: Callable[[], bool]) -> Checkpoint | None:
         """Wait until this process trains; return the state of the training, or None at its end."""
         ...
 
@@ -166,6 +166,15 @@ class Coordinator(Protocol):
 
     def reduce_metrics(self, sums: Array) -> Array:
         """Return the sums of an evaluation over all processes."""
+        ...
+
+    def whole_value(
+        self, parts: Sequence[Array], value: Callable[[Sequence[Array]], float]
+    ) -> float:
+        """Return ``value(parts)`` of all batches of an evaluation, in order, on all processes.
+
+        parts: float64 rows of each batch that this process computed.
+        """
         ...
 
     # ---- checkpoints
@@ -224,7 +233,7 @@ class SingleProcess(Coordinator):
     def fitting(self, train: object, options: FitOptions) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def shard_loader(self, train: DataLoader) -> None:
+    def shard_loader(self, train: Loader) -> None:
         """See `Coordinator`."""
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
@@ -260,13 +269,13 @@ class SingleProcess(Coordinator):
 
     def regroup(
         self,
-        train: DataLoader,
+        train: Loader,
         progress: Callable[[], Mapping[str, Any]],
         arrays: Mapping[str, Array],
     ) -> None:
         """See `Coordinator`."""
 
-    def join(self, train: DataLoader, stopped: Callable[[], bool]) -> Checkpoint | None:
+    def join(self, train: Loader, stopped: Callable[[], bool]) -> Checkpoint | None:
         return None
 
     def release(self) -> None:
@@ -286,6 +295,11 @@ class SingleProcess(Coordinator):
 
     def reduce_metrics(self, sums: Array) -> Array:
         return sums
+
+    def whole_value(
+        self, parts: Sequence[Array], value: Callable[[Sequence[Array]], float]
+    ) -> float:
+        return value(parts)
 
     def may_save(self, error: Exception, *, evaluating: bool, in_policy: bool = False) -> bool:
         return leaves_state_valid(error, evaluating=evaluating or in_policy)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.errors import CheckpointError
+from cavs.train.sampling import Sampler, draw
 
 Ids = NDArray[np.int64]
 #: First batch and batch size of each part of an epoch, ascending from batch 0.
@@ -34,6 +35,7 @@ class EpochOrder:
     seed: int
     drop_last: bool
     bucket_sizes: Ids | None = None
+    sampler: Sampler | None = None
 
     def batches(self, epoch: int, parts: Parts) -> list[Ids]:
         """Return the indices of the graphs of every batch of `epoch`, at any time the same.
@@ -41,24 +43,41 @@ class EpochOrder:
         Each part cuts the graphs that the batches before it have left.
         """
         rng = np.random.default_rng((self.seed, epoch))
-        order = rng.permutation(self.count) if self.shuffle else np.arange(self.count)
-        left = order.astype(np.int64, copy=False)
+        if self.sampler is not None:
+            order = draw(self.sampler, rng, self.count)
+        else:
+            order = rng.permutation(self.count) if self.shuffle else np.arange(self.count)
+        order = order.astype(np.int64, copy=False)
+        left = np.arange(len(order))  # positions in the order, since a graph may come twice
         found: list[Ids] = []
         for i, (first, size) in enumerate(parts):
-            cut = self._cut(left, size, rng)
+            cut = self._cut(order, left, size, rng)
             if i + 1 < len(parts):
                 cut = cut[: parts[i + 1][0] - first]
                 left = left[~np.isin(left, np.concatenate([left[:0], *cut]))]
-            found += cut
+            found += (order[positions] for positions in cut)
         return found
 
-    def _cut(self, left: Ids, size: int, rng: np.random.Generator) -> list[Ids]:
-        order = left[: len(left) // size * size] if self.drop_last else left
+    def _cut(self, order: Ids, left: Ids, size: int, rng: np.random.Generator) -> list[Ids]:
+        """Return the positions in `order` of the graphs of each batch."""
+        if self.drop_last:
+            left = left[: len(left) // size * size]
         if self.bucket_sizes is None:
-            return [order[i : i + size] for i in range(0, len(order), size)]
-        order = order[np.argsort(self.bucket_sizes[order], -1, "stable")]
-        cut = [order[i : i + size] for i in range(0, len(order), size)]
-        return [cut[i] for i in rng.permutation(len(cut))] if self.shuffle else cut
+            return [left[i : i + size] for i in range(0, len(left), size)]
+        left = left[np.argsort(self.bucket_sizes[order[left]], -1, "stable")]
+        cut = [left[i : i + size] for i in range(0, len(left), size)]
+        drawn = self.shuffle or self.sampler is not None
+        return [cut[i] for i in rng.permutation(len(cut))] if drawn else cut
+
+
+def graphs_before(parts: Parts, batch: int) -> int:
+    """Return the number of graphs of the batches before `batch`, none of which is the last."""
+    ends = [first for first, _ in parts[1:]] + [batch]
+    return sum(
+        (min(end, batch) - first) * size
+        for (first, size), end in zip(parts, ends, strict=True)
+        if first < batch
+    )
 
 
 def parts_of(state: Mapping[str, Any], position: int) -> Parts:

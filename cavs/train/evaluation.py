@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.errors import DeviceError, NumericsError
+from cavs.train.batches import Loader, iterating
 from cavs.train.coordination import Coordinator
 from cavs.train.engine import Engine
 from cavs.train.fit_options import Metrics
-from cavs.train.loader import DataLoader, iterating
-from cavs.train.metrics import Metric, as_metrics
+from cavs.train.metrics import AnyMetric, DataSetMetric, Metric, as_metrics
 from cavs.train.progress import Progress
 from cavs.train.stepping import TrainingState, roll_back
+
+Array = NDArray[Any]
 
 
 class Evaluator:
@@ -46,7 +49,7 @@ class Evaluator:
         def evaluate(batches: Iterable[Any]) -> dict[str, float]:
             used = as_metrics(metrics)
             require(isinstance(batches, Iterable), "loader", batches, "a cavs.DataLoader")
-            if isinstance(batches, DataLoader) and batches.prepare is None:
+            if isinstance(batches, Loader) and batches.prepare is None:
                 batches.prepare = self.prepare
             return self._evaluate(batches, used, progress, stop, in_fit)
 
@@ -55,12 +58,15 @@ class Evaluator:
     def _evaluate(
         self,
         loader: Iterable[Any],
-        metrics: Sequence[Metric],
+        metrics: Sequence[AnyMetric],
         progress: bool,
         stop: Callable[[], bool],
         in_fit: bool,
     ) -> dict[str, float]:
-        sums = {metric.name: [0.0, 0.0] for metric in metrics}
+        means = [metric for metric in metrics if isinstance(metric, Metric)]
+        wholes = [metric for metric in metrics if isinstance(metric, DataSetMetric)]
+        sums = {metric.name: [0.0, 0.0] for metric in means}
+        rows: dict[str, list[Array]] = {metric.name: [] for metric in wholes}
         loss, weight, result = 0.0, 0.0, None
         total = len(loader) if isinstance(loader, Sized) else 0
         with (
@@ -72,22 +78,26 @@ class Evaluator:
                 loss += result.loss * result.weight
                 weight += result.weight
                 outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}
-                for metric in metrics:
+                for metric in means:
                     part, count = metric(outputs, batch)
                     sums[metric.name][0] += part
                     sums[metric.name][1] += count
+                for whole in wholes:
+                    rows[whole.name].append(whole.rows(outputs, batch))
                 bar.advance(batch.num_graphs)
                 if self.coordinator.should_end_evaluation(stop(), in_fit=in_fit):
                     break
         seen = float(result is not None)
-        flat = [loss, weight, seen, *(x for metric in metrics for x in sums[metric.name])]
+        flat = [loss, weight, seen, *(x for metric in means for x in sums[metric.name])]
         reduced = self.coordinator.reduce_metrics(np.array(flat, np.float64))
         loss, weight, seen, *rest = reduced.tolist()
         require(seen > 0, "loader", loader, "at least one batch")
         values = {"loss": loss / weight if weight else math.nan}
-        for metric, part, count in zip(metrics, rest[::2], rest[1::2], strict=True):
+        for metric, part, count in zip(means, rest[::2], rest[1::2], strict=True):
             values[metric.name] = metric.finish(part / count) if count else math.nan
-        return values
+        for whole in wholes:
+            values[whole.name] = self.coordinator.whole_value(rows[whole.name], whole.value)
+        return {name: values[name] for name in ("loss", *(metric.name for metric in metrics))}
 
     def _run(self, batch: Any) -> Any:
         state = self.state
@@ -107,6 +117,6 @@ def _whole_epoch(loader: Iterable[Any]) -> Iterable[Any]:
 
     A subclass with an ``__iter__`` of its own is iterated by that.
     """
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+    if isinstance(loader, Loader) and type(loader).__iter__ is Loader.__iter__:
         return loader.whole_epoch()
     return loader

@@ -14,13 +14,13 @@ import numpy as np
 
 from cavs.errors import CavsError, CheckpointError, NumericsError
 from cavs.train.adaptation import Adaptation
+from cavs.train.batches import Loader, iterating
 from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.coordination import BEST, Coordinator, Detached
 from cavs.train.engine import Engine
 from cavs.train.fit_options import FitOptions, FitResult, Metrics
 from cavs.train.interrupt import DeferredInterrupt
-from cavs.train.loader import DataLoader, iterating
 from cavs.train.log import JsonLines
 from cavs.train.metrics import as_metrics
 from cavs.train.progress import Progress, duration
@@ -88,7 +88,7 @@ class Fit:
         state: TrainingState,
         engine: Engine,
         coordinator: Coordinator,
-        train: DataLoader,
+        train: Loader,
         options: FitOptions,
         *,
         lock: CheckpointLock | None = None,
@@ -279,7 +279,7 @@ class Fit:
                 adaptation.call("before_epoch")
             run.opened = True
             self._regroup()
-        number, total = run.epoch + 1, len(self.train)
+        number, total = run.epoch + 1, self.train.total
         title = f"epoch {number}/{self.options.epochs}"
         with Progress(title, total, done=self.train.first, enabled=self.shows) as bar:
             if not run.trained:
@@ -351,10 +351,9 @@ class Fit:
                         self._checkpoint(improved=False)
                         adaptation.restart_clock()
                         stop_if_asked()
-                    left = len(self.train) - self.train.position
-                    if adaptation.run.stopping and left > 0:
+                    if adaptation.run.stopping and not self.train.at_end:
                         break
-                    bar.total = self.train.position + left
+                    bar.total = self.train.total
                     self._regroup()
                 count(loop.land())
             except BaseException:

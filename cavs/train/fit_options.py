@@ -9,12 +9,12 @@ from typing import Any
 
 from cavs.config import require, require_count, require_flag
 from cavs.errors import ConfigError
-from cavs.train.loader import DataLoader
-from cavs.train.metrics import Measure, Metric
+from cavs.train.batches import Loader
+from cavs.train.metrics import AnyMetric, Measure, Metric
 from cavs.train.monitors import Monitor
 from cavs.train.policy import Policy
 
-Metrics = Iterable[Metric | Measure] | Mapping[str, Metric | Measure]
+Metrics = Iterable[AnyMetric | Measure] | Mapping[str, AnyMetric | Measure]
 OnEvent = Callable[[str, Mapping[str, Any]], object]
 
 
@@ -38,7 +38,7 @@ class FitOptions:
 
     def check(self, train: object) -> None:
         """Raise `ConfigError` for an argument that is invalid or does not fit the others."""
-        require(isinstance(train, DataLoader), "train", train, "a cavs.DataLoader")
+        require(isinstance(train, Loader), "train", train, "a cavs.DataLoader")
         callback = self.on_event
         holds = callback is None or callable(callback)
         require(holds, "on_event", callback, "a function or None")
@@ -66,10 +66,10 @@ class FitOptions:
         for name, path in (("checkpoint", self.checkpoint), ("log", self.log)):
             require(isinstance(path, str | os.PathLike | None), name, path, "a path or None")
 
-    def monitored(self, metrics: Sequence[Metric]) -> Metric:
+    def monitored(self, metrics: Sequence[AnyMetric]) -> AnyMetric:
         """Return the metric that tells the best epoch. Raises `ConfigError` if there is none."""
         loss = Metric("loss", lambda outputs, batch: (0.0, 0.0), "lower")
-        known = {metric.name: metric for metric in [*metrics, loss]}
+        known: dict[str, AnyMetric] = {metric.name: metric for metric in [*metrics, loss]}
         if self.monitor is None:
             return next(iter(known.values())) if self.dev is not None else loss
         if self.monitor not in known:

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from types import MethodType
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require, require_count, require_flag
-from cavs.errors import CavsError, CheckpointError, ConfigError, DataError, raised_at
+from cavs.errors import CheckpointError, ConfigError
 from cavs.train.batch_cache import BatchCache
-from cavs.train.data_set import digest_of, edge_types, sizes_of, with_edge_types
-from cavs.train.epoch import EpochOrder, Ids, Parts, changed, parts_of
+from cavs.train.batches import Collate, Loader, located
+from cavs.train.data_set import digest_of, edge_types, sizes_of
+from cavs.train.epoch import EpochOrder, Ids, Parts
 from cavs.train.prefetch import prefetch
+from cavs.train.sampling import Sampler, check_sampler, fingerprint
 
-Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
-Prepare = Callable[[Any], object]
-_IDENTITY = ("num_graphs", "batch_size", "shuffle", "seed", "bucket", "drop_last")
 _NO_LIMIT = 1 << 62  # bytes
 
 
-def _none() -> None:
-    """Reference to no function."""
-
-
-def _collate(graphs: Sequence[Any], ids: NDArray[np.int64]) -> Any:
-    from cavs.data import batch
-
-    return batch(graphs, ids)
-
-
-class DataLoader:
+class DataLoader(Loader):
     """Cuts `graphs` into batches, epoch by epoch.
 
     Args:
@@ -44,11 +30,12 @@ class DataLoader:
         seed: Seed of that order.
         bucket: ``"size"`` or ``"depth"`` puts graphs with a similar number of vertices or levels
             into one batch, which keeps frontiers wide; the batches themselves are shuffled.
+        sampler: Draws the graphs of every epoch instead, such as `WeightedSampler`.
         drop_last: Leave out a last batch that is smaller.
         prefetch: Number of batches that a background thread prepares ahead; with 0 the caller
             prepares them.
         cache: Keep batches and their schedules for the next epochs: True, or a limit in bytes.
-            Needs ``shuffle=False``.
+            Needs ``shuffle=False`` and no sampler.
         collate: ``(graphs, ids) -> batch``; by default `cavs.data.batch`.
 
     `batch_size` may be set at any time. Within an epoch, the graphs that have not been yielded are
@@ -71,14 +58,14 @@ class DataLoader:
         seed: int = 0,
         *,
         bucket: Literal["size", "depth"] | None = None,
+        sampler: Sampler | None = None,
         drop_last: bool = False,
         prefetch: int = 2,
         cache: bool | int = False,
         collate: Collate | None = None,
     ) -> None:
-        require_count("batch_size", batch_size)
+        super().__init__(batch_size, prefetch, collate)
         require_count("seed", seed, 0)
-        require_count("prefetch", prefetch, 0)
         require_flag("shuffle", shuffle)
         require_flag("drop_last", drop_last)
         require(bucket in (None, "size", "depth"), "bucket", bucket, "None, 'size' or 'depth'")
@@ -87,43 +74,24 @@ class DataLoader:
         counted = hasattr(graphs, "__len__") and hasattr(graphs, "__getitem__")
         listed = counted and not isinstance(graphs, Mapping)
         require(listed, "graphs", graphs, "a list of graphs")
-        if cache and shuffle:
+        if cache and (shuffle or sampler is not None):
+            other = "shuffle=True" if shuffle else "a sampler"
             raise ConfigError(
-                "cache=True with shuffle=True: no batch comes twice",
-                hint="pass shuffle=False or cache=False",
+                f"cache=True with {other}: no batch comes twice",
+                hint="pass cache=False, or neither shuffle nor sampler",
             )
         if len(graphs) == 0:
             raise ConfigError("DataLoader got no graphs", hint="pass at least one graph")
-        _check_leaves_some(graphs, batch_size, drop_last)
-        self.graphs, self.shuffle, self.seed = graphs, shuffle, seed
-        self._first_batch_size = batch_size  # the argument
-        self._parts: Parts = ((0, batch_size),)  # the running epoch, or the next one
-        self.bucket, self.drop_last, self.prefetch = bucket, drop_last, prefetch
-        self._prepare: Callable[[], Prepare | None] = _none
-        self.collate = collate or _collate
+        if sampler is not None:
+            check_sampler(sampler, len(graphs), shuffle=shuffle)
+        self.graphs, self.shuffle, self.seed, self.sampler = graphs, shuffle, seed, sampler
+        self.bucket, self.drop_last = bucket, drop_last
+        self._check_size(batch_size)
         self._bucket_sizes = self._sizes_in_buckets()
         self._sizes: dict[str, int] | None = None
         self._digest: int | None = None
-        self._epoch, self._position = 0, 0  # in the running iteration, or at the next one
-        self._running = False
         self._counted: tuple[Any, int] = None, 0  # epoch and parts, and their number of batches
-        self._ahead: Generator[Any] | None = None  # batches of the running iteration
         self._cache = BatchCache(_NO_LIMIT if cache is True else int(cache)) if cache else None
-        self._edge_types: Mapping[str, Any] | None = None  # edge features, without rows
-
-    @property
-    def batch_size(self) -> int:
-        """Graphs per batch, from the next batch on; see `DataLoader`."""
-        return self._parts[-1][1]
-
-    @batch_size.setter
-    def batch_size(self, size: int) -> None:
-        require_count("batch_size", size)
-        _check_leaves_some(self.graphs, size, self.drop_last)
-        if size != self.batch_size:
-            self._parts = changed(self._parts, self._position, size)
-            if self._ahead is not None:
-                self._ahead.close()
 
     def __len__(self) -> int:
         """Number of batches of the running epoch, or of the next one if none runs."""
@@ -134,49 +102,33 @@ class DataLoader:
             if self._counted[0] != (epoch, parts):
                 self._counted = (epoch, parts), len(self._order.batches(epoch, parts))
             return self._counted[1]
-        whole, rest = divmod(len(self.graphs), parts[0][1])
+        whole, rest = divmod(self._length, parts[0][1])
         return whole + (1 if rest and not self.drop_last else 0)
 
     @property
     def _order(self) -> EpochOrder:
         count, sizes = len(self.graphs), self._bucket_sizes
-        return EpochOrder(count, self.shuffle, self.seed, self.drop_last, sizes)
+        return EpochOrder(count, self.shuffle, self.seed, self.drop_last, sizes, self.sampler)
 
     @property
-    def prepare(self) -> Prepare | None:
-        """Function called with every batch; a trainer sets its session's unless there is one."""
-        return self._prepare()
-
-    @prepare.setter
-    def prepare(self, prepare: Prepare | None) -> None:
-        # A loader may outlive the trainers that used it and must not keep their sessions alive.
-        if isinstance(prepare, MethodType):
-            self._prepare = weakref.WeakMethod[Prepare](prepare)
-        else:
-            self._prepare = lambda: prepare
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without `prepare` and threads, which cannot be copied."""
-        return vars(self) | {"_prepare": _none, "_ahead": None}
+    def _length(self) -> int:
+        """Number of graphs of an epoch."""
+        return len(self.graphs) if self.sampler is None else len(self.sampler)
 
     @property
-    def epoch(self) -> int:
-        """The running epoch, or the next one if none runs."""
-        return self._epoch
+    def total(self) -> int:
+        return len(self)
 
     @property
-    def position(self) -> int:
-        """Number of batches of that epoch already yielded."""
-        return self._position
+    def at_end(self) -> bool:
+        return self._position >= len(self)
 
     @property
-    def first(self) -> int:
-        """Batch of its epoch with which the next iteration begins; 0 unless a state was loaded."""
-        return 0 if self._running else self._position
+    def smallest_batch(self) -> int:
+        return min(self.batch_size, self._length)
 
     @property
     def caches(self) -> bool:
-        """True if batches are kept for the next epochs."""
         return self._cache is not None
 
     def _sizes_in_buckets(self) -> NDArray[np.int64] | None:
@@ -190,7 +142,7 @@ class DataLoader:
             except MemoryError:
                 raise
             except Exception as error:
-                raise _located(error, f"graph {i} of the data set") from error
+                raise located(error, f"graph {i} of the data set") from error
             if size is None:
                 raise ConfigError(
                     f"graphs[{i}] is {self.graphs[i]!r:.80}, but bucket={self.bucket!r} reads its "
@@ -205,114 +157,71 @@ class DataLoader:
         parts = self._parts if epoch == self._epoch else ((0, self.batch_size),)
         return self._order.batches(epoch, parts)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, or the rest of one that `load_state_dict` set."""
-        if self._running:  # an earlier iteration was left before its end
-            self._begin_epoch(self._epoch + 1)
-        self._running = True
-        epoch, position, parts = self._epoch, self._position, None
-        while parts is not self._parts:
-            parts = self._parts
-            with closing(self._rest_of(epoch, position)) as items:
-                self._ahead = items
-                for item in items:  # ends early if the batch size changes
-                    position += 1
-                    self._epoch, self._position = epoch, position
-                    yield item
-        self._begin_epoch(epoch + 1)
-        self._running = False
-
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch, self._position, self._parts = epoch, 0, ((0, self.batch_size),)
-
     def _rest_of(self, epoch: int, first: int) -> Generator[Any]:
         batches = self.epoch_ids(epoch)[first:]
 
         def make(i: int) -> Any:
-            return self._make(batches[i], epoch, first + i)
+            return self._batch(batches[i], epoch, first + i)
 
-        return prefetch(make, len(batches), self.prefetch)
+        return prefetch(map(make, range(len(batches))), self.prefetch)
 
     def whole_epoch(self) -> Iterator[Any]:
-        """Return all global batches of the current epoch; the loader does not advance."""
         epoch, collate = self._epoch, self.undivided
         batches = self.epoch_ids(epoch)
 
         def make(i: int) -> Any:
-            return self._make(batches[i], epoch, i, collate)
+            return self._batch(batches[i], epoch, i, collate)
 
-        return prefetch(make, len(batches), self.prefetch)
+        return prefetch(map(make, range(len(batches))), self.prefetch)
 
     def peek(self) -> Any:
-        """Return the first batch of the current epoch; the loader does not advance."""
-        return self._make(self.epoch_ids(self._epoch)[0], self._epoch, 0)
+        return self._batch(self.epoch_ids(self._epoch)[0], self._epoch, 0)
 
-    @property
-    def undivided(self) -> Collate:
-        """`collate` of global batches, where `collate` makes shards of them for one rank."""
-        whole: Collate = getattr(self.collate, "whole", self.collate)
-        return whole
-
-    def _make(
+    def _batch(
         self, ids: NDArray[np.int64], epoch: int, position: int, collate: Collate | None = None
     ) -> Any:
         collate, cache = collate or self.collate, self._cache
         if cache is not None and (item := cache.get(position, ids, collate)) is not None:
             return item
-        try:
-            item = self._collate_and_prepare(collate, ids)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise self._blame(error, ids, epoch, position) from error
+        where = f"the data set (batch {position} of epoch {epoch})"
+        item = self._make(self.graphs.__getitem__, ids, collate, where)
         if cache is not None and collate is self.collate:
             cache.put(position, ids, collate, item)
         return item
 
-    def _collate_and_prepare(self, collate: Collate, ids: NDArray[np.int64]) -> Any:
-        graphs = [self.graphs[i] for i in ids.tolist()]
-        if self._edge_types is None:
-            found = edge_types(graphs)
-            if found is None:  # no edge in this batch
-                found = edge_types(self.graphs[i] for i in range(len(self.graphs)))
-            self._edge_types = found or {}
-        item = collate(with_edge_types(graphs, self._edge_types), ids)
-        prepare = self.prepare
-        if prepare is not None:
-            prepare(item)
-        return item
+    def _edge_types_of_all(self) -> Mapping[str, Any]:
+        return edge_types(self.graphs[i] for i in range(len(self.graphs))) or {}
 
-    def _blame(
-        self, error: Exception, ids: NDArray[np.int64], epoch: int, position: int
-    ) -> CavsError:
-        """Return the error with the graphs that cause it, found by collating each one alone."""
-        blamed = [int(i) for i in ids if not self._collates_alone(int(i))]
-        listed = ", ".join(map(str, blamed or ids.tolist()))
-        which = "graph" if len(blamed) == 1 else "graphs"
-        where = f"{which} {listed} of the data set (batch {position} of epoch {epoch})"
-        return _located(error, where)
-
-    def _collates_alone(self, i: int) -> bool:
-        try:
-            self._collate_and_prepare(self.undivided, np.array([i], dtype=np.int64))
-        except Exception:
-            return False
-        return True
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "num_graphs": len(self.graphs),
+            "batch_size": self._first_batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "bucket": self.bucket,
+            "drop_last": self.drop_last,
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loader and everything its order depends on, as JSON values."""
-        state = {name: getattr(self, name) for name in _IDENTITY if name != "num_graphs"}
-        state["batch_size"] = self._first_batch_size
-        if self._parts != ((0, self._first_batch_size),):
-            state["batch_sizes"] = [list(part) for part in self._parts]
         if self._sizes is None:
             self._sizes = sizes_of(self.graphs)
-        return state | {
-            "num_graphs": len(self.graphs),
-            "contents": self._sizes,
-            "epoch": self._epoch,
-            "position": self._position,
-        }
+        drawn = {} if self.sampler is None else {"sampler": fingerprint(self.sampler)}
+        return super().state_dict() | {"contents": self._sizes} | drawn
+
+    def _check_contents(self, state: Mapping[str, Any]) -> None:
+        own = self.state_dict()
+        kept, found = state.get("contents"), own["contents"]
+        if kept and found and kept != found:  # older checkpoints have no contents
+            raise CheckpointError(
+                f"the loader was saved with graphs of {_listed(kept)}, but has {_listed(found)}",
+                hint="resume with the same graphs in the same order",
+            )
+        drawn, draws = state.get("sampler"), own.get("sampler")
+        if drawn != draws:
+            raise CheckpointError(
+                f"the loader was saved with the sampler {drawn}, but has {draws}",
+                hint="resume with the same sampler",
+            )
 
     def digest(self) -> int:
         """Return a digest of structure and integer features; 0 if graphs are built on access.
@@ -323,68 +232,14 @@ class DataLoader:
             self._digest = digest_of(self.graphs)
         return self._digest
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration continue from `state`.
-
-        Raises `CheckpointError`, naming both values, if this loader would order its batches
-        differently.
-        """
-        own = self.state_dict()
-        for name in (*_IDENTITY, "epoch", "position"):
-            if name not in state:
-                raise CheckpointError(f"the state of the loader has no {name!r}")
-        for name in _IDENTITY:
-            if state[name] != own[name]:
-                raise CheckpointError(
-                    f"the loader was saved with {name}={state[name]!r}, but has {own[name]!r}",
-                    hint=f"resume with the same data and {name}={state[name]!r}",
-                )
-        kept, found = state.get("contents"), own["contents"]
-        if kept and found and kept != found:  # older checkpoints have no contents
-            raise CheckpointError(
-                f"the loader was saved with graphs of {_listed(kept)}, but has {_listed(found)}",
-                hint="resume with the same graphs in the same order",
+    def _check_size(self, size: int) -> None:
+        count = self._length
+        if self.drop_last and count < size:
+            raise ConfigError(
+                f"drop_last=True leaves nothing of {count} graphs at batch_size={size}",
+                hint="pass a smaller batch_size or drop_last=False",
             )
-        epoch, position = state["epoch"], state["position"]
-        whole = isinstance(epoch, int) and isinstance(position, int) and min(epoch, position) >= 0
-        parts = parts_of(state, position) if whole else self._parts
-        count = self._count(epoch, parts) if whole else len(self)
-        if not whole or position > count:
-            raise CheckpointError(
-                f"the loader was saved at epoch {epoch!r}, batch {position!r} of {count}"
-            )
-        self._epoch, self._position, self._running = epoch, position, False
-        self._parts = parts
-
-
-def _check_leaves_some(graphs: Sequence[Any], batch_size: int, drop_last: bool) -> None:
-    """Raise `ConfigError` if an epoch would have no batch."""
-    if drop_last and len(graphs) < batch_size:
-        raise ConfigError(
-            f"drop_last=True leaves nothing of {len(graphs)} graphs at batch_size={batch_size}",
-            hint="pass a smaller batch_size or drop_last=False",
-        )
 
 
 def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())
-
-
-def _located(error: Exception, where: str) -> CavsError:
-    """Return the error as one of cavs that names the graphs."""
-    if isinstance(error, CavsError) and type(error).__init__ is CavsError.__init__:
-        return error.reworded(f"{error.what}\n  in {where}")
-    what = f"cannot prepare {where}: {type(error).__name__}: {error}"
-    return DataError(what, where=raised_at(error))
-
-
-@contextmanager
-def iterating(loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield ``iter(loader)``; its background thread ends with the block, even after an error."""
-    iterator = iter(loader)
-    try:
-        yield iterator
-    finally:
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()

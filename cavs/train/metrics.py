@@ -3,14 +3,15 @@
 A metric is a function ``(outputs, batch) -> (sum, count)``; its value over a data set is the sum
 of sums over the sum of counts. `Metric` adds the direction of progress and a final transformation.
 ``outputs`` holds the outputs of ``Model.forward`` by name (``"output"`` for a single value) and,
-always, ``"loss"`` (mean of the batch) and ``"weight"`` (number of terms in that mean).
+always, ``"loss"`` (mean of the batch) and ``"weight"`` (number of terms in that mean). A
+`DataSetMetric` needs the rows of the whole data set instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +20,24 @@ from numpy.typing import NDArray
 
 from cavs.config import require
 from cavs.errors import ConfigError, FeatureError
+from cavs.train.data_set_metrics import DataSetMetric, auc, f1, pearson, spearman
+from cavs.train.metric_inputs import feature_of, labels_of, output_of
+
+__all__ = [
+    "AnyMetric",
+    "DataSetMetric",
+    "Measure",
+    "Metric",
+    "accuracy",
+    "as_metrics",
+    "auc",
+    "batch_roots",
+    "f1",
+    "pearson",
+    "perplexity",
+    "root_accuracy",
+    "spearman",
+]
 
 Measure = Callable[[Mapping[str, Any], Any], tuple[float, float]]
 
@@ -54,27 +73,30 @@ class Metric:
         return value if self.better == "lower" else -value
 
 
+AnyMetric = Metric | DataSetMetric
+
+
 def as_metrics(
-    metrics: Iterable[Metric | Measure] | Mapping[str, Metric | Measure],
-) -> list[Metric]:
-    """Return `metrics` as `Metric`s; `ConfigError` if a name is not unique."""
-    named: list[tuple[str, Metric | Measure]]
+    metrics: Iterable[AnyMetric | Measure] | Mapping[str, AnyMetric | Measure],
+) -> list[AnyMetric]:
+    """Return metrics, functions as `Metric`s; `ConfigError` if a name is not unique."""
+    named: list[tuple[str, AnyMetric | Measure]]
     if isinstance(metrics, Mapping):
         named = list(metrics.items())
     else:
         require(isinstance(metrics, Iterable), "metrics", metrics, "a list or dict of metrics")
         named = [(getattr(m, "name", getattr(m, "__name__", "metric")), m) for m in metrics]
-    result: list[Metric] = []
+    result: list[AnyMetric] = []
     for name, metric in named:
-        if not callable(metric):
+        if isinstance(metric, Metric | DataSetMetric):
+            result.append(replace(metric, name=name))
+        elif callable(metric):
+            result.append(Metric(name, metric))
+        else:
             raise ConfigError(
                 f"metric {name!r} is {metric!r}, but must be a function",
                 hint="such as cavs.train.metrics.accuracy(), or (outputs, batch) -> (sum, count)",
             )
-        if isinstance(metric, Metric):
-            result.append(Metric(name, metric.measure, metric.better, metric.finish))
-        else:
-            result.append(Metric(name, metric))
     names = [m.name for m in result] + ["loss"]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -82,36 +104,6 @@ def as_metrics(
             f"several metrics are called {twice[0]!r}", hint='pass metrics={"name": metric, ...}'
         )
     return result
-
-
-def _logits(outputs: Mapping[str, Any], output: str) -> NDArray[Any]:
-    if output in outputs:
-        return np.asarray(outputs[output])
-    names = sorted(set(outputs) - {"loss", "weight"})
-    raise FeatureError(
-        f"the metric reads the output {output!r}, but the model has {names}",
-        hint=f"pass output={names[0]!r}" if names else "define forward(self, batch) of the model",
-    )
-
-
-def _feature(batch: Any, label: str) -> NDArray[Any]:
-    if label not in batch:
-        raise FeatureError(
-            f"the metric reads the labels {label!r}, but the batch has none: {batch!r}",
-            hint="pass label=, the name of the feature with the labels",
-        )
-    return np.asarray(batch[label])
-
-
-def _labels(batch: Any, label: str, rows: int) -> NDArray[Any]:
-    labels = _feature(batch, label)
-    if labels.shape != (rows,):
-        raise FeatureError(
-            f"label {label!r} has shape {labels.shape}, but the output has {rows} rows",
-            hint="labels are one number per row of the output: per vertex, or per graph if the "
-            "output is one of ops.sum_roots or ops.mean_graph",
-        )
-    return labels
 
 
 def accuracy(output: str = "output", label: str = "label", name: str = "accuracy") -> Metric:
@@ -125,8 +117,8 @@ def accuracy(output: str = "output", label: str = "label", name: str = "accuracy
 def _accuracy(
     output: str, label: str, outputs: Mapping[str, Any], batch: Any
 ) -> tuple[float, float]:
-    logits = _logits(outputs, output)
-    labels = _labels(batch, label, len(logits))
+    logits = output_of(outputs, output)
+    labels = labels_of(batch, label, len(logits))
     known = labels >= 0
     right = logits[known].argmax(axis=1) == labels[known]
     return float(right.sum()), float(known.sum())
@@ -142,8 +134,8 @@ def root_accuracy(
 def _root_accuracy(
     name: str, output: str, label: str, outputs: Mapping[str, Any], batch: Any
 ) -> tuple[float, float]:
-    logits = _logits(outputs, output)
-    labels = _labels(batch, label, len(logits))
+    logits = output_of(outputs, output)
+    labels = labels_of(batch, label, len(logits))
     if len(labels) != batch.num_vertices:
         raise FeatureError(
             f"{name} needs one row per vertex, but {output!r} has {len(labels)} rows for "
@@ -169,7 +161,7 @@ def perplexity(label: str = "label", name: str = "perplexity") -> Metric:
 
 
 def _perplexity(label: str, outputs: Mapping[str, Any], batch: Any) -> tuple[float, float]:
-    count = float(np.count_nonzero(_feature(batch, label) >= 0))
+    count = float(np.count_nonzero(feature_of(batch, label) >= 0))
     return float(outputs["loss"]) * count, count
 
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cavs.config import require, require_count, require_number
 from cavs.errors import CheckpointError, ConfigError
-from cavs.train.loader import DataLoader
+from cavs.train.batches import Loader
 from cavs.train.monitors import Monitor, Monitors
 from cavs.train.optim import Optimizer
 from cavs.train.ranks import REDUCTIONS, RankGroup
@@ -56,7 +56,7 @@ class TrainingRun:
     def __init__(
         self,
         state: PolicyState,
-        loader: DataLoader,
+        loader: Loader,
         run: RunState,
         group: RankGroup,
         table: RunTable,

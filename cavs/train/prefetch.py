@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
 
 from cavs.errors import CavsError
@@ -46,15 +46,18 @@ def _close_all() -> None:
         channel.close()
 
 
-def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None:
+def _produce(channel: _Channel[T], items: Iterator[T]) -> None:
     try:
-        for i in range(count):
+        while True:
             with channel.changed:
                 while len(channel.items) >= channel.depth and not channel.closed:
                     channel.changed.wait()
                 if channel.closed:
                     return
-            item = make(i)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
             with channel.changed:
                 channel.items.append(item)
                 channel.changed.notify_all()
@@ -66,19 +69,19 @@ def _produce(channel: _Channel[T], make: Callable[[int], T], count: int) -> None
             channel.changed.notify_all()
 
 
-def prefetch(make: Callable[[int], T], count: int, depth: int) -> Generator[T]:
-    """Yield ``make(0) ... make(count - 1)``, computed by a thread, at most `depth` ahead.
+def prefetch(items: Iterator[T], depth: int) -> Generator[T]:
+    """Yield `items`, computed by a thread, at most `depth` ahead.
 
-    An exception in `make` is raised here, after the items before it. The thread ends with the
+    An exception in `items` is raised here, after the items before it. The thread ends with the
     iteration: after the last item, when it is closed or dropped, or at interpreter exit.
-    ``depth=0`` runs `make` in the caller.
+    ``depth=0`` computes them in the caller.
     """
     if depth == 0:
-        yield from map(make, range(count))
+        yield from items
         return
     channel: _Channel[T] = _Channel(depth)
     channel.thread = threading.Thread(
-        target=_produce, args=(channel, make, count), name="cavs-prefetch", daemon=True
+        target=_produce, args=(channel, items), name="cavs-prefetch", daemon=True
     )
     _open.add(channel)  # type: ignore[arg-type]
     channel.thread.start()

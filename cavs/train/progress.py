@@ -41,7 +41,8 @@ def short_number(value: float) -> str:
 class Progress:
     """Shows the progress of a pass over `total` batches; a context manager.
 
-    `done` batches of a resumed pass were made before. `clock` and `stream` are for tests.
+    total: 0 if it is not known. `done` batches of a resumed pass were made before. `clock` and
+    `stream` are for tests.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Progress:
         time_left = [f"{duration(left * each)} left"] if left > 0 else []
         columns = shutil.get_terminal_size().columns if self._tty else _COLUMNS + 1
         while True:
-            tail = "  ".join([f"{self.done}/{self.total}", *shown, *rate, *time_left])
+            made = f"{self.done}/{self.total}" if self.total else str(self.done)
+            tail = "  ".join([made, *shown, *rate, *time_left])
             if len(self.title) + 2 + len(tail) < columns or not (rate or shown[1:]):
                 break
             (rate or shown).pop()
@@ -125,7 +127,7 @@ class Progress:
             return
         room = columns - len(self.title) - len(tail) - 7
         bar = ""
-        if room >= 8:
+        if room >= 8 and self.total:
             size = min(room, 30)
             full = size * self.done // max(self.total, 1)
             bar = "[" + "#" * full + "." * (size - full) + "]  "

@@ -16,6 +16,7 @@ from cavs.errors import DeviceError, DeviceWarning, ProcessLocal, renamed
 from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import saving
+from cavs.train.batches import Loader, Prepare
 from cavs.train.checkpoint import Checkpoint, ParameterizedModel
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.coordination import Array, Coordinator, SingleProcess
@@ -23,13 +24,13 @@ from cavs.train.engine import Engine, StepOutcome
 from cavs.train.evaluation import Evaluator
 from cavs.train.fit import Fit
 from cavs.train.fit_options import FitOptions, FitResult, Metrics, OnEvent
-from cavs.train.loader import DataLoader, Prepare
 from cavs.train.metrics import as_metrics
 from cavs.train.monitors import Monitor
 from cavs.train.optim import Optimizer, TrainableParameter
 from cavs.train.policy import Policy
 from cavs.train.run_state import ResumePoint, fit_progress
 from cavs.train.stepping import Step, Stepper, TrainingState, lose_steps
+from cavs.train.stream import Source, as_loader
 
 T = TypeVar("T")
 
@@ -209,7 +210,7 @@ class Trainer(ProcessLocal):
 
     def fit(
         self,
-        train: DataLoader,
+        train: Loader | Source,
         *,
         epochs: int,
         dev: Iterable[Any] | None = None,
@@ -228,7 +229,8 @@ class Trainer(ProcessLocal):
         """Train for `epochs` epochs (counted from the start of a resumed run).
 
         Args:
-            train: The training batches.
+            train: The training batches: a `cavs.DataLoader`, a `StreamLoader` of graphs, or an
+                iterable of batches or a function of the epoch that returns one; see `BatchStream`.
             epochs: Passes over `train`.
             dev: Evaluated after every epoch.
             metrics: Metrics of that evaluation, besides the loss.
@@ -276,16 +278,17 @@ class Trainer(ProcessLocal):
         )
         with self.coordinator.fitting(train, options):
             options = replace(options, metrics=as_metrics(metrics))
+            loader = as_loader(train)
             self.land()
-            if isinstance(train, DataLoader) and train.prepare in (None, self.prepare_evaluation):
-                train.prepare = self.session.prepare
-            self.coordinator.shard_loader(train)
+            if loader.prepare in (None, self.prepare_evaluation):
+                loader.prepare = self.session.prepare
+            self.coordinator.shard_loader(loader)
             fit = Fit(
                 self,
                 self.state,
                 self.session,
                 self.coordinator,
-                train,
+                loader,
                 options,
                 lock=self.checkpoint_lock,
                 resume_point=self._resume_point,

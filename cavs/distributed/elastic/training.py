@@ -33,8 +33,8 @@ from cavs.distributed.strategy.ranks import check_hosts, devices_of, hosts_of
 from cavs.distributed.strategy.variable import trace_of
 from cavs.distributed.strategy.verify import verify, verify_optimizer
 from cavs.errors import CommunicationError, ConfigError
+from cavs.train.batches import Loader
 from cavs.train.fit_options import FitOptions
-from cavs.train.loader import DataLoader
 from cavs.train.stepping import TrainingState
 
 _PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
@@ -231,7 +231,7 @@ class RankTraining:
     def note_options(self, options: FitOptions) -> None:
         """Note the options of a `fit` that ranks compare."""
         dev: Any = options.dev  # each rank evaluates some of its batches
-        if isinstance(dev, DataLoader):
+        if isinstance(dev, Loader):
             known = _facts_of(dev)
             dev = {name: known[name] for name in sorted(known.keys() - {"epoch", "position"})}
         else:
@@ -240,7 +240,7 @@ class RankTraining:
         self.fit_facts["policies"] = [policy.name for policy in options.policies]
         self.fit_facts["monitors"] = list(map(str, options.monitors))
 
-    def note_loader(self, train: DataLoader) -> None:
+    def note_loader(self, train: Loader) -> None:
         """Note the facts about the loader of a `fit` that ranks compare."""
         self.loader_facts = _facts_of(train)
 
@@ -293,5 +293,5 @@ class RankTraining:
         session.agreement.announce(phase if begun else None, error, patience)
 
 
-def _facts_of(loader: DataLoader) -> dict[str, Any]:
+def _facts_of(loader: Loader) -> dict[str, Any]:
     return loader.state_dict() | {"structure and integers": loader.digest()}

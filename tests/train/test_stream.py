@@ -1,0 +1,258 @@
+"""Trainings over sources that are read one after the other, and over batches of the caller."""
+
+import copy
+import itertools
+import os
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cavs
+from cavs.errors import CheckpointError, ConfigError, DataError
+from cavs.train import BatchStream, DataLoader, Policy, StreamLoader
+from tests.train.test_trainer import DEV, GRAPHS, bits, dev_loader, make, train_loader
+
+CHAINS = [cavs.Graph.chain(1 + i * 7 % 5) for i in range(23)]
+
+
+def drawn(epoch):
+    """Yield other graphs in each epoch."""
+    order = np.random.default_rng(epoch).permutation(len(GRAPHS))
+    yield from (GRAPHS[i] for i in order)
+
+
+def batches(epoch):
+    for i in range(0, len(GRAPHS), 8):
+        yield cavs.batch([GRAPHS[(i * (epoch + 1) + j) % len(GRAPHS)] for j in range(8)])
+
+
+def flat(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
+def ids(of):
+    return [batch.ids.tolist() for batch in of]
+
+
+@given(
+    size=st.integers(1, 9),
+    shuffle=st.integers(0, 30),
+    drop_last=st.booleans(),
+    length=st.none() | st.integers(1, 30),
+    prefetch=st.sampled_from([0, 2]),
+    changes=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), max_size=3),
+    stop=st.integers(0, 8),
+)
+def test_every_graph_comes_once_and_a_resumed_stream_gives_the_rest(
+    size, shuffle, drop_last, length, prefetch, changes, stop
+):
+    def stream():
+        options = {"shuffle": shuffle, "drop_last": drop_last, "length": length}
+        return StreamLoader(CHAINS, size, prefetch=prefetch, **options)
+
+    def run(of, found=()):
+        found = [*found]
+        for batch in of:
+            found.append(batch.ids.tolist())
+            for at, to in changes:
+                if at == len(found) - 1:
+                    of.batch_size = to
+            assert of.at_end in (False, True)
+            yield found
+
+    whole = stream()
+    try:
+        *_, found = run(whole)
+    except ConfigError:
+        assert drop_last and size > len(CHAINS)
+        return
+    seen = flat(found)
+    assert len(set(seen)) == len(seen)
+    if not shuffle:
+        assert seen == list(range(len(seen)))
+    if length is None and not drop_last:
+        assert sorted(seen) == list(range(len(CHAINS)))
+    if length is not None:
+        assert len(found) <= length
+    first, begun = stream(), []
+    for begun in run(first):
+        if len(begun) > stop:
+            break
+    resumed = stream()
+    resumed.load_state_dict(first.state_dict())
+    assert [begun, *run(resumed, begun)][-1] == found
+
+
+def test_a_stream_is_a_loader_of_the_same_graphs():
+    stream, listed = StreamLoader(CHAINS, 5), DataLoader(CHAINS, 5)
+    for _ in range(2):
+        assert ids(stream) == ids(listed)
+    assert ids(stream.whole_epoch()) == ids(listed.whole_epoch())
+    assert stream.peek().ids.tolist() == [0, 1, 2, 3, 4] and stream.epoch == 2
+    shuffled = StreamLoader(CHAINS, 5, shuffle=9, seed=3)
+    first, second = ids(shuffled), ids(shuffled)
+    assert first != second and sorted(flat(first)) == sorted(flat(second))
+    assert [*map(len, ids(StreamLoader(lambda e: itertools.repeat(CHAINS[0]), 4, length=3)))] == [
+        4
+    ] * 3
+
+
+@pytest.mark.parametrize("stop", [1, 7, 8, 9, 20])
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: StreamLoader(drawn, 8, shuffle=20),
+        lambda: StreamLoader(drawn, 8, prefetch=0, length=6),
+        lambda: batches,
+        lambda: BatchStream(batches, prefetch=0),
+        lambda: [cavs.batch(GRAPHS[i : i + 8]) for i in range(0, 60, 8)],
+    ],
+)
+def test_resuming_is_bit_identical(source, stop, tmp_path):
+    """Stop by Ctrl-C at any step, also the last of an epoch, and resume in a new trainer."""
+    whole = make(seed=3)
+    expected = whole.fit(source(), epochs=3, dev=dev_loader(), progress=False)
+    if whole.steps < stop:
+        return
+    path = tmp_path / "run"
+    first = make(seed=3)
+    first.session.on_step = lambda step: step == stop - 1 and os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(source(), epochs=3, dev=dev_loader(), checkpoint=path, progress=False)
+    assert first.steps == stop
+    second = make(seed=9)
+    second.resume(path)
+    result = second.fit(source(), epochs=3, dev=dev_loader(), checkpoint=path, progress=False)
+    assert bits(second) == bits(whole)
+    assert first.session.batches + second.session.batches == whole.session.batches
+    assert (result.best, result.best_epoch) == (expected.best, expected.best_epoch)
+
+
+def test_a_stream_trains_as_a_loader_does(capsys):
+    listed, streamed, own = make(), make(), make()
+    listed.fit(train_loader(shuffle=False, bucket=None), epochs=2, progress=False)
+    streamed.fit(StreamLoader(GRAPHS, 8), epochs=2, dev=StreamLoader(DEV, 8))
+    own.fit([cavs.batch(GRAPHS[i : i + 8]) for i in range(0, 60, 8)], epochs=2, progress=False)
+    assert bits(listed) == bits(streamed) == bits(own)
+    assert "epoch 2/2  loss" in capsys.readouterr().err
+
+
+def test_an_epoch_ends_after_its_last_batch_where_a_policy_stops():
+    class Stops(Policy):
+        def __init__(self, at):
+            self.at = at
+
+        def after_step(self, run):
+            if run.step == self.at:
+                run.stop()
+
+    for at, ended in [(5, 0), (8, 1), (9, 1), (16, 2)]:
+        for source in (StreamLoader(GRAPHS, 8), batches, train_loader()):
+            trainer = make()
+            result = trainer.fit(source, epochs=9, policies=[Stops(at)], progress=False)
+            assert (trainer.steps, len(result.epochs), result.status) == (at, ended, "stopped")
+
+
+def test_a_policy_changes_the_batch_size_of_a_stream_alone():
+    class Grows(Policy):
+        def after_step(self, run):
+            run.set_batch_size(20)
+
+    trainer = make()
+    trainer.fit(StreamLoader(GRAPHS, 8), epochs=2, policies=[Grows()], progress=False)
+    assert [len(b) for b in trainer.session.batches] == [8, 20, 20, 12, 20, 20, 20]
+    with pytest.raises(ConfigError, match="batch_size=20 of batches that the caller makes"):
+        make().fit(batches, epochs=1, policies=[Grows()], progress=False)
+
+
+def test_edge_features_of_graphs_without_edges_are_known_to_a_resumed_stream():
+    with_edges = cavs.Graph([[], [0]], edge_features={"e": [1.5]})
+    graphs = [with_edges, *[cavs.Graph([[]])] * 5]
+    assert [list(b.edge_features) for b in StreamLoader(graphs, 2)] == [["e"]] * 3
+    first = StreamLoader(graphs, 2)
+    next(iter(first))
+    resumed = StreamLoader(graphs, 2)
+    resumed.load_state_dict(first.state_dict())
+    assert [list(b.edge_features) for b in resumed] == [["e"]] * 2
+
+
+def test_states_of_another_source_are_refused():
+    stream = StreamLoader(CHAINS, 5)
+    it = iter(stream)
+    next(it), next(it), next(it)
+    state = stream.state_dict()
+    with pytest.raises(CheckpointError, match="saved with batch_size=5, but has 4"):
+        StreamLoader(CHAINS, 4).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="saved with shuffle=0, but has 3"):
+        StreamLoader(CHAINS, 5, shuffle=3).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="has no 'num_graphs'"):
+        DataLoader(CHAINS, 5).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="saved with stream='graphs', but has 'batches'"):
+        BatchStream([1]).load_state_dict(state | {"length": None})
+    shorter = StreamLoader(CHAINS[:9], 5)
+    shorter.load_state_dict(state)
+    with pytest.raises(
+        CheckpointError, match="ends after 9 of the 15 graphs that the run had read"
+    ):
+        next(iter(shorter))
+    ended = StreamLoader(CHAINS[:13], 5)  # the third batch is the last
+    ended.load_state_dict(state)
+    assert ids(ended) == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_name_the_graph(prefetch):
+    def broken(epoch):
+        yield from CHAINS[:7]
+        raise OSError("gone")
+
+    found = []
+    stream = StreamLoader(broken, 5, prefetch=prefetch)
+    with pytest.raises(
+        DataError, match=r"cannot prepare item 7 of the source \(epoch 0\): OSError"
+    ):
+        found.extend(stream)
+    assert [b.num_graphs for b in found] in ([], [5])  # it is known to be no last one
+    with pytest.raises(DataError, match=r"graph 6 of the source \(batch 1 of epoch 0\)"):
+        list(StreamLoader([*CHAINS[:6], None, *CHAINS], 5, prefetch=prefetch))
+    with pytest.raises(ConfigError, match=r"item 0 of the source is Graph.*, not a batch"):
+        make().fit(CHAINS, epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: StreamLoader(iter(CHAINS)), "gives its items once"),
+        (
+            lambda: make().fit((b for b in batches(0)), epochs=1, progress=False),
+            "gives its items once",
+        ),
+        (lambda: StreamLoader(3), "source is 3"),
+        (lambda: StreamLoader("abc"), "source is 'abc'"),
+        (lambda: StreamLoader(CHAINS, length=0), "length is 0"),
+        (lambda: StreamLoader(CHAINS, shuffle=-1), "shuffle is -1"),
+        (lambda: list(StreamLoader([])), "the source has no graph in epoch 0"),
+        (lambda: StreamLoader([]).peek(), "the source has no graph in epoch 0"),
+        (lambda: make().fit([], epochs=1, progress=False), "the source has no batch in epoch 0"),
+        (lambda: make().fit(3, epochs=1, progress=False), "train is 3"),
+    ],
+)
+def test_sources_that_cannot_be_read(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        wrong()
+
+
+def test_threads_end_and_copies_have_no_reader():
+    before = threading.active_count()
+    stream = StreamLoader(CHAINS, 5)
+    iterator = iter(stream)
+    next(iterator)
+    for other in (copy.copy(stream), pickle.loads(pickle.dumps(stream))):
+        assert other.position == 1 and len(ids(other)) == 5
+    iterator.close()
+    assert threading.active_count() == before
