@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cavs.config import require, require_count, require_flag
 from cavs.errors import CheckpointError, ConfigError
@@ -17,6 +15,7 @@ from cavs.train.batches import Collate, Loader, located
 from cavs.train.data_set import edge_types
 from cavs.train.epoch import Parts, graphs_before
 from cavs.train.prefetch import prefetch
+from cavs.train.reader import Reader, shuffled
 
 #: Begins again with every ``iter``; or a function of the epoch that returns what an epoch reads.
 Source = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -24,34 +23,6 @@ _AGAIN = (
     "pass a list, an object whose __iter__ begins again, or a function of the epoch: "
     "lambda epoch: read(path)"
 )
-
-
-class _Reader:
-    """The items of one epoch of a source, with their numbers.
-
-    position: Number of batches that were yielded. ahead: items of the batches behind these that
-    have been read.
-    """
-
-    def __init__(self, items: Iterator[tuple[int, Any]], epoch: int) -> None:
-        self.items, self.epoch, self.position = items, epoch, 0
-        self.ahead: deque[list[tuple[int, Any]]] = deque()
-        self._back: deque[tuple[int, Any]] = deque()
-
-    def take(self, count: int) -> list[tuple[int, Any]]:
-        """Return the next items, fewer than `count` at the end."""
-        found: list[tuple[int, Any]] = []
-        while len(found) < count:
-            item = self._back.popleft() if self._back else next(self.items, None)
-            if item is None:
-                break
-            found.append(item)
-        return found
-
-    def put_back(self) -> None:
-        """Let `take` return the items of batches that were read ahead again."""
-        self._back.extendleft(item for part in reversed(self.ahead) for item in reversed(part))
-        self.ahead.clear()
 
 
 class _Stream(Loader):
@@ -84,7 +55,7 @@ class _Stream(Loader):
                 hint=_AGAIN,
             )
         self.source, self.length = source, length
-        self._reader: _Reader | None = None  # of the running iteration
+        self._reader: Reader | None = None  # of the running iteration
         self._at_end = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,8 +74,8 @@ class _Stream(Loader):
     def at_end(self) -> bool:
         return self._at_end
 
-    def _open(self, epoch: int) -> _Reader:
-        return _Reader(self._numbered(epoch), epoch)
+    def _open(self, epoch: int) -> Reader:
+        return Reader(self._numbered(epoch), epoch)
 
     def _numbered(self, epoch: int) -> Iterator[tuple[int, Any]]:
         """Yield the items of an epoch and their numbers."""
@@ -161,7 +132,7 @@ class _Stream(Loader):
 
     _item = "item"  # name of an item in errors
 
-    def _batches(self, reader: _Reader, collate: Collate, *, keep: bool = True) -> Iterator[Any]:
+    def _batches(self, reader: Reader, collate: Collate, *, keep: bool = True) -> Iterator[Any]:
         """Yield the batches from where `reader` is.
 
         keep: True if their items are to stay in its `ahead` until they are yielded.
@@ -184,7 +155,7 @@ class _Stream(Loader):
     def _of(self, items: list[tuple[int, Any]], collate: Collate, where: str) -> Any:
         """Return the batch of some items."""
 
-    def _skip(self, reader: _Reader, first: int) -> None:
+    def _skip(self, reader: Reader, first: int) -> None:
         """Read what the batches before batch `first` were made of."""
         count, found = graphs_before(self._parts, first), 0
         while found < count and (item := reader.take(1)):
@@ -253,7 +224,7 @@ class StreamLoader(_Stream):
         items = super()._numbered(epoch)
         if not self.shuffle:
             return items
-        return _shuffled(items, self.shuffle, np.random.default_rng((self.seed, epoch)))
+        return shuffled(items, self.shuffle, np.random.default_rng((self.seed, epoch)))
 
     def _fills(self, items: list[tuple[int, Any]], size: int) -> bool:
         return len(items) == size if self.drop_last else bool(items)
@@ -344,22 +315,6 @@ class BatchStream(_Stream):
 
     def _parts_of(self, state: Mapping[str, Any], position: int) -> Parts:
         return ((0, 1),)
-
-
-def _shuffled(
-    items: Iterator[tuple[int, Any]], size: int, rng: np.random.Generator
-) -> Iterator[tuple[int, Any]]:
-    """Yield the items in an order drawn from a buffer of `size` of them."""
-    buffer: list[tuple[int, Any]] = []
-    for item in items:
-        if len(buffer) < size:
-            buffer.append(item)
-            continue
-        i = int(rng.integers(size))
-        yield buffer[i]
-        buffer[i] = item
-    order: NDArray[np.int64] = rng.permutation(len(buffer))
-    yield from (buffer[i] for i in order.tolist())
 
 
 def as_loader(train: Any) -> Loader:
