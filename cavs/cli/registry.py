@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from cavs.errors import ConfigError, DataError, line_of
-from cavs.train.metrics import Metric
+from cavs.train.metrics import AnyMetric
 
 SPLITS = ("train", "dev", "test")
 PACKAGES = ("cavs.models", "models")  # installed; a checkout that is not
@@ -74,7 +74,7 @@ class Task:
     train: Graphs | Callable[[], Graphs] | None = None
     dev: Graphs | Callable[[], Graphs] | None = None
     test: Graphs | Callable[[], Graphs] | None = None
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[AnyMetric] = ()
     monitor: str | None = None
     assets: Mapping[str, Any] = field(default_factory=dict)
     predict: Callable[[Mapping[str, Any], Any], Iterable[str]] | None = None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from cavs.train.checkpoint import Checkpoint, load_parameters, read_checkpoint, save_checkpoint
     from cavs.train.fit_options import FitResult
     from cavs.train.loader import DataLoader
-    from cavs.train.metrics import Metric
+    from cavs.train.metrics import DataSetMetric, Metric
     from cavs.train.monitors import Monitor
     from cavs.train.policy import Policy, TrainingRun
     from cavs.train.sampling import Sampler, WeightedSampler
@@ -20,6 +20,7 @@ __all__ = [
     "BatchStream",
     "Checkpoint",
     "DataLoader",
+    "DataSetMetric",
     "FitResult",
     "Metric",
     "Monitor",
@@ -49,7 +50,7 @@ __getattr__ = on_first_use(
         "DataLoader": "loader",
         **dict.fromkeys(("Sampler", "WeightedSampler"), "sampling"),
         **dict.fromkeys(("BatchStream", "StreamLoader"), "stream"),
-        "Metric": "metrics",
+        **dict.fromkeys(("DataSetMetric", "Metric"), "metrics"),
         "Monitor": "monitors",
         **dict.fromkeys(("Policy", "TrainingRun"), "policy"),
         "Trainer": "trainer",

@@ -32,10 +32,14 @@ class Reader:
             found.append(item)
         return found
 
-    def put_back(self) -> None:
+    def put_back(self, items: list[tuple[int, Any]]) -> None:
+        """Let `take` return the items again that it returned last."""
+        self._back.extendleft(reversed(items))
+
+    def put_back_ahead(self) -> None:
         """Let `take` return the items of batches that were read ahead again."""
-        self._back.extendleft(item for part in reversed(self.ahead) for item in reversed(part))
-        self.ahead.clear()
+        while self.ahead:
+            self.put_back(self.ahead.pop())
 
 
 def shuffled(

@@ -114,7 +114,7 @@ class _Stream(Loader):
                     reader.position += 1
                     yield waiting.pop()
         finally:
-            reader.put_back()
+            reader.put_back_ahead()
 
     def _begin_epoch(self, epoch: int) -> None:
         super()._begin_epoch(epoch)
@@ -141,6 +141,7 @@ class _Stream(Loader):
         while self.length is None or position < self.length:
             items = reader.take(size)
             if not self._fills(items, size):
+                reader.put_back(items)  # they may fill a batch of another size
                 return
             if keep:
                 reader.ahead.append(items)

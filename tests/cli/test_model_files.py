@@ -1,5 +1,6 @@
 """Mistakes in files of the user's own, in checkpoints, and in options."""
 
+import json
 import os
 from pathlib import Path
 
@@ -143,3 +144,17 @@ def test_help_says_what_arguments_are(command, text, capsys):
     with pytest.raises(SystemExit):
         cavs(command, "--help")
     assert text in " ".join(capsys.readouterr().out.split())
+
+
+def test_metrics_of_whole_data_sets(capsys):
+    text = Path(TOY).read_text()
+    used = "metrics=[metrics.f1(), metrics.DataSetMetric('rows', rows, len)], monitor='f1',"
+    text = text.replace("metrics=[metrics.accuracy(), metrics.root_accuracy()],", used)
+    text += "\n\ndef rows(outputs, batch):\n    return batch['label'][batch['label'] >= 0]\n"
+    Path("mine.py").write_text(text)
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "2", "--out", "run") == 0
+    said = capsys.readouterr().out
+    assert "dev f1 0." in said and "  f1 0." in said and "  rows " in said
+    assert cavs("evaluate", Path("run") / BEST.name, "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert 0 < values["f1"] <= 1 and values["rows"] == int(values["rows"]) > 0
