@@ -45,7 +45,7 @@ class DataSetMetric:
         try:
             rows = np.asarray(found)
             numeric = rows.dtype.kind in "biuf" and rows.ndim in (1, 2)
-        except (TypeError, ValueError):  # of lists of different lengths
+        except (TypeError, ValueError):  # lists of different lengths
             numeric = False
         if not numeric:
             raise ConfigError(
@@ -145,14 +145,14 @@ def _classes(output: str, label: str, outputs: Mapping[str, Any], batch: Any) ->
     logits = output_of(outputs, output)
     labels = labels_of(batch, label, len(logits))
     known = labels >= 0
-    logits = logits[known].reshape(int(known.sum()), -1)
+    logits = logits[known] if logits.ndim > 1 else logits[known, None]
     found = logits.argmax(axis=1) if logits.shape[1] > 1 else logits[:, 0] > 0
     return np.stack([found, labels[known]], axis=1).astype(np.float64)
 
 
 def _scores(output: str, label: str, outputs: Mapping[str, Any], batch: Any) -> Rows:
     scores = output_of(outputs, output).astype(np.float64)
-    scores = scores.reshape(len(scores), -1)
+    scores = scores if scores.ndim > 1 else scores[:, None]
     labels = labels_of(batch, label, len(scores))
     if scores.shape[1] > 2 or (labels > 1).any():
         raise FeatureError(
@@ -168,11 +168,12 @@ def _scores(output: str, label: str, outputs: Mapping[str, Any], batch: Any) -> 
 def _pearson(rows: Rows) -> float:
     # Sums are exact before they are rounded, so that the result depends on no library or machine.
     x, y = (column - math.fsum(column) / len(column) for column in rows.T)
-    xx, yy, xy = (math.fsum(product) for product in (x * x, y * y, x * y))
     # A column of equal numbers may differ from its rounded mean.
-    if any(np.ptp(column) == 0 for column in rows.T) or xx == 0 or yy == 0:
+    if any(np.ptp(column) == 0 for column in rows.T):
         return math.nan
-    return min(1.0, max(-1.0, xy / math.sqrt(xx) / math.sqrt(yy)))
+    x, y = (column / abs(column).max() for column in (x, y))  # so that no product overflows
+    xx, yy, xy = (math.fsum(product) for product in (x * x, y * y, x * y))
+    return min(1.0, max(-1.0, xy / math.sqrt(xx * yy)))
 
 
 def _spearman(rows: Rows) -> float:

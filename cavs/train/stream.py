@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from typing import Any
 
@@ -55,7 +55,7 @@ class _Stream(Loader):
                 hint=_AGAIN,
             )
         self.source, self.length = source, length
-        self._reader: Reader | None = None  # of the running iteration
+        self._reader: Reader | None = None  # used by the running iteration
         self._at_end = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class BatchStream(_Stream):
 
     def __init__(self, source: Source, *, length: int | None = None, prefetch: int = 2) -> None:
         super().__init__(source, 1, length, prefetch)
-        self._graphs = 0  # of the last batch
+        self._graphs = 0  # number in the last batch
 
     @property
     def batch_size(self) -> int:
@@ -322,8 +322,11 @@ def as_loader(train: Any) -> Loader:
     """Return the loader of a `fit`: `train`, or a `BatchStream` of the batches that it is."""
     if isinstance(train, Loader):
         return train
-    iterable = isinstance(train, Iterable) or callable(train)
-    named = not isinstance(train, str | bytes | type | Mapping)
+    holds = isinstance(train, Iterable) or callable(train)
+    if isinstance(train, str | bytes | type | Mapping):
+        holds = False
+    elif isinstance(train, Collection):
+        holds = all(hasattr(item, "num_graphs") for item in train)
     need = "a cavs.DataLoader, a StreamLoader, or batches: a list, or a function of the epoch"
-    require(iterable and named, "train", train, need)
+    require(holds, "train", train, need)
     return BatchStream(train)

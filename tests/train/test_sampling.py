@@ -26,7 +26,7 @@ def flat(lists):
 
 
 def ids(batches):
-    return [batch.ids.tolist() for batch in batches]
+    return [list(batch.ids) for batch in batches]
 
 
 def test_graphs_come_in_proportion_to_their_weights():
@@ -56,7 +56,7 @@ def test_an_epoch_is_what_the_sampler_draws_for_any_batch_size(count, changes, b
     def run(of, found=()):
         found = [*found]
         for batch in of:
-            found.append(batch.ids.tolist())
+            found.append(list(batch.ids))
             for at, to in changes:
                 if at == len(found) - 1 and not (drop_last and count < to):
                     of.batch_size = to

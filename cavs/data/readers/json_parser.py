@@ -156,7 +156,7 @@ def _loads(text: str) -> Any:
         return _loads_nested(text)
     except json.JSONDecodeError:
         raise
-    except ValueError as error:  # of a number
+    except ValueError as error:  # a number with too many digits
         raise json.JSONDecodeError(str(error), "", 0) from None
 
 

@@ -55,7 +55,8 @@ def from_newick(
 
     ``source`` is the text of one tree, or one that a reader returned. ``vocabulary`` numbers the
     names: the int feature ``name``, -1 for a vertex without one. If a branch has a length, the
-    edges have the float feature ``length``; ``default_length`` is that of branches without one.
+    edges have the float feature ``length``; with ``default_length``, which is that of branches
+    without one, they always have it.
 
     DataError for malformed text, several trees, names that have no number, and a branch without a
     length next to others that have one.
@@ -79,7 +80,7 @@ def from_newick(
     if vocabulary is not None:
         features["name"] = numbered(source.names, vocabulary, "name", f"{label}: vertex", 0)
     lengths = [source.lengths[child] for child in source.children]
-    if any(length is not None for length in lengths):
+    if default_length is not None or any(length is not None for length in lengths):
         if None in lengths and default_length is None:
             vertex = source.children[lengths.index(None)]
             raise DataError(

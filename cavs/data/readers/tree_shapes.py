@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cavs.config import require
-from cavs.data.readers.parsed_tree import BracketTree, in_order
+from cavs.data.readers.parsed_tree import BracketTree, escape, in_order
 from cavs.data.source import shown
 from cavs.errors import DataError
 
@@ -70,8 +70,8 @@ def collapse_unary(
     """Return the tree without vertices that have one child: each is joined with that child.
 
     ``(S (VP (V go)))`` becomes ``(S+VP+V go)``, which `expand_unary` undoes. ``join=None`` keeps
-    the topmost label of each chain alone. ``leaves=False`` keeps the labels of words (parts of
-    speech) apart, ``root=False`` that of the root.
+    the topmost label of each chain alone. ``leaves=False`` joins nothing with the labels of words
+    (parts of speech), ``root=False`` nothing with that of the root.
 
     DataError if a label of the tree contains ``join``.
     """
@@ -120,7 +120,8 @@ def expand_unary(tree: BracketTree, *, join: str = "+") -> BracketTree:
 
 def _named(labels: list[str | None], words: list[str | None], vertices: list[int]) -> str:
     """Return the names of siblings as a label shows them."""
-    return f"<{'-'.join(labels[v] or words[v] or '' for v in vertices)}>" if vertices else ""
+    names = (labels[v] or escape(words[v] or "") for v in vertices)
+    return f"<{'-'.join(names)}>" if vertices else ""
 
 
 def _check(tree: object) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -23,6 +23,7 @@ def written(folder, content):
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@settings(max_examples=20)
 @given(arrays(np.float32, st.tuples(st.just(4), st.integers(1, 5)), elements=floats), st.booleans())
 def test_written_vectors_are_read_back(tmp_path_factory, values, known):
     path = tmp_path_factory.mktemp("vectors") / "v"
