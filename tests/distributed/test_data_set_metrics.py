@@ -1,16 +1,17 @@
-"""Metrics of whole data sets, and streams, on many ranks."""
+"""Metrics of whole data sets on many ranks."""
 
 import numpy as np
 import pytest
 
 import cavs
 from cavs.distributed import Trainer
-from cavs.distributed.balance import SpeedBalancer
 from cavs.distributed.comm import run_threads
 from cavs.errors import CavsError
-from cavs.train import BatchStream, StreamLoader, WeightedSampler, metrics
-from tests.distributed.test_loaders import DEV, GRAPHS, alone, assert_same, together, trained
+from cavs.train import metrics
+from tests.distributed.elastic.test_survivors import Killed, mortal
+from tests.distributed.test_loaders import DEV, GRAPHS
 from tests.distributed.test_trainer import Tree
+from tests.patience import patience
 
 
 class Tagger(Tree):
@@ -89,49 +90,28 @@ def test_an_error_in_a_metric_is_an_error_on_all_ranks():
         assert all(message in found for found in run_threads(2, work))
 
 
-def batches(epoch):
-    for i in range(0, len(GRAPHS), 4):
-        yield cavs.batch(GRAPHS[i : i + 4])
+@pytest.mark.parametrize("dead", [0, 2])
+def test_ranks_that_survive_find_the_same_value(dead):
+    """The others repeat the evaluation in which a rank has died, also in the gathering of rows."""
+    session = cavs.Session(Tagger(), dtype=np.float64)
+    one = cavs.Trainer(session.model, cavs.optim.SGD(0.1), session=session)
+    expected = one.evaluate(cavs.DataLoader(DEV, 3), USED)
+    deaths = 0
+    for messages in range(0, 90, 9):
 
+        def work(c, messages=messages):
+            options = {"communicator": c, "elastic": True, "dtype": np.float64}
+            t = Trainer(Tagger(), cavs.optim.SGD(lr=0.1), **options)
+            mortal(c, dead, messages)
+            try:
+                return t.evaluate(cavs.DataLoader(DEV, 3), USED)
+            except Killed:
+                return None
 
-SOURCES = [
-    lambda: StreamLoader(GRAPHS, 4, shuffle=6, seed=2),
-    lambda: StreamLoader(lambda epoch: GRAPHS[epoch:], 4, prefetch=0),
-    lambda: BatchStream(batches),
-    lambda: batches,
-    lambda: cavs.DataLoader(GRAPHS, 4, sampler=WeightedSampler(np.arange(1, 22), 17), seed=2),
-]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("options", [{}, {"strategy": "PSLoadBalancing"}])
-def test_streams_and_samplers_are_shared_among_ranks(source, options):
-    def run(t):
-        return trained(t, train=source(), dev=cavs.DataLoader(DEV, 4))
-
-    assert_same(together(run, 2, **options), alone(run))
-
-
-def test_a_balanced_stream_trains_alike():
-    def run(t):
-        return trained(t, train=StreamLoader(GRAPHS, 4))
-
-    assert_same(together(run, 2, split=SpeedBalancer()), alone(run))
-
-
-def test_a_stream_resumes_on_another_number_of_ranks(tmp_path):
-    path = tmp_path / "run"
-    source = SOURCES[0]
-    whole = alone(lambda t: trained(t, train=source()))
-
-    def begin(t):
-        t.fit(source(), epochs=1, checkpoint=path, progress=False)
-
-    def end(t):
-        t.resume(path)
-        return trained(t, train=source())[0]
-
-    together(begin, 2)
-    for found in together(end, 3):
-        for name, value in whole[0].items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-11)
+        found = run_threads(3, work, timeout=patience(20))
+        deaths += found[dead] is None
+        for rank, values in enumerate(found):
+            assert values is not None or rank == dead
+            for name in ("pearson", "spearman", "f1", "order") if values else ():
+                assert values[name] == expected[name], (messages, rank, name)
+    assert deaths >= 3
