@@ -32,7 +32,7 @@ def require(holds: bool, name: str, value: object, need: str) -> None:
 
 def require_number(name: str, value: object, need: str, holds: Callable[[float], bool]) -> None:
     """`require` for a finite number; anything else fails too."""
-    number = not isinstance(value, bool) and isinstance(value, Real)
+    number = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
     require(number and math.isfinite(value) and holds(value), name, value, need)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,8 @@ Alias = tuple[int, int]  # a buffer, and the column where another one begins in 
 
 def alias_buffers(program: Program, aliases: dict[int, Alias]) -> None:
     """Replace the buffers in ``aliases`` by columns of the buffers that they name."""
+    if not aliases:
+        return
     kept = [n for n in range(len(program.buffers)) if n not in aliases]
     number = {n: (i, 0) for i, n in enumerate(kept)}
     for n in aliases:
@@ -17,11 +19,11 @@ def alias_buffers(program: Program, aliases: dict[int, Alias]) -> None:
 
     def moved(o: Operand) -> Operand:
         buffer, column = number[o.buffer]
-        return o._replace(buffer=buffer, column=o.column + column)
+        return Operand(buffer, o.column + column, *o[2:])
 
     def moved_store(s: Store) -> Store:
         buffer, column = number[s.buffer]
-        return s._replace(buffer=buffer, column=s.column + column)
+        return Store(buffer, s.column + column, *s[2:])
 
     for n, before in enumerate(program.instructions):
         program.instructions[n] = i = clone(before)

@@ -252,8 +252,8 @@ def _is_dead(
     writes: Iterable[_Use], uses: Iterable[_Use], kind: int | None, column: int, width: int
 ) -> bool:
     """True if columns of a buffer of ``kind`` are dead where ``writes`` would fill them."""
-    there = range(column, column + width)
-    touched = [u for u in uses if _overlap(u.columns, there)]
+    end = column + width
+    touched = [u for u in uses if u.columns.start < end and column < u.columns.stop]
     here = False
     for u in writes:
         if kind is None or u.kind is None or kind == u.kind:

@@ -63,12 +63,12 @@ class ParameterSync:
         if self._written() != self._versions:
             self.keep_dtype()
             self.invalidate()
-        self._versions = self._written()
+            self._versions = self._written()
 
     def _written(self) -> int:
         """Sum of the parameters' versions, without downloads from this session's device."""
         own = 0 if self._cuda is None else self._cuda.published
-        return sum(p.version for p in self._parameters) - own
+        return sum([p.version for p in self._parameters]) - own
 
     def keep_dtype(self) -> None:
         """Convert parameters to the session's dtype again, if another session has changed it.

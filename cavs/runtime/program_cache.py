@@ -116,7 +116,8 @@ class ProgramCache:
                         raise
                     continue
             self.latest[training] = variant
-            prepared = Prepared(variant, rows, self._inputs(variant, variant.built, rows, batch))
+            inputs = self._inputs(schedule, variant.built, rows, batch)
+            prepared = Prepared(variant, rows, inputs)
             self.lstms.clock(prepared.executor)
             return prepared
 
@@ -126,7 +127,8 @@ class ProgramCache:
             variant = self._known(batch, training, with_loss)
             build = None if variant is None else variant.build  # another thread may drop it
             if variant is not None and build is not None:
-                self._inputs(variant, build, self._rows(variant, batch), batch)
+                rows = self._rows(variant, batch)
+                self._inputs(self._schedule(variant, rows), build, rows, batch)
 
     def is_new(self, batch: BatchLike) -> bool:
         """True if a training step on ``batch`` would compile."""
@@ -241,9 +243,10 @@ class ProgramCache:
         found: _engine.Schedule = rows.schedule(variant.traced.optional, by_number=by_number)
         return found
 
-    def _inputs(self, variant: Variant, build: Build, rows: Any, batch: BatchLike) -> Inputs:
+    def _inputs(
+        self, schedule: _engine.Schedule, build: Build, rows: Any, batch: BatchLike
+    ) -> Inputs:
         how = rows is not batch, self.dtype, self.edge_types.rows
-        schedule = self._schedule(variant, rows)
         return schedule, *features(build.compiled.program, rows, *how)
 
     # ---- compiling -----------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -261,11 +261,9 @@ class Session(ProcessLocal):
         prepared = self._programs.prepare(batch, training, with_loss=True)
         return prepared.executor, prepared.inputs, prepared.compiled
 
-    @contextmanager
-    def readable_errors(self, batch: BatchLike) -> Iterator[None]:
+    def readable_errors(self, batch: BatchLike) -> AbstractContextManager[None]:
         """Raise what the engine refuses in a training run on ``batch`` as errors of cavs."""
-        with readable_errors(self._programs.latest[True].traced.graph, batch):
-            yield
+        return readable_errors(self._programs.latest[True].traced.graph, batch)
 
     def moved(self, executor: Any) -> None:
         """Tell other executors and sessions that ``executor`` has updated parameters."""

@@ -77,7 +77,7 @@ class Optimizer:
 
         Raises `ConfigError` if the schedule returns anything but a finite number >= 0.
         """
-        rate = as_schedule(self.lr)(step)
+        rate = self.lr(step) if callable(self.lr) else self.lr
         require_number(f"the rate of step {step + 1}", rate, "a number >= 0", lambda x: x >= 0)
         return float(rate)
 
