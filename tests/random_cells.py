@@ -32,6 +32,25 @@ class RandomCell(cavs.VertexFunction):
         self.query = cavs.Parameter(self.width, init="uniform")
         self.added = [cavs.Parameter(self.width, init="uniform") for _ in range(2)]
         self.x_width = x_width
+        rows = {None: None, "one": (), "graph": (2,), "vertex": (2,)}[choices["starts"]]
+        self.starts = (
+            {}
+            if rows is None
+            else {
+                name: cavs.Parameter((*rows, width))
+                if rows
+                else cavs.Parameter(width, init="uniform")
+                for name, width in choices["state"].items()
+            }
+        )
+
+    def initial(self, batch):
+        """Return the states to begin with: values of vertices, of graphs, or parameters."""
+        how, of = self.choices["starts"], ops.tanh
+        if how == "one":
+            return self.starts
+        values = batch["dense"] if how == "vertex" else ops.sum_graph(batch["dense"])
+        return {name: of(values @ w) for name, w in self.starts.items()}
 
     def linear(self, x):
         i = self.used
@@ -187,7 +206,8 @@ class RandomModel(cavs.Model):
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
             whole = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
             label = {"label": batch["label"]} if cell.choices["loss"] else {}
-            x = cell(graph, x=x, relation=batch["relation"], **whole, **label)
+            start = {"initial": cell.initial(batch)} if cell.starts else {}
+            x = cell(graph, x=x, relation=batch["relation"], **whole, **label, **start)
             if self.choices["dropout"]:
                 x = ops.dropout(x, 0.3)
         of_graphs = {"whole": self.of_graphs(x)} if self.choices["graph_loss"] else {}
@@ -242,6 +262,7 @@ def cells(draw, smooth, directions):
         "added": draw(st.booleans()),
         "pushed_child": not top_down and draw(st.sampled_from([False, False, True])),
         "push_all": draw(st.booleans()),
+        "starts": draw(st.sampled_from([None, None, None, "one", "graph", "vertex"])),
     }
 
 

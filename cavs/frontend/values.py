@@ -35,6 +35,10 @@ class Values:
     def __contains__(self, name: object) -> bool:
         return name in self._values
 
+    def _items(self) -> Iterable[tuple[str, Node]]:
+        """Return names and values."""
+        return self._values.items()
+
     @property
     def _first(self) -> str:
         """The expression for one of the values."""

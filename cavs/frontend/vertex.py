@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from inspect import unwrap
-from types import CodeType
 from typing import Any
 
 from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
+from cavs.frontend.initial_state import initial_rows, with_initial_state
+from cavs.frontend.input_names import check_inputs
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
-from cavs.frontend.values import Gathered, Pushed, check_names
+from cavs.frontend.values import Gathered, Pushed, Values, check_names
 from cavs.ir import (
     EDGE,
     FLOAT,
@@ -240,70 +240,6 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
             )
 
 
-def _constants(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return the texts and the names of attributes and globals in code, nested code included."""
-    texts: set[str] = set()
-    names = set(code.co_names)
-    left: list[object] = list(code.co_consts)
-    while left:
-        item = left.pop()
-        if isinstance(item, str):
-            texts.add(item)
-        elif isinstance(item, CodeType):
-            names.update(item.co_names)
-            left += item.co_consts
-        elif isinstance(item, tuple | frozenset):
-            left += item
-    return texts, names
-
-
-def _callable_texts(cell: VertexFunction) -> set[str]:
-    """Return the texts in code that ``vertex`` and ``__init__`` of a cell may call.
-
-    Among them are names of inputs that only some variants of the cell read. An overridden method
-    counts where ``super()``, or the base class by its name, is called; where ``getattr`` is called,
-    every method counts.
-    """
-    classes = [c for c in type(cell).__mro__ if c not in VertexFunction.__mro__]
-
-    def versions(name: str) -> list[Any]:
-        return [x for x in (vars(c).get(name) for c in (cell, *classes)) if x is not None]
-
-    found: set[str] = set()
-    seen: set[CodeType] = set()
-    left = [*versions("vertex")[:1], *versions("__init__")[:1]]
-    while left:
-        attribute = left.pop()
-        function = unwrap(getattr(attribute, "fget", None) or attribute)
-        code = getattr(function, "__code__", None)
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        texts, names = _constants(code)
-        found |= texts
-        bases = "super" in names or any(function.__globals__.get(n) in classes for n in names)
-        for name in names:
-            left += versions(name)[: None if bases else 1]
-        if "getattr" in names:
-            left += [x for c in (cell, *classes) for x in vars(c).values() if callable(x)]
-    return found
-
-
-def _check_inputs(cell: VertexFunction, given: Iterable[str], read: Iterable[str]) -> None:
-    """FeatureError for an input that the cell does not know, as a mistyped name has no effect."""
-    unread = [name for name in given if name not in read]
-    unknown = [name for name in unread if name not in _callable_texts(cell)]
-    if unknown:
-        name = type(cell).__name__
-        raise FeatureError(
-            f"{name} is called with {', '.join(unknown)}, which {name}.vertex never reads; it "
-            f"reads {', '.join(read) or 'no input'}",
-            where=user_line(),
-            hint=f"correct the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
-            f"v.edge({unknown[0]!r}) of its edges",
-        )
-
-
 class VertexFunction(Module):
     """A cell, declared once and run at every vertex of every input graph.
 
@@ -324,8 +260,21 @@ class VertexFunction(Module):
             hint="define vertex(self, v): v.gather(), v.scatter(h=...), v.push(h)",
         )
 
-    def __call__(self, graph: SymbolicGraph, /, *values: Any, **inputs: Any) -> Any:
-        """Trace the cell over ``batch.graph``; ``pull`` and ``edge`` return the inputs."""
+    def __call__(
+        self,
+        graph: SymbolicGraph,
+        /,
+        *values: Any,
+        initial: Mapping[str, Any] | Values | Any = None,
+        **inputs: Any,
+    ) -> Any:
+        """Trace the cell over ``batch.graph``; ``pull`` and ``edge`` return the inputs.
+
+        initial: states by name, such as ``{"h": batch["h0"]}`` or what `final` returns, which a
+        vertex without children gathers as those of one child; states left out are zeros. One row
+        per graph or vertex, or the same for all, as a `Parameter`. On ``batch.graph.reversed()``
+        vertices without parents read them. Anything but states by name is an input of that name.
+        """
         if values:
             current_trace()  # raises outside of a trace
             raise TraceError(
@@ -333,12 +282,48 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="write cell(batch.graph, x=...), where vertex() calls v.pull('x')",
             )
-        return self._over(graph, inputs)
+        return self._over(graph, *_split_initial(initial, inputs))[0]
+
+    def states(
+        self,
+        graph: SymbolicGraph,
+        /,
+        *,
+        initial: Mapping[str, Any] | Values | Any = None,
+        **inputs: Any,
+    ) -> Pushed:
+        """Return all states by name, one row per vertex, where a call returns what is pushed.
+
+        A call with the same inputs shares the computation, as ``h`` and ``states.c`` of one LSTM.
+        """
+        found = self._over(graph, *_split_initial(initial, inputs))[1]
+        return Pushed({name: apply("push", x) for name, x in found.items()})
+
+    def final(
+        self,
+        graph: SymbolicGraph,
+        /,
+        *,
+        initial: Mapping[str, Any] | Values | Any = None,
+        **inputs: Any,
+    ) -> Pushed:
+        """Return the states with which the cell ends, one row per graph: the sum over the roots.
+
+        For a tree that is the state of its root, for a chain of its last vertex; top-down, the sum
+        over the leaves, for a chain the state of its first vertex.
+        """
+        found = self.states(graph, initial=initial, **inputs)
+        members = "leaves" if graph.top_down else "roots"
+        return Pushed({n: apply("sum_members", x, members=members) for n, x in found._items()})
 
     def _over(
-        self, graph: SymbolicGraph, inputs: Mapping[str, Any], offered: Collection[str] = ()
-    ) -> Any:
-        """Return the pushed values; offered: inputs that the cell need not read."""
+        self,
+        graph: SymbolicGraph,
+        initial: Mapping[str, Any] | None,
+        inputs: Mapping[str, Any],
+        offered: Collection[str] = (),
+    ) -> tuple[Any, dict[str, Node]]:
+        """Return the pushed values and the states; offered: inputs that the cell need not read."""
         trace = current_trace()
         if not isinstance(graph, SymbolicGraph):
             raise TraceError(
@@ -353,16 +338,25 @@ class VertexFunction(Module):
                 hint="set self.state = cavs.State(h=...) in __init__",
             )
         pulled = {k: as_node(x) for k, x in inputs.items()}
-        key = (self, graph, tuple(sorted((k, x.serial) for k, x in pulled.items())))
+        rows = initial_rows(type(self).__name__, initial, self.state.shapes)
+        given = [*pulled.items(), *((f"initial {k}", x) for k, x in rows.items())]
+        key = (self, graph, tuple(sorted((k, x.serial) for k, x in given)))
         if key in trace.memo:
-            return trace.memo[key][1]
+            found: tuple[Any, dict[str, Node]] = trace.memo[key][1]
+            return found
         drawn = trace.streams
-        pushed = self._trace(pulled, graph.top_down, offered)
+        found = self._trace(pulled, rows, graph.top_down, offered)
         if trace.streams == drawn:  # each call with dropout draws its own
-            trace.memo[key] = pulled, pushed  # keeps the inputs of the key alive
-        return pushed
+            trace.memo[key] = given, found  # keeps the inputs of the key alive
+        return found
 
-    def _trace(self, pulled: dict[str, Node], top_down: bool, offered: Collection[str]) -> Any:
+    def _trace(
+        self,
+        pulled: dict[str, Node],
+        initial: dict[str, Node],
+        top_down: bool,
+        offered: Collection[str],
+    ) -> tuple[Any, dict[str, Node]]:
         for name, x in pulled.items():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and x.shape
@@ -398,13 +392,9 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
-        _check_inputs(self, (k for k in pulled if k not in offered), v._read)
-        filled = {slot: v._scattered[n] for n, slot in slots.items()}
-        if top_down:
-            inner = {k: x.inputs[0] for k, x in named.items() if x.op.name == "push"}
-            values, filled = turned(structure, filled, inner.values(), pulled.values())
-            named |= {k: apply("push", x) for k, x in zip(inner, values, strict=True)}
-        else:
+        given = (k for k in pulled if k not in offered)
+        check_inputs(self, VertexFunction, given, v._read)
+        if not top_down:
             # Any number of children is read if a value of gather() or of all edges is used, not if
             # v.gather() is merely called.
             every = any(
@@ -414,5 +404,32 @@ class VertexFunction(Module):
                 for x in n.inputs
             )
             structure.arity = None if every else v._arity
+        # The states are values like those that are pushed.
+        values = {k: x.inputs[0] if x.op.name == "push" else x for k, x in named.items()}
+        inner = {("pushed", k): x for k, x in values.items()}
+        inner |= {("state", n): x for n, x in v._scattered.items()}
+        if initial:
+            starts = {slots[n]: x for n, x in initial.items()}
+            inner = with_initial_state(inner, starts, pulled.values())
+        filled = {slot: inner["state", n] for n, slot in slots.items()}
+        if top_down:
+            found, filled = turned(structure, filled, inner.values(), pulled.values())
+            inner = dict(zip(inner, found, strict=True))
+        named = {
+            k: apply("push", inner["pushed", k]) if x.op.name == "push" else x
+            for k, x in named.items()
+        }
+        states = {n: inner["state", n] for n in slots}
         current_trace().slots.update(filled)
-        return Pushed(named) if isinstance(v._pushed, dict) else named[""]
+        return (Pushed(named) if isinstance(v._pushed, dict) else named[""]), states
+
+
+def _split_initial(
+    initial: Any, inputs: dict[str, Any]
+) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """Return states by name and the inputs, to which ``initial`` belongs if it is one value."""
+    if initial is None or isinstance(initial, Mapping):
+        return initial, inputs
+    if isinstance(initial, Values):
+        return dict(initial._items()), inputs
+    return None, {**inputs, "initial": initial}

@@ -148,7 +148,7 @@ def _traced_cell(
             with tracing(False) as trace:
                 batch = SymbolicBatch(schema)
                 every = {name: batch[name] for name in schema}
-                pushed = cell._over(batch.graph, every, offered=known)
+                pushed, _ = cell._over(batch.graph, None, every, offered=known)
                 values = pushed._values if isinstance(pushed, Pushed) else {"output": pushed}
                 return Traced(dict(values), dict(trace.slots))
         except FeatureError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cavs.data.merge import LEAF
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.rules import zeros
+from cavs.passes.rules import constant_of, zeros
 from cavs.passes.simplify import simplify_node
 
 
@@ -160,7 +160,7 @@ class _Specialiser:
         t = type(n.type)(n.type.dtype, n.shape, domain)
         if n.op.zero_at_leaves and not kind.inner:
             return zeros(t)
-        if self._reads_nothing(n, kind):
+        if self._reads_nothing(n, kind) or (kind.inner and _is_leaf(n)):
             return zeros(t)
         if n.op.reads_slot or n.op.name == "num_children":
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
@@ -266,6 +266,13 @@ class _Specialiser:
         if held != "all":
             attrs["held"] = held
         return apply("merge", *(x for _, x in found), **attrs)
+
+
+def _is_leaf(n: Node) -> bool:
+    """True for the condition that a vertex has no children."""
+    if n.op.name != "equal" or constant_of(n.inputs[1]) != 0.0:
+        return False
+    return n.inputs[0].op.name == "num_children"
 
 
 def specialise(graph: Graph, kinds: Sequence[Kind], products: bool = False) -> Graph:

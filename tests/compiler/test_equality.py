@@ -192,7 +192,8 @@ def test_cotangents_of_leaves_next_to_those_of_their_parents():
     """One buffer holds both; a leaf's is a sum over parents that are rows of other kinds."""
     cell = {"state": {"c": 1}, "top_down": False, "width": 1, "reads": {"c": "nth"}, "steps": []}
     cell |= dict.fromkeys(("edge_feature", "loss"), True)
-    cell |= dict.fromkeys(("whole", "added", "pushed_child", "push_all"), False) | {"edges": "mean"}
+    cell |= dict.fromkeys(("whole", "added", "pushed_child", "push_all"), False)
+    cell |= {"edges": "mean", "starts": None}
     choices = {"x_width": 1, "cells": [cell]}
     choices |= dict.fromkeys(("dense", "dropout", "graph_loss", "rich"), False)
     rng = np.random.default_rng(0)
