@@ -13,6 +13,7 @@ from cavs.distributed.comm.messages import dtype_code
 from cavs.distributed.comm.reductions import combine, complete
 
 LEAST, MOST = 1 << 14, 1 << 22  # bytes of a part of a large answer
+_LONG = 10  # times the pace: a part that takes longer is not followed by a larger one
 Name = str | int | None
 Value = Array | Sequence[Array] | Mapping[str, Array]
 
@@ -96,11 +97,16 @@ class Transfer:
 
 
 class Arrival:
-    """The other end of a `Transfer`. pace: seconds that a part may take, from asking for it."""
+    """The other end of a `Transfer`. pace: seconds that a part may occupy the link.
+
+    A part takes these and a delay: of messages, and of processes that are busy. Parts grow as long
+    as larger ones come at a higher rate, which is when the delay takes most of the time.
+    """
 
     def __init__(self, version: int, head: list[Any], nbytes: int, pace: float) -> None:
         self.version, self.head, self.pace = version, head, pace
         self.data, self.taken = np.empty(nbytes, np.uint8), 0
+        self._rate = 0.0  # highest so far, in bytes a second
 
     def take(self, part: Array, seconds: float) -> int:
         """Store a part that took so many seconds; return the bytes to ask for, 0 at the end."""
@@ -108,8 +114,11 @@ class Arrival:
         self.taken += part.size
         if self.taken == self.data.size:
             return 0
-        fitting = part.size * self.pace / max(seconds, 1e-9)
-        return int(min(max(fitting, LEAST), 4 * part.size, MOST))
+        rate = part.size / max(seconds, 1e-9)
+        grows = rate > 1.25 * self._rate and seconds < _LONG * self.pace
+        self._rate = max(self._rate, rate)
+        fitting = 2 * part.size if grows else self._rate * self.pace
+        return int(min(max(fitting, LEAST), MOST))
 
     def arrays(self) -> dict[Name, Array]:
         """Return the arrays, once all parts are here."""

@@ -76,34 +76,47 @@ class ModelRequests:
     """Requests of a rank for the models of its peers, one at a time.
 
     timeout: seconds after which one is cancelled; 0: the timeout of the communicator is an error.
-    model: that came last, complete; None before the first. count: number of requests so far.
+    model: that came last, complete; None before the first. since: the own model when it was asked
+    for. fresh: it is in no average yet. count: number of requests so far.
     """
 
     def __init__(self, store: Store, selector: PeerSelector, timeout: float) -> None:
         self.store, self.selector, self.timeout = store, selector, timeout
         self.model: list[Array] | None = None
+        self.since: list[Array] = []
+        self.fresh = False
         self.flight: Flight | None = None
         self.count = 0
         self._lock = threading.Lock()  # guards the model, and what the selector knows
 
     def ask(self, number: int, tag: str, version: int = 1) -> None:
-        """Request the model of the peer of this number."""
+        """Request the model of the peer of this number; the own one is in the store."""
         with self._lock:
             peer = self.selector.peer(number)
+        own = self.store.kept(tag)
 
         def take(reply: Reply) -> None:
             with self._lock:
-                self.model = reply.value
+                self.model, self.since, self.fresh = reply.value, own, True
                 self.selector.took(peer, reply.seconds)
 
         self.count += 1
         future = self.store.request_async(peer, None, tag, take, version=version)
         self.flight = Flight(peer, future, time.monotonic())
 
-    def latest(self) -> list[Array] | None:
-        """Return the model that came last."""
+    def latest(self) -> tuple[list[Array], list[Array]] | None:
+        """Return the model that came last, and the own one when it was asked for.
+
+        None if it has been in an average.
+        """
         with self._lock:
-            return self.model
+            return (self.model, self.since) if self.model and self.fresh else None
+
+    def used(self, model: list[Array]) -> None:
+        """Note that ``model`` has been in an average."""
+        with self._lock:
+            if self.model is model:
+                self.fresh = False
 
     @property
     def is_due(self) -> bool:
@@ -134,6 +147,7 @@ class ModelRequests:
             self.store.cancel(self.flight.future)
         with self._lock:
             self.flight = self.model = None
+            self.fresh = False
 
 
 class PeerModels(PeerExchange):
@@ -146,6 +160,7 @@ class PeerModels(PeerExchange):
         super().__init__(members, runtime)
         options = self.options
         assert isinstance(options, PeerAverage)
+        self._mixed: list[Array] = []  # model in the average of the step that is under way
         self.waits, self.requests = options.mode == "sync", None
         if self.store is not None:
             selector = SELECTORS[options.select](self.rank, self.size, options.seed)
@@ -174,19 +189,27 @@ class PeerModels(PeerExchange):
             return
         if requests.is_due:
             requests.land()
-        first = requests.latest() is None  # a peer may still keep what it had before a load
-        if requests.flight is None:
+        first = requests.model is None  # a peer may still keep what it had before a load
+        if requests.flight is None and not requests.fresh:
             requests.ask(requests.count, self.tag, turn if first else 1)
         if first:
             requests.land()
 
     def mix(self, lr: float) -> None:
-        model = None if self.requests is None else self.requests.latest()
-        if model is None:
+        found = None if self.requests is None else self.requests.latest()
+        self._mixed = found[0] if found else []
+        if found is None:
             return
-        for own, other in zip(self.own_values(), model, strict=True):
-            np.add(own, other, out=own)
-            np.multiply(own, 0.5, out=own)
+        for own, other, since in zip(self.own_values(), *found, strict=True):
+            if self.waits:
+                np.add(own, other, out=own)
+                np.multiply(own, 0.5, out=own)
+            else:  # updates since the request stay whole
+                np.add(own, 0.5 * (other - since), out=own)
+
+    def commit(self) -> None:
+        if self.requests is not None and self._mixed:
+            self.requests.used(self._mixed)
 
     def settle(self) -> None:
         if self.requests is not None and self.requests.flight is not None:
@@ -216,10 +239,10 @@ class PeerAverage(ModelAverage):
 
     select: "random"; "round_robin"; or "latency", the peer that answers fastest, see
     `cavs.distributed.sync.peers`. mode: "sync" waits for the model of the peer in the same step;
-    "async" takes the last one that has come, whichever step it is of, while the next is under way;
-    only the first step waits. seed: of random peers. timeout: seconds after which a step goes on
-    without the model of a peer that does not answer; 0: the timeout of the communicator, after
-    which that is an error.
+    "async" goes on, and when the model comes, after whatever number of steps, adds
+    ``(PV - V') / 2``, where V' is its own model when it asked; only the first step waits. seed: of
+    random peers. timeout: seconds after which a step goes on without the model of a peer that does
+    not answer; 0: the timeout of the communicator, after which that is an error.
     """
 
     exchange: ClassVar[type[Exchange]] = PeerModels

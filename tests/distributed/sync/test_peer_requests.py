@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cavs
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.store import _REPLY, Store
 from cavs.distributed.sync.peer_average import ModelRequests
@@ -60,16 +61,16 @@ def test_the_last_complete_model_is_used_while_the_next_is_under_way():
         assert requests.latest() is None
         requests.ask(0, "w")
         requests.land()
-        assert requests.latest()[0].tolist() == [1.0] * 3
+        assert requests.latest()[0][0].tolist() == [1.0] * 3
         c.barrier()
         c.barrier()
         requests.ask(1, "w")
         time.sleep(0.05)
-        assert not requests.is_due and requests.latest()[0].tolist() == [1.0] * 3
+        assert not requests.is_due and requests.latest()[0][0].tolist() == [1.0] * 3
         free.set()
         until(lambda: requests.is_due)
         requests.land()
-        assert requests.latest()[0].tolist() == [2.0] * 3 and requests.flight is None
+        assert requests.latest()[0][0].tolist() == [2.0] * 3 and requests.flight is None
         c.barrier()
 
     run_threads(2, work)
@@ -105,13 +106,58 @@ def test_no_model_mixes_two_versions(sizes, delay):
             if requests.flight is None:
                 requests.ask(seen, "w")
             for _ in range(20):
-                model = requests.latest()
-                assert model is None or len({float(v) for part in model for v in part}) == 1
+                found = requests.latest()
+                assert found is None or len({float(v) for part in found[0] for v in part}) == 1
         requests.land()
         c.barrier()
         return True
 
     assert run_threads(2, work) == [True, True]
+
+
+def test_a_late_model_is_averaged_once_with_the_model_of_the_request(monkeypatch):
+    free, read = threading.Event(), Store._read
+    free.set()
+
+    def gated(store, letter):
+        assert free.wait(patience(10))
+        read(store, letter)
+
+    monkeypatch.setattr(Store, "_read", gated)
+    batch = next(iter(loader()))
+
+    def work(c):
+        trainer = trainer_of(c, "PeerAverage(mode='async')", cavs.optim.SGD(lr=1e-13))
+        trainer.begin(batch)
+
+        def add(x):
+            for p in trainer.parameters.values():
+                p.value[...] += x
+
+        def moved():
+            return [float(p.value.mean()) for p in trainer.parameters.values()]
+
+        for p in trainer.parameters.values():
+            p.value[...] = 10.0 * c.rank
+        trainer.advance(batch)
+        assert moved() == pytest.approx([5.0] * len(moved()))
+        c.barrier()
+        free.clear()
+        c.barrier()
+        trainer.advance(batch)  # asks, and gets no answer
+        add(1.0 + 2.0 * c.rank)
+        trainer.advance(batch)
+        assert moved() == pytest.approx([6.0 + 2.0 * c.rank] * len(moved()))
+        free.set()
+        requests = trainer.session.exchanges[0].requests
+        until(lambda: requests.fresh)
+        trainer.advance(batch)
+        assert moved() == pytest.approx([7.5 + c.rank] * len(moved()))
+        assert requests.latest() is None
+        trainer.settle()
+        trainer.close()
+
+    run_threads(2, work)
 
 
 def test_one_request_at_a_time_is_under_way(monkeypatch):
