@@ -12,7 +12,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from cavs.compiler.alias_buffers import Alias, alias_buffers
-from cavs.compiler.buffer_uses import Use, Uses, is_dead, uses_of
+from cavs.compiler.buffer_accesses import BufferAccess, BufferAccesses, accesses_of, is_dead
 from cavs.compiler.coalesce_operands import adjacent_buffers
 from cavs.compiler.memory import group_of, peak
 from cavs.compiler.order_stages import group_independent_sums, stores_last, sums_first
@@ -41,7 +41,7 @@ def reuse_buffers(program: Program, concurrent: bool = False) -> None:
         for body in (stage.body, *stage.bodies):
             stores_last(program, body)
     late = _ordered(program, early=False)
-    uses = uses_of(late)
+    uses = accesses_of(late)
     if concurrent:
         alike = {n for run in adjacent_buffers(program) for n in run}
         best, _ = _shared(late, uses, False, alike)
@@ -53,7 +53,7 @@ def reuse_buffers(program: Program, concurrent: bool = False) -> None:
             best = best if slices else whole
         first = _ordered(program, early=True)
         if [_order(s) for s in first.stages] != [_order(s) for s in late.stages]:
-            early, _ = _shared(first, uses_of(first), slices)
+            early, _ = _shared(first, accesses_of(first), slices)
             best = early if EARLY * peak(early) < peak(best) else best
     program.buffers, program.instructions = best.buffers, best.instructions
     program.stages, program.loss, program.outputs = best.stages, best.loss, best.outputs
@@ -80,7 +80,7 @@ def _order(stage: Stage) -> tuple[list[int], list[list[int]]]:
 
 
 def _shared(
-    program: Program, uses: Uses, slices: bool, alike: Collection[int] = ()
+    program: Program, uses: BufferAccesses, slices: bool, alike: Collection[int] = ()
 ) -> tuple[Program, bool]:
     """Return a copy that reuses dead buffers, and whether any value reuses columns of a wider one.
 
@@ -112,7 +112,7 @@ def _results(program: Program) -> set[int]:
     return {*program.outputs.values(), *([program.loss] if program.loss >= 0 else [])}
 
 
-def _share(program: Program, uses: Uses, slices: bool, alike: Collection[int]) -> bool:
+def _share(program: Program, uses: BufferAccesses, slices: bool, alike: Collection[int]) -> bool:
     backward = _backward(program)
     fixed = _results(program)
     sliced = False
@@ -160,7 +160,7 @@ def _reusable(
     program: Program,
     new: int,
     candidates: Iterable[int],
-    uses: Uses,
+    uses: BufferAccesses,
     backward: int,
     slices: bool,
 ) -> list[Alias]:
@@ -207,9 +207,9 @@ def _reusable(
 def _others_reusable(
     program: Program,
     b: Buffer,
-    writes: Sequence[Use],
+    writes: Sequence[BufferAccess],
     candidates: Iterable[tuple[int, Buffer]],
-    uses: Uses,
+    uses: BufferAccesses,
 ) -> list[Alias] | None:
     """Return buffers of other rows that ``b`` reuses: one per kind, or one of more rows."""
     wider: list[int] = []

@@ -270,8 +270,8 @@ class VertexFunction(Module):
     ) -> Any:
         """Trace the cell over ``batch.graph``; ``pull`` and ``edge`` return the inputs.
 
-        initial: states by name, such as ``{"h": batch["h0"]}`` or what `final` returns, which a
-        vertex without children gathers as those of one child; states left out are zeros. One row
+        initial: states by name, such as ``{"h": batch["h0"]}`` or final states, which a vertex
+        without children gathers as those of one child; states left out are zeros. One row
         per graph or vertex, or the same for all, as a `Parameter`. On ``batch.graph.reversed()``
         vertices without parents read them. Anything but states by name is an input of that name.
         """
@@ -299,22 +299,26 @@ class VertexFunction(Module):
         found = self._over(graph, *_split_initial(initial, inputs))[1]
         return Pushed({name: apply("push", x) for name, x in found.items()})
 
-    def final(
+    def with_final(
         self,
         graph: SymbolicGraph,
         /,
         *,
         initial: Mapping[str, Any] | Values | Any = None,
         **inputs: Any,
-    ) -> Pushed:
-        """Return the states with which the cell ends, one row per graph: the sum over the roots.
+    ) -> tuple[Any, Pushed]:
+        """Return what a call returns, and the states with which the cell ends, a row per graph.
 
-        For a tree that is the state of its root, for a chain of its last vertex; top-down, the sum
-        over the leaves, for a chain the state of its first vertex.
+        Final states are sums over the roots: for a tree the state of its root, for a chain of its
+        last vertex. Top-down they are sums over the leaves, for a chain the state of its first
+        vertex. Another cell may begin from them: ``initial=final``.
         """
-        found = self.states(graph, initial=initial, **inputs)
+        pushed, states = self._over(graph, *_split_initial(initial, inputs))
         members = "leaves" if graph.top_down else "roots"
-        return Pushed({n: apply("sum_members", x, members=members) for n, x in found._items()})
+        final = {
+            n: apply("sum_members", apply("push", x), members=members) for n, x in states.items()
+        }
+        return pushed, Pushed(final)
 
     def _over(
         self,

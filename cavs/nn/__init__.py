@@ -22,6 +22,7 @@ from cavs.nn.cells import (
     TreeFC,
     TreeGRU,
 )
+from cavs.nn.stacks import Bidirectional, Stacked
 from cavs.ops.leaves import lookup
 from cavs.ops.random import check_rate
 
@@ -99,12 +100,14 @@ __all__ = [
     "GRU",
     "LSTM",
     "RNTN",
+    "Bidirectional",
     "BinaryTreeLSTM",
     "ChildSumTreeLSTM",
     "Dropout",
     "Embedding",
     "LayerNorm",
     "Linear",
+    "Stacked",
     "TreeAttention",
     "TreeFC",
     "TreeGRU",

@@ -10,7 +10,7 @@ from cavs.compiler.program import Instruction, Operand, Program, Store, kind_of
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS
 
 
-class Use(NamedTuple):
+class BufferAccess(NamedTuple):
     """A read or write of columns of a buffer by an instruction, in rows of ``kind`` (None: any).
 
     columns: of the buffer that is reused; ``shift`` behind those that the instruction names. local:
@@ -32,17 +32,21 @@ class Use(NamedTuple):
     parents: bool = False
     leaf: bool = False
 
-    def moved(self, column: int) -> Use:
+    def moved(self, column: int) -> BufferAccess:
         """Return the same use in a buffer where its own begins at ``column``."""
         there = range(self.columns.start + column, self.columns.stop + column)
         return self._replace(columns=there, shift=self.shift + column)
 
 
-Uses = dict[int, list[Use]]  # by buffer
+BufferAccesses = dict[int, list[BufferAccess]]  # by buffer
 
 
 def is_dead(
-    writes: Iterable[Use], uses: Iterable[Use], kind: int | None, column: int, width: int
+    writes: Iterable[BufferAccess],
+    uses: Iterable[BufferAccess],
+    kind: int | None,
+    column: int,
+    width: int,
 ) -> bool:
     """True if columns of a buffer of ``kind`` are dead where ``writes`` would fill them."""
     end = column + width
@@ -61,7 +65,7 @@ def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
 
 
-def _last_read(write: Use, uses: Iterable[Use], column: int) -> str:
+def _last_read(write: BufferAccess, uses: Iterable[BufferAccess], column: int) -> str:
     """Return when rows that ``write`` would overwrite, from ``column`` on, are read last.
 
     In stages "before" it, in its own stage no later than it ("here"), or "later".
@@ -87,7 +91,7 @@ def _last_read(write: Use, uses: Iterable[Use], column: int) -> str:
     return end
 
 
-def _aligned(read: Use, new: int, column: int) -> bool:
+def _aligned(read: BufferAccess, new: int, column: int) -> bool:
     """True if a kernel reads, element by element, what it then overwrites.
 
     It overwrites with ``new``, which would begin at ``column``.
@@ -126,9 +130,9 @@ def _aligned(read: Use, new: int, column: int) -> bool:
     )
 
 
-def uses_of(program: Program) -> Uses:
+def accesses_of(program: Program) -> BufferAccesses:
     """Return all reads and writes of ``program``, in the order of its stages."""
-    result: Uses = defaultdict(list)
+    result: BufferAccesses = defaultdict(list)
     for at, stage in enumerate(program.stages):
         for body, numbers in enumerate(stage.bodies or [stage.body]):
             for position, n in enumerate(numbers):
@@ -142,11 +146,13 @@ def uses_of(program: Program) -> Uses:
                     ahead &= stage.type == "loop"
                     parents = o.array in ("nth_parents", "parents")
                     how = {"local": local, "ahead": ahead, "parents": parents}
-                    use = Use(o.buffer, i, at, body, position, rows, read, **how)
+                    use = BufferAccess(o.buffer, i, at, body, position, rows, read, **how)
                     result[o.buffer].append(use)
                 for x, columns in _stored(i):
                     leaf = kind is not None and program.kinds[kind] % 2 == 0
-                    use = Use(x, i, at, body, position, kind, columns, write=True, leaf=leaf)
+                    use = BufferAccess(
+                        x, i, at, body, position, kind, columns, write=True, leaf=leaf
+                    )
                     result[x].append(use)
     return result
 
