@@ -33,6 +33,7 @@ DOCUMENTS = [
     "docs/distributed/elastic.md",
     "docs/distributed/stale.md",
     "docs/policies.md",
+    "docs/states.md",
     "docs/strategies.md",
     "docs/passes/README.md",
     *CONTINUED,

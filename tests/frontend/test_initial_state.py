@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import cavs
-from cavs import data, ops
+from cavs import data, nn, ops
 from tests.data.dags import child_lists
 from tests.draws import examples
 from tests.oracle import traced
@@ -131,7 +134,7 @@ def test_a_leaf_begins_as_with_one_child_in_the_initial_state(choices, children,
     rng = np.random.default_rng(seed)
     cell = _Given(choices, 3)
     plain, explicit, n = _tripled(children, choices["top_down"], rng, choices["state"])
-    found = []
+    found, first = [], None
     for graph, own in ((plain, False), (explicit, True)):
         model, batch = _Model(cell, 3, own), data.batch([graph])
         traced(model, batch, training=False)  # creates the parameters
@@ -156,3 +159,127 @@ def test_a_leaf_begins_as_with_one_child_in_the_initial_state(choices, children,
     assert len(shared) >= len(gradients) - 1  # all but `lift`
     for p in shared:
         np.testing.assert_allclose(gradients[p], other_gradients[p], rtol=1e-8, atol=1e-10)
+
+
+# ---- final states, layers, directions -----------------------------------------------------------
+
+
+class _Layers(cavs.Model):
+    """Two layers of both directions, from states of graphs."""
+
+    def __init__(self):
+        cells = [nn.LSTM(3 if i < 2 else 8, 4) for i in range(4)]
+        pairs = [nn.Bidirectional(cells[0], cells[1]), nn.Bidirectional(cells[2], cells[3])]
+        self.stack = nn.Stacked(pairs)
+        self.cells = cells
+
+    def forward(self, batch):
+        start = [[{"h": batch["h0"]}, None], [None, {"c": batch["h0"], "h": batch["h0"]}]]
+        h, final = self.stack.with_final(batch.graph, x=batch["x"], initial=start)
+        ends = {f"{i}{j}{s}": final[i][j][s] for i in (0, 1) for j in (0, 1) for s in "ch"}
+        return {"h": h, **ends}
+
+
+def _lstm(cell, x, c, h):
+    """Return the states after each row of ``x``."""
+    W, U, b = (np.float64(p.value) for p in (cell.W, cell.U, cell.b))
+    rows = []
+    for row in x:
+        i, f, o, u = np.split(row @ W + h @ U + b, 4)
+        i, f, o = (1 / (1 + np.exp(-z)) for z in (i, f, o))
+        c = i * np.tanh(u) + f * c
+        h = o * np.tanh(c)
+        rows.append(h)
+    return np.array(rows), c, h
+
+
+def test_layers_of_both_directions_equal_numpy():
+    rng, model = np.random.default_rng(0), _Layers()
+    model.initialize(0, F64)
+    graphs = [
+        cavs.Graph.chain(
+            n,
+            features={"x": rng.normal(size=(n, 3))},
+            graph_features={"h0": rng.normal(size=4)},
+        )
+        for n in (1, 5, 3)
+    ]
+    found = cavs.Session(model, dtype=F64).predict(cavs.batch(graphs))
+    zero, at = np.zeros(4), 0
+    for number, g in enumerate(graphs):
+        x, h0 = np.float64(g.features["x"]), np.float64(g.graph_features["h0"])
+        starts = [(zero, h0), (zero, zero), (zero, zero), (h0, h0)]
+        for level in (0, 1):
+            up, c, h = _lstm(model.cells[2 * level], x, *starts[2 * level])
+            down, c2, h2 = _lstm(model.cells[2 * level + 1], x[::-1], *starts[2 * level + 1])
+            for j, (end_c, end_h) in enumerate(((c, h), (c2, h2))):
+                np.testing.assert_allclose(found[f"{level}{j}c"][number], end_c, atol=1e-12)
+                np.testing.assert_allclose(found[f"{level}{j}h"][number], end_h, atol=1e-12)
+            x = np.concatenate([up, down[::-1]], axis=1)
+        np.testing.assert_allclose(found["h"][at : at + len(x)], x, atol=1e-12)
+        at += len(x)
+
+
+def test_states_of_every_vertex():
+    class Both(cavs.Model):
+        def __init__(self):
+            self.cell = nn.LSTM(2, 3)
+
+        def forward(self, batch):
+            states = self.cell.states(batch.graph, x=batch["x"])
+            h = self.cell(batch.graph, x=batch["x"])
+            assert (states.h is h) and set("ch") <= {n for n in "ch" if n in states}
+            return {"h": h, "c": states.c}
+
+    model = Both()
+    model.initialize(0, F64)
+    x = np.random.default_rng(1).normal(size=(4, 2))
+    batch = cavs.batch([cavs.Graph.chain(4, features={"x": x})])
+    found = cavs.Session(model, dtype=F64).predict(batch)
+    h, c, _ = _lstm(model.cell, np.float64(np.float32(x)), np.zeros(3), np.zeros(3))
+    np.testing.assert_allclose(found["h"], h, atol=1e-12)
+    np.testing.assert_allclose(found["c"][-1], c, atol=1e-12)
+
+
+# ---- what cannot be a state ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("initial", "error", "text"),
+    [
+        (lambda b: {"g": b["row"]}, cavs.errors.TraceError, "LSTM has no state 'g'"),
+        (lambda b: {"h": b["wide"]}, cavs.errors.ShapeError, "has shape [4], the state [3]"),
+        (lambda b: {"h": b["token"]}, cavs.errors.DTypeError, "'h' needs floats, not i32"),
+        (lambda b: {"h": b["edge"]}, cavs.errors.TraceError, "a value of every edge"),
+        (lambda b: b["row"], cavs.errors.FeatureError, "LSTM is called with initial, which"),
+    ],
+)
+def test_other_initial_states_are_refused(initial, error, text):
+    class Wrong(cavs.Model):
+        def __init__(self):
+            self.cell = nn.LSTM(3, 3)
+
+        def forward(self, batch):
+            return self.cell(batch.graph, x=batch["row"], initial=initial(batch))
+
+    rows = {"row": np.zeros((2, 3)), "wide": np.zeros((2, 4)), "token": [0, 1]}
+    graph = cavs.Graph([[], [0]], rows, {"edge": np.zeros((1, 3))})
+    with pytest.raises(error, match=re.escape(text)) as found:
+        cavs.Session(Wrong()).predict(cavs.batch([graph]))
+    assert "test_initial_state.py" in str(found.value) and "hint: " in str(found.value)
+
+
+def test_a_stack_of_other_states_or_cells_is_refused():
+    class Wrong(cavs.Model):
+        def __init__(self):
+            self.stack = nn.Stacked([nn.GRU(3, 3), nn.GRU(3, 3)])
+
+        def forward(self, batch):
+            return self.stack(batch.graph, x=batch["x"], initial=[None])
+
+    batch = cavs.batch([cavs.Graph.chain(2, features={"x": np.zeros((2, 3))})])
+    with pytest.raises(cavs.errors.TraceError, match="Stacked has 2 cells, the initial states are"):
+        cavs.Session(Wrong()).predict(batch)
+    for layers in ([], nn.GRU(3, 3), "ab"):
+        with pytest.raises(cavs.errors.ConfigError, match="a list of cells"):
+            nn.Stacked(layers)
