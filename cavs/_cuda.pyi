@@ -43,6 +43,7 @@ class Parameters:
         precision: str = "float32",
         blas: str = "",
         deterministic: bool = False,
+        compile: Callable[[Any], bytes] | None = None,
     ) -> None: ...
     @property
     def deterministic(self) -> bool: ...

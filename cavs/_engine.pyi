@@ -164,6 +164,19 @@ class Program:
     def add_stage(self, stage: dict[str, Any]) -> int: ...
     def finish(self, loss: int = -1, outputs: Sequence[int] = []) -> None: ...
 
+class UpdateProgram:
+    def __init__(
+        self,
+        key: str,
+        ops: Sequence[tuple[str, int, int, int, int, float]],
+        results: Sequence[int],
+        registers: int,
+        numbers: int,
+    ) -> None: ...
+
+MOST_STATES: int
+MOST_NUMBERS: int
+
 class Abandoned(Exception): ...
 
 class Executor:

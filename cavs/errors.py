@@ -231,8 +231,13 @@ def renamed(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(owner: type[T]) -> type[T]:
+        own = owner.__dict__.get("__init_subclass__")
+
         def refuse_former_names(cls: type[T], /, **options: Any) -> None:
-            super(owner, cls).__init_subclass__(**options)  # type: ignore[misc]
+            if own is None:
+                super(owner, cls).__init_subclass__(**options)  # type: ignore[misc]
+            else:
+                own.__func__(cls, **options)
             for old, new in names.items():
                 if old in vars(cls):
                     raise MovedAttributeError(

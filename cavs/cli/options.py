@@ -187,6 +187,15 @@ def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Optimizers(tuple[str, ...]):
+    """Names of optimisers; options in parentheses and classes of files are valid choices too."""
+
+    __slots__ = ()
+
+    def __contains__(self, text: object) -> bool:
+        return super().__contains__(text) or any(mark in str(text) for mark in ("(", ".py:"))
+
+
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of optimiser and epochs."""
     group = parser.add_argument_group("training")
@@ -201,9 +210,11 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--optimizer",
-        choices=sorted(optim.OPTIMIZERS),
+        choices=_Optimizers(sorted(optim.OPTIMIZERS)),
         default="adagrad",
-        help="default: %(default)s",
+        metavar="NAME",
+        help=f"{', '.join(sorted(optim.OPTIMIZERS))}, NAME(option=value), or FILE.py:CLASS "
+        "(default: %(default)s)",
     )
     add("--lr", type=float, default=0.05, metavar="X", help="learning rate (default: %(default)s)")
     add(
@@ -276,10 +287,10 @@ def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optim
     if args.weight_decay is not None:  # else the default of the optimiser
         options["weight_decay"] = args.weight_decay
     if args.momentum:
-        if args.optimizer != "sgd":
+        if args.optimizer.partition("(")[0] != "sgd":
             raise ConfigError(
                 f"--momentum {args.momentum} with --optimizer {args.optimizer}",
                 hint="only sgd has momentum",
             )
         options["momentum"] = args.momentum
-    return optim.OPTIMIZERS[args.optimizer](lr, **options)
+    return optim.NAMED.find(args.optimizer, lr=lr, **options)

@@ -199,7 +199,8 @@ def parameters_of(
     return names
 
 
-def _function(code: str, real: str, *inputs: str) -> str:
+def call_text(code: str, real: str, *inputs: str) -> str:
+    """Return a primitive of ``inputs`` as a C expression."""
     return PRIMITIVES[code].cuda.format(*inputs, f="f" if real == "float" else "")
 
 
@@ -229,7 +230,7 @@ def _statements(
             column = "j + v" if shape.outer == 1 else f"o * {shape.inner} + j + v"
             made = f"uniform(key{n}, {column})"
         else:
-            made = _function(code, real, *(value[r] for r in reads_of(op)))
+            made = call_text(code, real, *(value[r] for r in reads_of(op)))
         each.append(f"const {real} t{n} = {made};")
         value[dst] = f"t{n}"
     return once, each, value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _cuda, _engine
+from cavs.codegen.update import UpdateProgram, update_text
 from cavs.compiler.program import Program
 from cavs.cuda.device import Device
 from cavs.cuda.persistent import DeviceSpec, PersistentLoop, persistent_loops, persistent_text
@@ -44,6 +46,11 @@ def fixed_kernels(device: Device, real: str, precision: str) -> dict[str, bytes]
             lambda name: device.compile(name, texts[name], included, real, half), names
         )
         return dict(zip(names, images, strict=True))
+
+
+def update_kernel(device: Device, real: str, program: UpdateProgram) -> bytes:
+    """Compile the kernel of an optimiser's traced rule."""
+    return device.compile("rule.cu", update_text(program, real), headers(), real)
 
 
 def persistent_plan(
@@ -103,7 +110,8 @@ class CudaEngine:
         if self._parameters is None:
             self._real = "double" if arrays[0].dtype == np.float64 else "float"
             images = fixed_kernels(self.device, self._real, self._precision)
-            how = self._precision, self.device.cublas_lt or "", self.deterministic
+            compiler = partial(update_kernel, self.device, self._real)
+            how = self._precision, self.device.cublas_lt or "", self.deterministic, compiler
             self._parameters = _cuda.Parameters(self.device.native, images, list(arrays), *how)
         half = half_buffers(program) if self._precision == "bfloat16" else frozenset()
         maps = map_kernels(program, self._real, half)

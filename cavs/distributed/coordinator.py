@@ -30,7 +30,7 @@ from cavs.train.coordination import Array, Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.monitors import Monitor, StepFacts
-from cavs.train.optim import TrainableParameter
+from cavs.train.optimizer import TrainableParameter
 
 T = TypeVar("T")
 

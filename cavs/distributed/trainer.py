@@ -30,7 +30,7 @@ from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import Trainer as LocalTrainer
 from cavs.train.fit_options import Metrics
-from cavs.train.optim import Optimizer
+from cavs.train.optimizer import Optimizer
 from cavs.train.stepping import TrainingState
 
 _OF_TRAINING = ("begun", "deterministic", "elastic", "precision", "resources")

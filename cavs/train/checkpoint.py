@@ -1,8 +1,8 @@
 """Checkpoints: parameters, optimiser states, and the progress of a training in one file.
 
 Parameters are stored under their own names, so that any safetensors reader finds them; optimiser
-states under ``optimizer.<parameter>.<i>``; arrays of the engine under ``session.<name>``. All else
-is JSON in the metadata, including the types of edge features, which a graph without edges lacks.
+states under ``optimizer.<parameter>.<state>``; arrays of the engine under ``session.<name>``. The
+rest is JSON in the metadata, with the types of edge features, which a graph without edges lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cavs.config import require
 from cavs.errors import CheckpointError
 from cavs.frontend.model import Model
 from cavs.train import safetensors
-from cavs.train.optim import TrainableParameter
+from cavs.train.optimizer import TrainableParameter
 
 Array = NDArray[Any]
 _FORMAT = "1"
@@ -118,8 +118,8 @@ def save_checkpoint(
     parameters = model.parameters()
     tensors: dict[str, Array] = {name: p.current() for name, p in parameters.items()}
     for name, arrays in zip(parameters, states, strict=bool(states)):
-        for i, array in enumerate(arrays):
-            _add(tensors, "optimizer", f"{name}.{i}", array)
+        for state, array in zip(state_names(progress or {}, len(arrays)), arrays, strict=True):
+            _add(tensors, "optimizer", f"{name}.{state}", array)
     for name, array in (extra or {}).items():
         _add(tensors, "session", name, array)
     try:
@@ -141,6 +141,16 @@ def save_checkpoint(
         **texts,
     }
     safetensors.write(path, tensors, metadata)
+
+
+def state_names(progress: Mapping[str, Any], most: int) -> list[str]:
+    """Return the names of the optimiser's states in a checkpoint, of which there are `most`.
+
+    They are numbers in files that no `Trainer` wrote, and in those of old versions.
+    """
+    optimizer = progress.get("optimizer")
+    named = optimizer.get("states") if isinstance(optimizer, dict) else None
+    return [str(i) for i in range(most)] if named is None else list(named)[:most]
 
 
 def require_json(name: str, value: object) -> None:
@@ -193,7 +203,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         parameters = {name: tensors.pop(name) for name in names}
         states: dict[str, list[Array]] = {name: [] for name in names}
         for name in names:
-            while (key := f"optimizer.{name}.{len(states[name])}") in tensors:
+            for state in state_names(progress, len(tensors)):
+                if (key := f"optimizer.{name}.{state}") not in tensors:
+                    break
                 states[name].append(tensors.pop(key))
         kept = [name for name in tensors if name.startswith("session.")]
         extra = {name.removeprefix("session."): tensors.pop(name) for name in kept}

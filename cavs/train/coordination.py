@@ -21,7 +21,7 @@ from cavs.train.checkpoint import Checkpoint
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.monitors import Monitor, StepFacts
-from cavs.train.optim import TrainableParameter
+from cavs.train.optimizer import TrainableParameter
 from cavs.train.ranks import OneRank, RankGroup
 
 Array = NDArray[Any]

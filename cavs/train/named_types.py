@@ -23,20 +23,24 @@ class NamedTypes(Generic[T]):
     """Classes derived from `base` that a text can name.
 
     noun, word: their name in errors, in full and in short. known: the built-in ones by name.
+    module: where users find `base`, if not in the package of its module.
     """
 
     base: type[T]
     noun: str
     word: str
     known: dict[str, type[T]] = field(default_factory=dict)
+    module: str = ""
 
-    def find(self, text: str) -> T:
+    def find(self, text: str, **given: Any) -> T:
         """Return the object that `text` describes: ``A``, ``A(x=64)``, ``my.py:Mine(x=1)``.
 
+        given: options that the text need not name.
         Raises `ConfigError`, with the line of the user's file where that fails.
         """
         where, _, call = text.rpartition(".py:")
         name, options = self._call(call, text)
+        options = {**given, **options}
         cls = self._from_file(Path(where + ".py"), name) if where else self.known.get(name)
         if cls is None:
             raise ConfigError(
@@ -82,9 +86,10 @@ class NamedTypes(Generic[T]):
         cls = getattr(module, name, None)
         if not (isinstance(cls, type) and issubclass(cls, self.base)):
             base = self.base
+            package = self.module or base.__module__.rpartition(".")[0]
             raise ConfigError(
                 f"{path} has no class {name} that is a {base.__name__}",
-                hint=f"subclass {base.__module__.rpartition('.')[0]}.{base.__name__}",
+                hint=f"subclass {package}.{base.__name__}",
             )
         return cls
 

@@ -13,7 +13,7 @@ from cavs.config import require, require_count, require_number
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train.batches import Loader
 from cavs.train.monitors import Monitor, Monitors
-from cavs.train.optim import Optimizer
+from cavs.train.optimizer import Optimizer
 from cavs.train.ranks import REDUCTIONS, RankGroup
 from cavs.train.run_state import RunState
 from cavs.train.run_table import RunTable, Setting

@@ -21,7 +21,7 @@ from cavs.train.checkpoint import (
     model_name,
     read_checkpoint,
 )
-from cavs.train.optim import TrainableParameter
+from cavs.train.optimizer import TrainableParameter
 
 Array = NDArray[Any]
 _FIT_KEYS = ("fit", "monitor", "dev", "loader", "policies", "monitors", "saved")
@@ -96,10 +96,12 @@ def read_resumable(
     model: ParameterizedModel,
     states: Sequence[Sequence[Array]],
     optimizer: str,
+    names: Sequence[str],
 ) -> Checkpoint:
     """Read a checkpoint from which a training of `model` can be resumed.
 
     states: The optimiser's arrays in the order of ``model.parameters()``. optimizer: Its name.
+    names: Names of its states.
     Raises `CheckpointError` if the file does not fit.
     """
     stored = read_checkpoint(path)
@@ -135,6 +137,12 @@ def read_resumable(
     if kept.get("kind") != optimizer:
         raise CheckpointError(
             f"{path} was trained with {kept.get('kind')!r}, not {optimizer!r}",
+            hint="resume with the same optimiser, or use load() for the parameters alone",
+        )
+    before = kept.get("states")
+    if before is not None and list(before) != list(names):
+        raise CheckpointError(
+            f"{path} has the states {before} of {optimizer}, which has {list(names)} now",
             hint="resume with the same optimiser, or use load() for the parameters alone",
         )
     _check_states(path, stored, dict(zip(own, states, strict=True)))

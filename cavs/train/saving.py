@@ -96,9 +96,9 @@ def restore(
 ) -> Checkpoint:
     """Set `state` and `engine` to those in the checkpoint `path`; see `Trainer.resume`."""
     engine.keep_dtype()
-    optimizer = state.optimizer.state_dict()["kind"]
+    optimizer, names = state.optimizer.name, state.optimizer.state_names()
     require_flag("strict", strict)
-    stored = read_resumable(path, state.model, state.states, optimizer)
+    stored = read_resumable(path, state.model, state.states, optimizer, names)
     if strict:
         check_settings(path, stored.progress, state.settings())
     own = {name: p.value for name, p in state.parameters.items()}

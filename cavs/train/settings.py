@@ -36,6 +36,7 @@ def check_settings(
     settings: Those of this trainer, as a checkpoint stores them. A setting that only one of them
     has, such as a schedule that is a function, is not compared.
     """
+    _check_rule(path, progress["optimizer"], settings["optimizer"])
     stored, own = _settings(progress), _settings(settings)
     found = [part for name in stored.keys() & own.keys() for part in _differ(name, stored, own)]
     if not found:
@@ -46,6 +47,21 @@ def check_settings(
     raise CheckpointError(
         f"{path} was trained with {then}, but this trainer has {now}",
         hint=f"build it with {then}; resume(path, strict=False) goes on with other settings",
+    )
+
+
+def _check_rule(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Raise `CheckpointError` if the rule of an optimiser with the same options has changed."""
+    old, new = (of.get("rule", "").splitlines() for of in (stored, own))
+    if old == new or not old or stored.get("settings") != own.get("settings"):
+        return
+    at = next((i for i, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), -1)
+    raise CheckpointError(
+        f"{path} was trained with another rule of {own['kind']}: {old[at]!r}, which is {new[at]!r} "
+        "now",
+        hint="restore the rule; resume(path, strict=False) goes on with the new one",
     )
 
 

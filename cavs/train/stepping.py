@@ -16,7 +16,7 @@ from cavs.runtime.check import NOT_FINITE, named
 from cavs.train.checkpoint import ParameterizedModel, require_json
 from cavs.train.coordination import Coordinator
 from cavs.train.engine import Engine, StepOutcome
-from cavs.train.optim import Optimizer
+from cavs.train.optimizer import Optimizer
 
 Array = NDArray[Any]
 
@@ -57,6 +57,7 @@ class TrainingState:
         require(is_model, "model", model, "a cavs.Model")
         self.model, self.seed, self.max_norm = model, seed, max_norm
         self.optimizer = optimizer.fresh()
+        _ = self.optimizer.kernel or self.optimizer.program  # errors of its rule are raised here
         self.parameters = model.parameters()
         if not any(p.trainable for p in self.parameters.values()):
             raise ConfigError("the model has no trainable parameter", hint="add a cavs.Parameter")

@@ -26,7 +26,7 @@ from cavs.train.fit import Fit
 from cavs.train.fit_options import FitOptions, FitResult, Metrics, OnEvent
 from cavs.train.metrics import as_metrics
 from cavs.train.monitors import Monitor
-from cavs.train.optim import Optimizer, TrainableParameter
+from cavs.train.optimizer import Optimizer, TrainableParameter
 from cavs.train.policy import Policy
 from cavs.train.run_state import ResumePoint, fit_progress
 from cavs.train.stepping import Step, Stepper, TrainingState, lose_steps

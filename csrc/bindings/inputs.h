@@ -4,8 +4,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "bindings/fields.h"
 #include "exec/executor.h"
@@ -103,14 +106,35 @@ Inputs<T> to_inputs(RunOptions& options) {
   return inputs;
 }
 
+// The numbers that a traced rule computes from rate, weight decay and step, for every parameter
+// whose scales differ from those of earlier ones.
+template <class T>
+void read_program(Update<T>& update, const py::object& program, double step) {
+  update.program = program.attr("native").cast<std::shared_ptr<UpdateProgram>>();
+  std::map<std::pair<double, double>, std::vector<double>> known;
+  const auto numbers = [&](const std::pair<double, double>& scales) -> const std::vector<double>& {
+    const auto [at, added] = known.try_emplace(scales);
+    if (added) {
+      const OptimizerStep& s = update.step;
+      const py::object found =
+          program.attr("scalars")(s.lr * scales.first, s.weight_decay * scales.second, step);
+      at->second = found.cast<std::vector<double>>();
+    }
+    return at->second;
+  };
+  if (update.scales.empty()) update.numbers.push_back(numbers({1, 1}));
+  for (const auto& scales : update.scales) update.numbers.push_back(numbers(scales));
+}
+
 // Hyper-parameters, and states checked against the parameters `arrays`.
 template <class T>
 Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) {
-  const Fields f(options.optimizer, {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps",
-                                     "weight_decay", "bias1", "bias2", "scales"});
+  const Fields f(options.optimizer,
+                 {"kind", "lr", "momentum", "nesterov", "beta1", "beta2", "eps", "weight_decay",
+                  "bias1", "bias2", "scales", "step", "program"});
   Update<T> update;
   OptimizerStep& s = update.step;
-  s.rule = parse_optimizer(f.need<std::string>("kind"));
+  if (!f.has("program")) s.rule = parse_optimizer(f.need<std::string>("kind"));
   s.lr = f.need<double>("lr");
   s.momentum = f.get("momentum", 0.0);
   s.nesterov = f.get("nesterov", false);
@@ -124,15 +148,17 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
   update.scales = f.get("scales", std::move(update.scales));
   update.max_norm = options.max_norm;
   update.trainable = options.trainable;
-  const size_t needed = s.rule == OptimizerRule::kSgd                                       ? 0
+  if (f.has("program")) read_program(update, options.optimizer["program"], f.need<double>("step"));
+  const size_t needed = update.program                  ? update.program->states()
+                        : s.rule == OptimizerRule::kSgd ? 0
                         : s.rule == OptimizerRule::kAdam || s.rule == OptimizerRule::kAdamW ? 2
                                                                                             : 1;
   for (size_t i = 0; i < options.states.size(); ++i) {
     const auto states = options.states[i].cast<py::list>();
-    T* of[2] = {nullptr, nullptr};
+    StateArrays<T> of{};
     const std::string name = "state of parameter " + std::to_string(i);
     const bool trained = i >= update.trainable.size() || update.trainable[i];
-    if (states.size() > 2 || (trained && states.size() < needed)) {
+    if (states.size() > of.size() || (trained && states.size() < needed)) {
       throw py::value_error(name + ": " + std::to_string(states.size()) +
                             " arrays, the optimizer needs " + std::to_string(needed));
     }
@@ -145,7 +171,7 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
                               " elements, the parameter " + std::to_string(arrays[i].size()));
       }
     }
-    update.states.emplace_back(of[0], of[1]);
+    update.states.push_back(of);
   }
   return update;
 }

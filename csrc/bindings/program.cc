@@ -7,6 +7,7 @@
 
 #include "bindings/fields.h"
 #include "bindings/module.h"
+#include "exec/executor.h"
 #include "exec/instruction.h"
 #include "exec/validate.h"
 
@@ -41,6 +42,43 @@ Operand to_operand(const py::handle& h) {
           t[5].cast<int32_t>()};
 }
 
+MapOp to_op(const py::handle& h) {
+  const auto t = h.cast<py::sequence>();
+  check_size(t, 6, "op (opcode, dst, a, b, c, imm)");
+  return {parse_opcode(t[0].cast<std::string>()),
+          t[1].cast<int16_t>(),
+          t[2].cast<int16_t>(),
+          t[3].cast<int16_t>(),
+          t[4].cast<int16_t>(),
+          t[5].cast<double>()};
+}
+
+std::shared_ptr<UpdateProgram> make_update_program(std::string key, const py::sequence& ops,
+                                                   std::vector<int16_t> results, int32_t registers,
+                                                   int32_t numbers) {
+  auto out = std::make_shared<UpdateProgram>();
+  out->key = std::move(key);
+  out->results = std::move(results);
+  out->registers = registers;
+  out->numbers = numbers;
+  for (const py::handle& h : ops) out->ops.push_back(to_op(h));
+  if (out->states() < 0 || out->states() > kMostStates || numbers < 1 || numbers > kMostNumbers) {
+    throw py::value_error(std::to_string(out->states()) + " states and " + std::to_string(numbers) +
+                          " numbers, but a rule has up to " + std::to_string(kMostStates) +
+                          " and " + std::to_string(kMostNumbers));
+  }
+  const auto known = [&](int16_t r) { return r >= 0 && r < registers; };
+  const auto written = [&](int16_t r) { return known(r) && r >= out->loads(); };
+  bool valid = registers >= out->loads();
+  for (int16_t r : out->results) valid = valid && written(r);
+  for (const MapOp& op : out->ops) {
+    valid = valid && written(op.dst) && known(op.a) && known(op.b) && known(op.c) &&
+            op.code != MapOpcode::kUniform;
+  }
+  if (!valid) throw py::value_error("a rule reads or writes a register that it does not have");
+  return out;
+}
+
 Instruction to_instruction(const py::dict& dict) {
   const Fields f(dict, {"type", "space", "inputs", "out", "accumulate", "weight", "split",
                         "argument", "argument2", "loads", "ops", "stores", "registers", "outer",
@@ -72,13 +110,7 @@ Instruction to_instruction(const py::dict& dict) {
     check_size(t, 3, "load (operand, outer_stride, scalar)");
     in.loads.push_back({to_operand(t[0]), t[1].cast<int32_t>(), t[2].cast<bool>()});
   }
-  for (const py::handle& h : f.get<py::sequence>("ops", py::list())) {
-    const auto t = h.cast<py::sequence>();
-    check_size(t, 6, "op (opcode, dst, a, b, c, imm)");
-    in.ops.push_back({parse_opcode(t[0].cast<std::string>()), t[1].cast<int16_t>(),
-                      t[2].cast<int16_t>(), t[3].cast<int16_t>(), t[4].cast<int16_t>(),
-                      t[5].cast<double>()});
-  }
+  for (const py::handle& h : f.get<py::sequence>("ops", py::list())) in.ops.push_back(to_op(h));
   for (const py::handle& h : f.get<py::sequence>("stores", py::list())) {
     const auto t = h.cast<py::sequence>();
     check_size(t, 5, "store (buffer, column, outer_stride, mode, reg)");
@@ -163,6 +195,13 @@ void bind_program(py::module_& m) {
   for (const MapOperation& op : kMapOperations) operations[op.name] = op.operands;
   m.attr("MAP_OPERATIONS") = operations;
   bind_builder(m);
+  py::classh<UpdateProgram>(m, "UpdateProgram", "An optimiser's rule as a fused kernel.")
+      .def(py::init(&make_update_program), py::arg("key"), py::arg("ops"), py::arg("results"),
+           py::arg("registers"), py::arg("numbers"),
+           "Registers hold value, gradient, states, numbers of the update and what ops compute. "
+           "results: those of the new value and states. ValueError for others than it has.");
+  m.attr("MOST_STATES") = kMostStates;
+  m.attr("MOST_NUMBERS") = kMostNumbers;
   bind_executor(m);
 }
 }  // namespace cavs

@@ -1,6 +1,7 @@
 // The CPU executor: binds addresses, packs weights, runs the plan and updates parameters.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -65,14 +66,41 @@ struct Output {
   std::unique_ptr<T[]> values;
 };
 
+constexpr int32_t kMostStates = 8;    // of an optimiser, per parameter
+constexpr int32_t kMostNumbers = 32;  // of an update, such as its rate, that a rule reads
+
+// A rule as a fused elementwise kernel. Its registers are, in this order, those of value, gradient
+// and states, those of numbers of the update, and others.
+struct UpdateProgram {
+  std::string key;  // equal for equal kernels
+  std::vector<MapOp> ops;
+  std::vector<int16_t> results;  // registers of the new value and states
+  int32_t registers = 0, numbers = 0;
+
+  int32_t states() const { return static_cast<int32_t>(results.size()) - 1; }
+  int32_t loads() const { return 2 + states() + numbers; }
+};
+
+// The states of a parameter; null where there are fewer.
+template <class T>
+using StateArrays = std::array<T*, kMostStates>;
+
 // Options of an update, per parameter: optimiser states, and whether it is trained.
 template <class T>
 struct Update {
   OptimizerStep step{};
-  std::vector<std::pair<T*, T*>> states;
+  std::vector<StateArrays<T>> states;
   std::vector<bool> trainable;
   std::optional<double> max_norm;
   std::vector<std::pair<double, double>> scales;  // lr and weight decay; empty: all 1
+  // The rule, if it is not that of `step`, and its numbers per parameter; for all parameters if
+  // scales is empty.
+  std::shared_ptr<const UpdateProgram> program;
+  std::vector<std::vector<double>> numbers;
+
+  const std::vector<double>& numbers_of(int32_t param) const {
+    return numbers[scales.empty() ? 0 : param];
+  }
 
   OptimizerStep of(int32_t param) const {
     OptimizerStep own = step;
@@ -236,6 +264,7 @@ class Executor {
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
   std::vector<GradientPiece<T>> pieces_;  // for an update
+  std::vector<T> update_scratch_;
   std::vector<int64_t> feature_rows_;
   GradientProgress progress_;
   Counters counters_;

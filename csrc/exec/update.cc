@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "exec/host_io.h"
+#include "exec/update_program.h"
 
 namespace cavs {
 namespace {
@@ -34,7 +35,7 @@ void cut_into_chunks(const RunContext<T>& c, const std::vector<bool>& trainable,
 template <class Counters, class F>
 void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) {
   if (pieces < kParallelPieces || threads == 1) {
-    for (int64_t i = 0; i < pieces; ++i) f(i);
+    for (int64_t i = 0; i < pieces; ++i) f(i, 0);
     return;
   }
   counters.reset(threads);
@@ -44,7 +45,7 @@ void for_each_piece(int64_t pieces, int32_t threads, Counters& counters, F&& f) 
       const int32_t share = (thread + i) % count;
       const int64_t begin = pieces * share / count, end = pieces * (share + 1) / count;
       for (int64_t j; (j = begin + next[share].fetch_add(1, std::memory_order_relaxed)) < end;) {
-        f(j);
+        f(j, thread);
       }
     }
   });
@@ -68,7 +69,7 @@ template <class T>
 double Executor<T>::sum_of_squares(const std::vector<GradientPiece<T>>& work) {
   const auto pieces = static_cast<int64_t>(work.size());
   partial_.assign(work.size(), 0);
-  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
+  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i, int32_t) {
     partial_[i] = kernels_.sum_of_squares(work[i].values, work[i].count * work[i].width);
   });
   double squares = 0;
@@ -80,12 +81,25 @@ template <class T>
 void Executor<T>::apply_optimizer(const Update<T>& update,
                                   const std::vector<GradientPiece<T>>& work, double scale) {
   const auto pieces = static_cast<int64_t>(work.size());
-  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i) {
+  size_t room = 0;  // scratch of a thread
+  if (update.program) {
+    int64_t width = 0;
+    for (const GradientPiece<T>& p : work) width = std::max(width, p.rows ? p.width : 0);
+    room = program_scratch(kernels_, *update.program, width);
+    update_scratch_.resize(room * threads_of_update());
+  }
+  for_each_piece(pieces, threads_of_update(), counters_, [&](int64_t i, int32_t thread) {
     const GradientPiece<T>& p = work[i];
+    T* param = context_.params[p.param];
+    const StateArrays<T>& states = update.states[p.param];
+    if (update.program) {
+      run_program(kernels_, *update.program, update.numbers_of(p.param), scale, p, param, states,
+                  update_scratch_.data() + room * thread);
+      return;
+    }
     OptimizerStep step = update.of(p.param);
     step.grad_scale *= scale;
-    T* param = context_.params[p.param];
-    const auto [first, second] = update.states[p.param];
+    const auto [first, second] = std::pair(states[0], states[1]);
     const auto apply = [&](int64_t n, const T* grad, int64_t at) {
       kernels_.update(step, n, grad, param + at, first ? first + at : nullptr,
                       second ? second + at : nullptr);

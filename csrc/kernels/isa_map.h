@@ -201,7 +201,7 @@ void map(const MapKernel<T>& kernel, int64_t r0, int64_t r1, T* scratch) {
     w.lines = smaller(plan.lines, left);
     for (w.column = 0; w.column == 0 || w.column < inner; w.column += kMapBlock) {
       w.cols = smaller(inner - w.column, kMapBlock);
-      run_block(kernel, plan, w, first);
+      run_block(kernel, plan, w, first && w.column == 0);
     }
     first = false;
     if (outer == 1) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bindings/inputs.h"
+#include "cuda/driver/context.h"
 #include "cuda/executor/executor.h"
 
 namespace cavs::cuda {
@@ -16,6 +18,7 @@ struct PyParameters {
   std::shared_ptr<Device> device;
   std::vector<py::array> arrays;
   bool deterministic = false;
+  py::object compile;  // of a traced rule's kernel: returns its image
   std::variant<
       std::pair<std::shared_ptr<KernelLibrary<float>>, std::shared_ptr<Parameters<float>>>,
       std::pair<std::shared_ptr<KernelLibrary<double>>, std::shared_ptr<Parameters<double>>>>
@@ -33,6 +36,23 @@ struct PyExecutor {
     return std::visit([&](auto& e) { return f(*e); }, of);
   }
 };
+
+// Load the kernel of the optimiser's rule, if it is traced and used for the first time.
+inline void load_program(PyParameters& parameters, const py::dict& optimizer) {
+  if (!optimizer.contains("program") || optimizer["program"].is_none()) return;
+  const py::object program = optimizer["program"];
+  const auto key = program.attr("key").cast<std::string>();
+  std::visit(
+      [&](auto& of) {
+        if (of.first->has_program(key)) return;
+        const std::string image = parameters.compile(program).template cast<py::bytes>();
+        without_gil([&] {
+          const DeviceLock lock(*parameters.device);
+          of.first->add_program(key, image);
+        });
+      },
+      parameters.of);
+}
 
 // Keep a Python list alive until the last copy of the pointer is gone, on whatever thread that is.
 inline std::shared_ptr<const void> keep_alive(const py::list& list) {

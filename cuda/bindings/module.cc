@@ -47,12 +47,13 @@ std::shared_ptr<PyParameters> make_parameters(std::shared_ptr<Device> device,
                                               const std::map<std::string, py::bytes>& images,
                                               const std::vector<py::array>& arrays,
                                               const std::string& precision, const std::string& blas,
-                                              bool deterministic) {
+                                              bool deterministic, const py::object& compile) {
   const auto rounding = parse<Precision>(precision, {"float32", "tf32", "bfloat16"}, "precision");
   auto out = std::make_shared<PyParameters>();
   out->device = device;
   out->arrays = arrays;
   out->deterministic = deterministic;
+  out->compile = compile;
   const Images kernels = to_images(images);
   const auto make = [&]<class T>(T) {
     const std::vector<Parameter<T>> host = views<T>(arrays);
@@ -150,10 +151,12 @@ void bind_parameters(py::module_& m) {
                                                           "Parameters on a device.")
       .def(py::init(&make_parameters), py::arg("device"), py::arg("images"), py::arg("arrays"),
            py::arg("precision") = "float32", py::arg("blas") = "", py::arg("deterministic") = false,
+           py::arg("compile") = py::none(),
            "images: the compiled kernels by file. arrays: those of the host, all float32 or all "
            "float64; download() writes them. precision of float32 products: float32, tf32 or "
            "bfloat16. blas: the path of cuBLASLt, or empty. deterministic: libraries use only "
-           "algorithms with one order of sums.")
+           "algorithms with one order of sums. compile: a function that returns the image of the "
+           "kernel of a traced rule.")
       .def_readonly("deterministic", &PyParameters::deterministic)
       .def(
           "invalidate",
@@ -274,6 +277,7 @@ void bind_executor(py::module_& m) {
              const py::list& ints, uint64_t seed, uint64_t step, const py::dict& optimizer,
              const py::list& states, std::vector<bool> trainable, std::optional<double> max_norm,
              const std::shared_ptr<PyStep>& after) {
+            load_program(*x.parameters, optimizer);
             StepOptions options{optimizer, states, std::move(trainable), max_norm};
             RunOptions run{schedule, floats, ints, seed, step, 1, {}};
             return x.visit([&]<class T>(Executor<T>& e) {

@@ -158,6 +158,7 @@ void bind_split_step(py::class_<PyExecutor>& type) {
       [](PyExecutor& x, const py::list& given, const py::dict& optimizer, const py::list& states,
          std::vector<bool> trainable, double scale) {
         const py::tuple pieces(given);
+        load_program(*x.parameters, optimizer);
         StepOptions options{optimizer, states, std::move(trainable), std::nullopt};
         x.visit([&]<class T>(Executor<T>& e) {
           const std::vector<GradientPiece<T>> work = pieces_of(e, pieces);

@@ -30,12 +30,18 @@ void Executor<T>::plan_update_chunks() {
   chunk_rows_.clear();
   if (states_ == nullptr) return;
   const auto cut = [&](int32_t param, const T* grad, int64_t count, int64_t width, int32_t table) {
-    const auto [first, second] = (*states_)[param];
     const int64_t each = std::max<int64_t>(1, kPiece / width);
     for (int64_t i = 0; i < count; i += each) {
       const int64_t offset = table < 0 ? i * width : 0;
-      chunks_.push_back({parameters_->on_device()[param], grad + i * width, first, second, nullptr,
-                         std::min(each, count - i), width, width, offset});
+      chunks_.push_back({parameters_->on_device()[param],
+                         grad + i * width,
+                         {},
+                         nullptr,
+                         std::min(each, count - i),
+                         width,
+                         width,
+                         offset});
+      std::ranges::copy((*states_)[param], chunks_.back().states);
       chunk_params_.push_back(param);
       chunk_rows_.emplace_back(table, i);
     }
@@ -62,9 +68,17 @@ void Executor<T>::update_chunks(const Update<T>& update, double scale, const Out
   };
   for (size_t begin = 0, end; begin < chunks_.size(); begin = end) {
     for (end = begin + 1; end < chunks_.size() && scales(end) == scales(begin);) ++end;
+    const auto count = static_cast<int>(end - begin);
+    if (update.program) {
+      UpdateNumbers numbers{};
+      std::ranges::copy(update.numbers_of(chunk_params_[begin]), numbers.of);
+      numbers.of[0] = scale;
+      library_->update(chunks + begin, count, update.program->key, numbers, outcome);
+      continue;
+    }
     OptimizerStep step = update.of(chunk_params_[begin]);
     step.grad_scale *= scale;
-    library_->update(chunks + begin, static_cast<int>(end - begin), optimizer_of(step), outcome);
+    library_->update(chunks + begin, count, optimizer_of(step), outcome);
   }
 }
 
@@ -189,17 +203,10 @@ void Executor<T>::upload_gradients(const std::vector<GradientPiece<T>>& pieces,
                     : s.values < 0 ? block + (w.values - mirror_.block())
                                    : staging_.at<T>(s.values) + (w.values - p.values);
     const int32_t* rows = s.rows < 0 ? nullptr : staging_.at<int32_t>(s.rows) + (w.rows - p.rows);
-    const auto [first, second] = states[w.param];
     chunk_params_[i] = w.param;
-    chunks_[i] = {parameters_->on_device()[w.param],
-                  grad,
-                  first,
-                  second,
-                  rows,
-                  w.count,
-                  w.width,
-                  w.stride,
-                  w.offset};
+    chunks_[i] = {
+        parameters_->on_device()[w.param], grad, {}, rows, w.count, w.width, w.stride, w.offset};
+    std::ranges::copy(states[w.param], chunks_[i].states);
   }
   upload_mirrored(pieces);
   staging_.upload();

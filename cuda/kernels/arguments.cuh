@@ -50,8 +50,7 @@ struct Piece {
 struct UpdateChunk {
   real* param;
   const real* grad;
-  real* state1;
-  real* state2;
+  real* states[8];  // null where there are fewer
   const int* rows;
   long long count, width, stride, offset;
 };
@@ -61,6 +60,11 @@ struct UpdateChunk {
 struct Outcome {
   double loss, norm, scale;
   int ok;
+};
+
+// Numbers of an update by a program, see cavs::UpdateProgram; the first multiplies the gradient.
+struct UpdateNumbers {
+  double of[32];
 };
 
 // cavs::OptimizerStep. type: 0 SGD, 1 momentum, 2 Adagrad, 3 Adam, 4 AdamW.

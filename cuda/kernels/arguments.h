@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/kernels.h"
+#include "exec/executor.h"
 
 namespace cavs::cuda {
 
@@ -53,7 +53,7 @@ template <class T>
 struct UpdateChunk {
   T* param;
   const T* grad;
-  T *state1, *state2;
+  T* states[kMostStates];
   const int* rows;
   int64_t count, width, stride, offset;
 };
@@ -61,6 +61,11 @@ struct UpdateChunk {
 struct Outcome {
   double loss, norm, scale;
   int ok;
+};
+
+// Numbers of an update by a program, of which the first multiplies the gradient.
+struct UpdateNumbers {
+  double of[kMostNumbers];
 };
 
 struct Optimizer {

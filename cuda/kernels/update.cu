@@ -1,6 +1,6 @@
 // The update half of a training step. square, update: a block per chunk; compute_outcome: one
 // block. The formulas are those of csrc/kernels/isa_update.h.
-#include "rows.cuh"
+#include "update.cuh"
 
 namespace {
 
@@ -24,59 +24,6 @@ __device__ double block_sum(double x) {
 __device__ bool finite(double x) { return x - x == 0; }
 
 enum Type { kSgd, kMomentum, kAdagrad, kAdam, kAdamW };
-
-// Update one vector: f(gradient, parameter, state1, state2) changes the last three.
-template <int N, int States, class F>
-__device__ void update_vector(const real* grad, real* param, real* state1, real* state2, F f) {
-  const Lanes<N> g = take<N>(grad);
-  Lanes<N> p = take<N>(param), s1 = {}, s2 = {};
-  if (States > 0) s1 = take<N>(state1);
-  if (States > 1) s2 = take<N>(state2);
-#pragma unroll
-  for (int i = 0; i < N; ++i) f(g.v[i], p.v[i], s1.v[i], s2.v[i]);
-  store(param, p);
-  if (States > 0) store(state1, s1);
-  if (States > 1) store(state2, s2);
-}
-
-// Update columns [0, width) of every row with adjacent threads; width is a multiple of N.
-template <int N, int States, class F>
-__device__ void update_rows(const UpdateChunk& s, long long first, long long count, long long width,
-                            F f) {
-  const int lanes = lanes_of_row(width / N, kThreads), lane = threadIdx.x % lanes;
-  for (long long i = threadIdx.x / lanes; i < count; i += kThreads / lanes) {
-    const real* grad = s.grad + i * s.width + first;
-    const long long at = s.offset + (s.rows != nullptr ? s.rows[i] : i) * s.stride + first;
-    for (long long j = static_cast<long long>(lane) * N; j < width; j += lanes * N) {
-      update_vector<N, States>(grad + j, s.param + at + j, States > 0 ? s.state1 + at + j : nullptr,
-                               States > 1 ? s.state2 + at + j : nullptr, f);
-    }
-  }
-}
-
-template <int States, class F>
-__device__ void update_chunk(const UpdateChunk& s, F f) {
-  const bool wide = aligned(s.grad) && aligned(s.param + s.offset) &&
-                    (States < 1 || aligned(s.state1 + s.offset)) &&
-                    (States < 2 || aligned(s.state2 + s.offset));
-  if (s.rows == nullptr && s.stride == s.width) {  // as one row
-    const long long n = s.count * s.width, whole = wide ? n / kWide * kWide : 0;
-    update_rows<kWide, States>(s, 0, 1, whole, f);
-    update_rows<1, States>(s, whole, 1, n - whole, f);
-  } else if (wide && s.width % kWide == 0 && s.stride % kWide == 0) {
-    update_rows<kWide, States>(s, 0, s.count, s.width, f);
-  } else {
-    update_rows<1, States>(s, 0, s.count, s.width, f);
-  }
-}
-
-template <int States, class F>
-__device__ void update_each(const UpdateChunk* chunks, int count, F f) {
-  for (int i = blockIdx.x; i < count; i += gridDim.x) {
-    const UpdateChunk s = chunks[i];  // a copy, which cannot alias the parameters
-    update_chunk<States>(s, f);
-  }
-}
 
 }  // namespace
 
@@ -128,16 +75,18 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const UpdateCh
   const real decay = o.type == kAdamW ? real(0) : static_cast<real>(o.weight_decay);
   const auto gradient = [=](real g, real p) { return g * scale + p * decay; };
   if (o.type == kSgd) {
-    update_each<0>(chunks, count, [=](real g, real& p, real&, real&) { p -= lr * gradient(g, p); });
+    update_each<0>(chunks, count, [=](real g, real& p, real*) { p -= lr * gradient(g, p); });
   } else if (o.type == kMomentum) {
     const bool nesterov = o.nesterov != 0;
-    update_each<1>(chunks, count, [=](real g, real& p, real& b, real&) {
+    update_each<1>(chunks, count, [=](real g, real& p, real* states) {
+      real& b = states[0];
       g = gradient(g, p);
       b = momentum * b + g;
       p -= lr * (nesterov ? g + momentum * b : b);
     });
   } else if (o.type == kAdagrad) {
-    update_each<1>(chunks, count, [=](real g, real& p, real& s, real&) {
+    update_each<1>(chunks, count, [=](real g, real& p, real* states) {
+      real& s = states[0];
       g = gradient(g, p);
       s += g * g;
       p -= lr * g / (square_root(s) + eps);
@@ -148,7 +97,8 @@ extern "C" __global__ __launch_bounds__(256, kBlocks) void update(const UpdateCh
     const real rate = static_cast<real>(o.lr / o.bias1);
     const real root = static_cast<real>(1 / sqrt(o.bias2));
     const real keep = o.type == kAdamW ? static_cast<real>(1 - o.lr * o.weight_decay) : real(1);
-    update_each<2>(chunks, count, [=](real g, real& p, real& m, real& v) {
+    update_each<2>(chunks, count, [=](real g, real& p, real* states) {
+      real &m = states[0], &v = states[1];
       g = gradient(g, p);
       m = beta1 * m + rest1 * g;
       v = beta2 * v + rest2 * (g * g);

@@ -6,6 +6,8 @@ namespace cavs::cuda {
 
 template <>
 constexpr bool kPlainBytes<Optimizer> = true;  // numbers without padding
+template <>
+constexpr bool kPlainBytes<UpdateNumbers> = true;
 
 namespace {
 
@@ -463,6 +465,22 @@ void KernelLibrary<T>::update(const UpdateChunk<T>* chunks, int count, const Opt
                               const Outcome* outcome) const {
   if (count == 0) return;
   device_->launch(update_, Grid{static_cast<unsigned>(count)}, chunks, count, optimizer, outcome);
+}
+
+template <class T>
+void KernelLibrary<T>::add_program(const std::string& key, const std::string& image) {
+  auto module = std::make_unique<Module>(device_, image);
+  const Handle function = module->function("update_by_program");
+  modules_.push_back(std::move(module));
+  programs_[key] = function;
+}
+
+template <class T>
+void KernelLibrary<T>::update(const UpdateChunk<T>* chunks, int count, const std::string& program,
+                              const UpdateNumbers& numbers, const Outcome* outcome) const {
+  if (count == 0) return;
+  device_->launch(programs_.at(program), Grid{static_cast<unsigned>(count)}, chunks, count, numbers,
+                  outcome);
 }
 
 template class KernelLibrary<float>;

@@ -62,6 +62,11 @@ class KernelLibrary {
                        const Outcome* before, Outcome* outcome) const;
   void update(const UpdateChunk<T>* chunks, int count, const Optimizer& optimizer,
               const Outcome* outcome) const;
+  // Load the kernel of an update program; `image` is its compiled module.
+  void add_program(const std::string& key, const std::string& image);
+  bool has_program(const std::string& key) const { return programs_.contains(key); }
+  void update(const UpdateChunk<T>* chunks, int count, const std::string& program,
+              const UpdateNumbers& numbers, const Outcome* outcome) const;
 
  private:
   void matmul_own(const Rows<T>* sources, int count, int begin, int end, const void* weight, int n,
@@ -101,6 +106,7 @@ class KernelLibrary {
   Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_,
       sum_parts_of_rows_, sum_parts_, matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_,
       square_, compute_outcome_, update_;
+  std::unordered_map<std::string, Handle> programs_;
 };
 
 }  // namespace cavs::cuda

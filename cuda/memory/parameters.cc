@@ -38,8 +38,7 @@ void Parameters<T>::upload() {
   }
   written_.assign(host_.size(), false);
   for (size_t i = 0; states_written_ && i < states_.size(); ++i) {
-    copy(states_[i].first, host_states_[i].first, sizes_[i]);
-    copy(states_[i].second, host_states_[i].second, sizes_[i]);
+    for (int32_t k = 0; k < kMostStates; ++k) copy(states_[i][k], host_states_[i][k], sizes_[i]);
   }
   states_written_ = false;
   // The host may write to its arrays again, and copies from pageable memory may run late.
@@ -60,8 +59,8 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
   states_.clear();
   size_t bytes = 0;
   for (size_t i = 0; i < host.size(); ++i) {
-    bytes +=
-        aligned(sizes_[i] * sizeof(T)) * ((host[i].first != nullptr) + (host[i].second != nullptr));
+    const auto held = std::ranges::count_if(host[i], [](const T* of) { return of != nullptr; });
+    bytes += aligned(sizes_[i] * sizeof(T)) * held;
   }
   state_values_.reserve(bytes);
   size_t at = 0;
@@ -72,8 +71,8 @@ const typename Parameters<T>::States& Parameters<T>::states(const States& host,
     return address;
   };
   for (size_t i = 0; i < host.size(); ++i) {
-    T* first = take(host[i].first, sizes_[i]);
-    states_.emplace_back(first, take(host[i].second, sizes_[i]));
+    states_.emplace_back();
+    for (int32_t k = 0; k < kMostStates; ++k) states_[i][k] = take(host[i][k], sizes_[i]);
   }
   host_states_ = host;
   owner_ = std::move(owner);
@@ -149,8 +148,7 @@ bool Parameters<T>::download() {
     if (!moved_[i]) continue;
     add(host_[i].data, addresses_[i], sizes_[i]);
     if (states_.empty()) continue;
-    add(host_states_[i].first, states_[i].first, sizes_[i]);
-    add(host_states_[i].second, states_[i].second, sizes_[i]);
+    for (int32_t k = 0; k < kMostStates; ++k) add(host_states_[i][k], states_[i][k], sizes_[i]);
   }
   const auto buffer = std::make_unique_for_overwrite<T[]>(elements);
   T* at = buffer.get();

@@ -25,7 +25,7 @@ class Parameters {
   size_t state_bytes() const { return state_values_.bytes(); }
   // Device addresses of the states of each parameter, null where the host has none. `owner` keeps
   // the host's arrays alive, into which download() writes.
-  using States = std::vector<std::pair<T*, T*>>;
+  using States = std::vector<StateArrays<T>>;
   const States& states(const States& host, std::shared_ptr<const void> owner);
 
   // Before a run: upload what the host has written since the last one.

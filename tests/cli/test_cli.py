@@ -356,7 +356,7 @@ def test_a_failed_training_leaves_no_folder():
         (("train", "no-such-model"), "invalid choice: 'no-such-model'"),
         (("train", TOY, "--epochs", "0"), "'0' is not a whole number of at least 1"),
         (("train", TOY, "--epochs", "many"), "'many' is not a whole number"),
-        (("train", TOY, "--optimizer", "lion"), "invalid choice: 'lion'"),
+        (("train", TOY, "--optimizer", "lamb"), "invalid choice: 'lamb'"),
     ],
 )
 def test_bad_usage(words, text, capsys):

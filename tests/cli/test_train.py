@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cavs as package
-from cavs.train import optim
+from cavs.train import optim, read_checkpoint
 from tests.cli.test_cli import LAST, RUN, TOY, cavs, numpy_engine, own_folder, train
 from tests.train.fake import FakeModel, FakeSession
 
@@ -33,7 +33,7 @@ def test_an_unreadable_folder_of_data_is_refused(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
-    [("schedule", "linear", "constant, "), ("optimizer", "lion", "sgd"), ("balance", "x", "equal")],
+    [("schedule", "linear", "constant, "), ("optimizer", "lamb", "sgd"), ("balance", "x", "equal")],
 )
 def test_defaults_of_a_model_file_must_be_valid_choices(name, value, shown, capsys):
     Path("mine.py").write_text(
@@ -65,3 +65,47 @@ def test_a_checkpoint_of_a_program_is_not_resumed(capsys):
     assert "['a', 'b']" in capsys.readouterr().out
     assert train("--resume") == 1
     assert "has no options of cavs train" in capsys.readouterr().err
+
+
+RULE = """
+from dataclasses import dataclass
+import cavs
+
+@dataclass(frozen=True)
+class Mine(cavs.optim.Optimizer):
+    beta: float = 0.9
+    states = ("mean",)
+
+    def rule(self, value, gradient, state, rate, step):
+        mean = self.beta * state.mean + gradient
+        return value - rate * mean, {"mean": mean}
+"""
+
+
+def test_an_optimizer_of_a_file_trains_and_resumes(capsys):
+    Path("rules.py").write_text(RULE)
+    words = ("--optimizer", "rules.py:Mine(beta=0.5)", "--schedule", "cosine", "--epochs")
+    assert train(*words, "2") == 0
+    log = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
+    (start,) = (record for record in log if record["event"] == "start")
+    assert start["optimizer"].startswith("Mine(lr=Cosine(") and "beta=0.5" in start["optimizer"]
+    assert read_checkpoint(LAST).progress["optimizer"]["states"] == ["mean"]
+    assert train("--resume", "--epochs", "3") == 0
+    assert train("--resume", "--epochs", "3", "--optimizer", "adam") == 1
+    assert "was trained with 'Mine', not 'adam'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("rules.py:Other", "rules.py has no class Other that is a Optimizer"),
+        ("none.py:Mine", "there is no file none.py"),
+        ("rules.py:Mine(gamma=1)", "unexpected keyword argument 'gamma'"),
+        ("lamb(beta1=0.9)", "no optimiser is called 'lamb'"),
+        ("lion(beta1=2.0)", r"beta1 is 2.0, but must be a number in [0, 1)"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_refused(text, found, capsys):
+    Path("rules.py").write_text(RULE)
+    assert train("--optimizer", text, "--epochs", "1") == 1
+    assert found in capsys.readouterr().err

@@ -84,7 +84,16 @@ class Device:
 
     def launch(self, name: str, dtype: str, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run a kernel in blocks of 256 and wait for it; None is a null pointer."""
-        function, types = self.function(name, dtype)
+        self.launch_function(*self.function(name, dtype), grid, *arguments)
+
+    def launch_function(
+        self,
+        function: ctypes.c_void_p,
+        types: tuple[type, ...],
+        grid: tuple[int, ...],
+        *arguments: Any,
+    ) -> None:
+        """Run a function with parameters of these types, otherwise as `launch`."""
         values = [
             x if isinstance(x, t) else t(getattr(x, "address", x or 0))
             for x, t in zip(arguments, types, strict=True)

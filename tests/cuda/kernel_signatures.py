@@ -54,8 +54,7 @@ class UpdateChunk(ctypes.Structure):
     _fields_ = (
         ("param", Address),
         ("grad", Address),
-        ("state1", Address),
-        ("state2", Address),
+        ("states", Address * 8),
         ("rows", Address),
         ("count", Long),
         ("width", Long),
@@ -82,6 +81,10 @@ class Optimizer(ctypes.Structure):
         ("bias1", Double),
         ("bias2", Double),
     )
+
+
+class UpdateNumbers(ctypes.Structure):
+    _fields_ = (("of", Double * 32),)
 
 
 OUTPUT = (Address, Long, Long, Int)  # out, stride, base, half

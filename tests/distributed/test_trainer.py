@@ -26,6 +26,7 @@ from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
 from cavs.runtime.program_cache import MIN_MERGED
 from cavs.train.checkpoint import read_checkpoint
+from tests.train.own_rules import AMSGrad
 
 
 class Tree(cavs.Model):
@@ -104,11 +105,12 @@ OPTIMIZERS = [
     cavs.optim.SGD(lr=0.1),
     cavs.optim.Adagrad(lr=0.1),
     cavs.optim.Adam(lr=0.05, weight_decay=0.01),
+    AMSGrad(0.05, weight_decay=0.01),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_any_number_of_ranks_equals_one_process(size, optimizer):
     assert_equal(train_alone(optimizer), train_together(size, optimizer))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cavs.data import Graph, GraphBatch
+from cavs.distributed.sync.stale_server.owner import optimiser
 
 SIZE, CLASSES = 6, 3
 
@@ -73,7 +74,11 @@ class Evaluation:
 
 
 def update(value: Any, g: Any, states: list[Any], h: dict[str, Any]) -> None:
-    """Apply the rule of an optimiser as the engine does."""
+    """Apply the rule of an optimiser as the engine does; a traced one by the engine."""
+    if h["program"] is not None:
+        piece = (0, g.reshape(-1).astype(value.dtype), None, None, 0)
+        optimiser([value]).apply([piece], h, [states], [True], 1.0)
+        return
     lr, decay = h["lr"], h["weight_decay"]
     if h["kind"] == "adamw":
         value -= lr * decay * value

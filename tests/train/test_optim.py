@@ -82,6 +82,8 @@ def test_states_and_hyper():
         optim.Adagrad(0.1, initial=0.5): ("adagrad", 1),
         optim.Adam(0.1): ("adam", 2),
         optim.AdamW(0.1): ("adamw", 2),
+        optim.Adadelta(1.0): ("Adadelta", 2),
+        optim.Lion(0.1): ("Lion", 1),
     }
     keys = set(optim.SGD(0.1).hyper(0))
     for optimizer, (kind, count) in counts.items():
@@ -108,6 +110,9 @@ def test_states_and_hyper():
         optim.Adagrad(0.5),
         optim.Adam(0.1),
         optim.AdamW(0.1, weight_decay=0.0),
+        optim.RMSProp(0.02),
+        optim.Lion(0.01, beta1=0.5, beta2=0.5),
+        optim.Adadelta(1.0, eps=1e-3),
     ],
 )
 def test_optimizers_minimise_a_quadratic(optimizer):
@@ -118,14 +123,17 @@ def test_optimizers_minimise_a_quadratic(optimizer):
     assert value == pytest.approx([1.0, 0.5], abs=0.02)
 
 
-@pytest.mark.parametrize(("old", "new"), [("kind", "rule"), ("factors", "scales")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("kind", "name"), ("factors", "scales"), ("states_per_parameter", "states")],
+)
 def test_former_attributes_say_their_new_names(old, new):
     for owner in (optim.SGD(0.1), optim.Adam):
         with pytest.raises(AttributeError, match=f"Optimizer.{old} was renamed\n(.|\n)*use {new}"):
             getattr(owner, old)
 
 
-@pytest.mark.parametrize(("old", "new"), [("kind", "rule"), ("factors", "scales")])
+@pytest.mark.parametrize(("old", "new"), [("kind", "name"), ("factors", "scales")])
 def test_a_subclass_may_not_define_a_former_name(old, new):
     found = (
         f"Mine defines {old}, which Optimizer calls {new} now\n(.|\n)*rename Mine.{old} to {new}"

@@ -14,6 +14,7 @@ OPTIMIZERS = [
     cavs.optim.Adagrad(lr=0.1, weight_decay=0.01),
     cavs.optim.Adam(lr=0.05),
     cavs.optim.AdamW(lr=0.05),
+    cavs.optim.Adadelta(lr=1.0, weight_decay=0.01),
 ]
 ROWS = [[0, 1], [1, 1, -1], [3], [-1], [0, 3]]  # lookups of each batch; none of row 2
 
@@ -53,7 +54,7 @@ def trained(how, optimizer):
     return found
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_all_rows_of_a_dense_table_decay_and_have_momentum(optimizer):
     for looked_up, product in zip(
         trained("dense", optimizer), trained("product", optimizer), strict=True
@@ -61,7 +62,7 @@ def test_all_rows_of_a_dense_table_decay_and_have_momentum(optimizer):
         np.testing.assert_allclose(looked_up, product, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_rows_of_a_sparse_table_without_lookups_stay(optimizer):
     values = trained("sparse", optimizer)
     for rows, before, after in zip(ROWS, values, values[1:], strict=False):

@@ -336,8 +336,9 @@ def _rule(optimizer: Any) -> str:
         fields = [f.name for f in dataclasses.fields(optimizer) if f.name != "lr"]
         hyper = {name: getattr(optimizer, name) for name in fields}
     rates = ", ".join(f"{_rate(optimizer, step)} after {step}" for step in _STEPS)
-    adapts = optimizer.plateau()
-    return f"{type(optimizer).__name__} {hyper}, lr {rates} steps" + (f", {adapts}" * bool(adapts))
+    adapts, traced = optimizer.plateau(), not optimizer.kernel
+    text = f"{type(optimizer).__name__} {hyper}, lr {rates} steps" + (f", {adapts}" * bool(adapts))
+    return text + (f", rule of digest {_digest(optimizer.program.text)}" if traced else "")
 
 
 def _rate(optimizer: Any, step: int) -> str:

@@ -20,7 +20,7 @@ from cavs.distributed.strategy.expression import (
 from cavs.distributed.strategy.partition import shards_of
 from cavs.distributed.strategy.variable import Variable
 from cavs.errors import ConfigError
-from cavs.train.optim import SGD, Optimizer
+from cavs.train.optimizer import Optimizer
 
 
 def verify(
@@ -98,8 +98,7 @@ def _divergence(strategy: Strategy) -> Iterator[Problem]:
 
 def verify_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
     """Raise `ConfigError` if gradients would get momentum from a compressor and once more."""
-    plain = isinstance(optimizer, SGD) and not optimizer.momentum
-    for leaf in () if plain else strategy.leaves:
+    for leaf in () if optimizer.kernel == "sgd" else strategy.leaves:
         compressor = parse(leaf.compressor)
         if isinstance(compressor, TopK) and compressor.momentum:
             raise ConfigError(

@@ -26,6 +26,7 @@ from tests.random_cells import batches, models, traced_parameters
 from tests.random_programs import programs
 from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import Classifier, binary, graph, treebank
+from tests.train.own_rules import AMSGrad
 
 OPTIMIZERS = {
     "sgd": cavs.optim.SGD(lr=0.5, weight_decay=0.01),
@@ -33,6 +34,8 @@ OPTIMIZERS = {
     "adagrad": cavs.optim.Adagrad(lr=0.1),
     "adam": cavs.optim.Adam(lr=0.01),
     "adamw": cavs.optim.AdamW(lr=0.01, weight_decay=0.1),
+    "rmsprop": cavs.optim.RMSProp(lr=0.01, weight_decay=0.1),
+    "own rule": AMSGrad(0.01, weight_decay=0.1, groups={"*.b*": {"weight_decay": 0.0}}),
     "groups": cavs.optim.AdamW(
         lr=0.01, weight_decay=0.1, groups={"*.b*": {"weight_decay": 0.0}, "emb*": {"lr": 0.3}}
     ),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.kernel_cases import SIZES, Array, Case, agree, every_case
-from tests.cuda.kernel_signatures import Optimizer, Outcome, UpdateChunk
+from tests.cuda.kernel_signatures import Address, Optimizer, Outcome, UpdateChunk
 from tests.kernels.test_update import reference
 
 Grid = tuple[int, ...]
@@ -62,12 +62,12 @@ def update(
     for values, grad, rows, offset in work:
         arrays = [case.array(x) for x in values[: 1 + states]]
         of_grad, where = case.array(grad), case.ints(rows) if rows is not None else None
-        addresses = [x.address for x in arrays] + [0] * (2 - states)
+        addresses = [x.address for x in arrays]
         chunks.append(
             UpdateChunk(
                 addresses[0],
                 of_grad.address,
-                *addresses[1:],
+                (Address * 8)(*addresses[1:]),
                 where.address if where else 0,
                 *grad.shape,
                 values[0].shape[1] if len(values[0]) > 1 else grad.shape[1],
@@ -120,7 +120,7 @@ def square(case: Case, grid: Grid, grads: list[np.ndarray]) -> np.ndarray:
     memory = [case.array(g) for g in grads]
     table = case.device.structures(
         [
-            UpdateChunk(0, m.address, 0, 0, 0, *g.shape, 0, 0)
+            UpdateChunk(0, m.address, (Address * 8)(), 0, *g.shape, 0, 0)
             for m, g in zip(memory, grads, strict=True)
         ]
     )

@@ -27,6 +27,7 @@ from tests.distributed.step.test_consensus import loader, outcomes, trainer
 from tests.distributed.step.test_stale_parameters import assert_same_bits, values_of
 from tests.distributed.strategy.test_roles import hosts
 from tests.distributed.test_trainer import BATCHES, Tree, trees
+from tests.train.own_rules import HeavyBall
 
 
 def model_of(weight):
@@ -129,6 +130,10 @@ def test_the_order_of_gradients_is_compared():
 
 
 STEPS = StepDecay(0.1, every=50)
+RULES_OF_RANKS = [
+    lambda self, value, gradient, state, rate, step: (value - rate * gradient, {"previous": value}),
+    lambda self, value, gradient, state, rate, step: (value, {"previous": value}),
+]
 FACTS = {
     "optimizer": [
         lambda c: trainer(c, optimizer=cavs.optim.SGD(lr=[0.1, STEPS][c.rank])),
@@ -139,6 +144,9 @@ FACTS = {
         lambda c: trainer(c, optimizer=cavs.optim.SGD(lr=lambda step: 0.1 / (1 + c.rank * step))),
         lambda c: trainer(c, optimizer=cavs.optim.Adagrad(lr=0.1, initial=0.1 * c.rank)),
         lambda c: trainer(c, optimizer=cavs.optim.Adam(lr=0.1, beta2=0.9 + c.rank / 100)),
+        lambda c: trainer(
+            c, optimizer=type("HeavyBall", (HeavyBall,), {"rule": RULES_OF_RANKS[c.rank]})(0.1)
+        ),
     ],
     "passes": [lambda c: trainer(c, passes=Passes(trim_products=bool(c.rank)))],
     "elastic": [lambda c: trainer(c, elastic=bool(c.rank))],

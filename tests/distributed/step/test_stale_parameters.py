@@ -20,12 +20,14 @@ from tests.distributed.launch.test_launcher import wait_for
 from tests.distributed.step.test_consensus import loader, outcomes
 from tests.distributed.test_trainer import BATCHES, Tree, train_alone, trees
 from tests.patience import patience
+from tests.train.own_rules import AMSGrad
 
 STALE = ["PSLoadBalancing(staleness=2)", "PartitionedPS(sync=False)", "Parallax(staleness=1)"]
 OPTIMIZERS = [
     cavs.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
     cavs.optim.Adagrad(lr=0.1),
     cavs.optim.AdamW(lr=0.05),
+    AMSGrad(0.05, weight_decay=0.01),
 ]
 
 
@@ -45,7 +47,7 @@ def assert_same_bits(results):
 
 
 @pytest.mark.parametrize("strategy", STALE)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule or "momentum")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_one_worker_alone_trains_as_without_servers(strategy, optimizer):
     """Its own steps are always applied before it reads, with any staleness."""
     expected, losses = train_alone(optimizer, max_norm=0.5)
@@ -183,7 +185,7 @@ def test_fit_learns_and_its_checkpoint_resumes_on_any_number_of_ranks(strategy, 
         assert again[0][1] == results[0][4] // 3 * 4
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.rule or "momentum")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.name)
 def test_a_checkpoint_of_one_worker_resumes_as_if_never_interrupted(optimizer, tmp_path):
     """One worker has no interleavings: states and the number of updates must be restored
     exactly.

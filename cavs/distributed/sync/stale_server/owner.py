@@ -210,6 +210,7 @@ class Owner:
         hyper = {
             **self.hyper,
             "lr": lr,
+            "step": float(self.updates),
             "bias1": 1.0 - float(self.hyper["beta1"]) ** self.updates,
             "bias2": 1.0 - float(self.hyper["beta2"]) ** self.updates,
         }
