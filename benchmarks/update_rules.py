@@ -20,7 +20,7 @@ from benchmarks.harness import markdown
 from cavs import optim
 from cavs.distributed.sync.stale_server.owner import optimiser
 
-WIDTH = 128  # of rows of a table
+WIDTH = 128  # columns of a table
 
 
 @dataclass(frozen=True)

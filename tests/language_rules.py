@@ -181,9 +181,9 @@ PLAIN = set(
         type uneven union unit update usage value variable variant verify version
         vocabulary wait warm warmup warning watch whole with work worker
 
-        adagrad adam ar arima bf blas cavs ci cli conllu cpu csr cubin cuda cudnn cupy d
-        ema fc gru horovod ir json k lbbsp lstm mpi narx nccl numpy nvrtc parallax
-        poseidon power ps rntn sgd tn top up w
+        adadelta adagrad adam ar arima bf blas cavs ci cli conllu cpu csr cubin cuda cudnn cupy d
+        ema fc gru horovod ir json k lbbsp lion lstm mpi narx nccl numpy nvrtc parallax
+        poseidon power prop ps rms rntn sgd tn top up w
         """
     )
 )

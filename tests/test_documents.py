@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def test_the_tutorial_lists_every_operator():
 def test_code_of_a_document_runs(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "document"}
+    monkeypatch.setitem(sys.modules, "document", types.ModuleType("document"))  # for dataclasses
     found = blocks(document)
     assert found
     if document in CONTINUED:

@@ -26,8 +26,8 @@ from cavs.ops.leaves import feature
 from cavs.ops.primitives import NumpyExpression
 
 Rule = Callable[[Any, Any, Any, Any, Any], Any]
-KERNEL = "update_by_program"  # of every module of `update_text`
-_ROW = (7,)  # of the traced operands; a rule that fits no other shape is refused
+KERNEL = "update_by_program"  # the name of the kernel in every module of `update_text`
+_ROW = (7,)  # shape of the traced operands: any with more than one element
 _HINT = "compute by + - * / **, comparisons and elementwise operators of cavs.ops, as ops.sqrt"
 
 

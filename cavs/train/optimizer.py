@@ -104,8 +104,8 @@ class Optimizer:
         """Return the new value of an element and, by name, its new states.
 
         It is traced once: the operands are symbols, on which it computes by operators of Python and
-        elementwise ones of `cavs.ops`, element by element. What it computes from `rate` and `step`
-        alone is computed once per update, in float64.
+        elementwise ones of `cavs.ops`, element by element. Numbers that it computes from `rate` and
+        `step` alone are computed once per update, in float64.
 
         Args:
             value: The value; shrunk, if the class has `decoupled_decay`.

@@ -66,8 +66,8 @@ struct Output {
   std::unique_ptr<T[]> values;
 };
 
-constexpr int32_t kMostStates = 8;    // of an optimiser, per parameter
-constexpr int32_t kMostNumbers = 32;  // of an update, such as its rate, that a rule reads
+constexpr int32_t kMostStates = 8;    // state arrays of a parameter
+constexpr int32_t kMostNumbers = 32;  // numbers of an update that a rule reads, such as its rate
 
 // A rule as a fused elementwise kernel. Its registers are, in this order, those of value, gradient
 // and states, those of numbers of the update, and others.

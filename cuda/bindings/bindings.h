@@ -18,7 +18,7 @@ struct PyParameters {
   std::shared_ptr<Device> device;
   std::vector<py::array> arrays;
   bool deterministic = false;
-  py::object compile;  // of a traced rule's kernel: returns its image
+  py::object compile;  // a function: traced rule -> image of its kernel
   std::variant<
       std::pair<std::shared_ptr<KernelLibrary<float>>, std::shared_ptr<Parameters<float>>>,
       std::pair<std::shared_ptr<KernelLibrary<double>>, std::shared_ptr<Parameters<double>>>>
