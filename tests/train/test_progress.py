@@ -140,3 +140,16 @@ def test_a_missing_stream_does_not_stop_training(closed, monkeypatch):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_pass_of_unknown_length_shows_the_batches_that_were_made(tty, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    stream, clock = Terminal(tty), Clock()
+    with Progress("epoch 1/3", 0, stream=stream, clock=clock) as bar:
+        for _ in range(10):
+            clock.now += 1
+            bar.advance(64, loss=0.5)
+    last = stream.getvalue().strip().splitlines()[-1]
+    assert "epoch 1/3  10  loss 0.5  64 graphs/s" in last
+    assert "/0" not in last and "left" not in last and "[" not in last

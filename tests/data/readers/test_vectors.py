@@ -1,5 +1,7 @@
 """Word vectors in files of GloVe and word2vec."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +60,9 @@ def test_an_embedding_starts_from_vectors(tmp_path):
         assert table.weight.value[1].tolist() == [1, 2]
         others = [0, 2, 3]
         assert np.array_equal(table.weight.value[others], plain.weight.value[others])
+    again = pickle.loads(pickle.dumps(table))
+    again.weight.initialize(3)
+    assert np.array_equal(again.weight.value, table.weight.value)
     for shape in ((4, 3), (5, 2)):
         with pytest.raises(ConfigError, match=r"cannot start from vectors of width 2 for 4 tokens"):
             nn.Embedding(*shape, init=vectors)
