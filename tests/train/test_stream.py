@@ -263,3 +263,35 @@ def test_threads_end_and_copies_have_no_reader():
         assert other.position == 1 and len(ids(other)) == 5
     iterator.close()
     assert threading.active_count() == before
+
+
+def test_a_run_that_a_broken_source_has_ended_resumes_with_the_corrected_one(tmp_path):
+    def broken(epoch):
+        for i, graph in enumerate(drawn(epoch)):
+            if (epoch, i) == (1, 37):
+                raise OSError("gone")
+            yield graph
+
+    whole = make()
+    whole.fit(StreamLoader(drawn, 8, shuffle=5), epochs=3, progress=False)
+    first, path = make(), tmp_path / "run"
+    with pytest.raises(DataError, match="item 37 of the source"):
+        source = StreamLoader(broken, 8, shuffle=5)
+        first.fit(source, epochs=3, checkpoint=path, progress=False)
+    assert 8 < first.steps < 16
+    second = make()
+    second.resume(path)
+    assert second.steps == first.steps
+    second.fit(StreamLoader(drawn, 8, shuffle=5), epochs=3, progress=False)
+    assert bits(second) == bits(whole)
+
+
+def test_an_evaluation_of_the_training_stream_does_not_disturb_it():
+    expected, trainer, source = make(), make(), StreamLoader(drawn, 8, shuffle=5)
+    expected.fit(StreamLoader(drawn, 8, shuffle=5), epochs=2, progress=False)
+
+    def told(event, record):
+        trainer.evaluate(source)
+
+    trainer.fit(source, epochs=2, dev=source, on_event=told, progress=False)
+    assert bits(trainer) == bits(expected)

@@ -128,9 +128,10 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
     # ---- the rest of an engine -----------------------------------------------------------------
 
     def prepare(self, batch: GraphBatch | WholeBatch, training: bool = True) -> None:
-        local = batch.local if isinstance(batch, ShardedBatch) else batch
-        if not isinstance(local, WholeBatch):
-            self.session.prepare(local, training)
+        if isinstance(batch, ShardedBatch):
+            self.session.prepare(batch.local, training)
+        elif not training and isinstance(batch, GraphBatch):  # a step divides a global batch first
+            self.session.prepare(batch, training)
 
     def keep_dtype(self) -> None:
         self.session.keep_dtype()
