@@ -20,10 +20,10 @@ from cavs import _engine
 from cavs.codegen.cuda import call_text, literal
 from cavs.codegen.cuda_prelude import PRELUDE
 from cavs.codegen.map import MapOp, MapProgram, Register, reads_of
+from cavs.codegen.update_numbers import UpdateNumbers
 from cavs.errors import NumericsError, TraceError, line_of, user_line
 from cavs.ir import ONE, VERTEX, Node, Operand, as_node, toposort
 from cavs.ops.leaves import feature
-from cavs.ops.primitives import NumpyExpression
 
 Rule = Callable[[Any, Any, Any, Any, Any], Any]
 KERNEL = "update_by_program"  # the name of the kernel in every module of `update_text`
@@ -76,38 +76,6 @@ def _named(states: Mapping[str, Any] | Sequence[str]) -> str:
     return f"its states are {', '.join(states)}" if states else "it has no states"
 
 
-class _Host(NumpyExpression):
-    """Evaluates numbers of an update in float64.
-
-    The functions are those of the C library, not of NumPy, whose vectorised ones round differently
-    on other processors: all ranks of a training apply the same numbers.
-    """
-
-    def exp(self, x: Any) -> Any:
-        try:
-            return math.exp(x)
-        except OverflowError:
-            return math.inf
-
-    def log(self, x: Any) -> Any:
-        return math.log(x) if x > 0 else np.log(x)
-
-    def tanh(self, x: Any) -> Any:
-        return math.tanh(x)
-
-
-_HOST = _Host()
-
-
-def _power(base: float, exponent: int) -> float:
-    """Return a power by products alone, which all processors round alike."""
-    result = 1.0
-    while exponent:
-        result = result * base if exponent & 1 else result
-        base, exponent = base * base, exponent >> 1
-    return result
-
-
 @dataclass(frozen=True, eq=False)
 class UpdateProgram:
     """A traced rule.
@@ -145,28 +113,15 @@ class UpdateProgram:
         )
 
     @cached_property
-    def _order(self) -> list[Node]:
-        return toposort(self.numbers[1:])
+    def _on_host(self) -> UpdateNumbers:
+        return UpdateNumbers(self.numbers[1:])
 
     def scalars(self, rate: float, decay: float, step: float) -> list[float]:
         """Return the numbers of an update; the first is 1.
 
         Raises NumericsError, with the user's line, for one that is not finite.
         """
-        known = {"rate": rate, "decay": decay, "step": step}
-        values: dict[Node, Any] = {}
-        with np.errstate(all="ignore"):
-            for node in self._order:
-                if node.op.name == "feature":
-                    name = node.attr("name")
-                    base, _, power = name.partition(" ** ")
-                    number = _power(float(base), int(step)) if power else known[name]
-                    values[node] = np.float64(number)
-                    continue
-                inputs = [values[x] for x in node.inputs]
-                assert node.op.expr is not None
-                values[node] = np.float64(node.op.expr(_HOST, *inputs, **dict(node.attrs)))
-        found = [1.0, *(float(values[node]) for node in self.numbers[1:])]
+        found = [1.0, *self._on_host.evaluate(rate, decay, step)]
         if not all(map(math.isfinite, found)):
             at = next(i for i, x in enumerate(found) if not math.isfinite(x))
             node = self.numbers[at]

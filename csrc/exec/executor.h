@@ -46,6 +46,9 @@ struct GradientPiece {
   const T* values;
   const int32_t* rows;
   int64_t count, width, stride, offset;
+
+  // True if the rows follow one another in the parameter.
+  bool is_contiguous() const { return rows == nullptr && stride == width; }
 };
 
 // The gradient that a run computed: dense, or one row for each touched row of the parameter. The

@@ -84,7 +84,9 @@ void Executor<T>::apply_optimizer(const Update<T>& update,
   size_t room = 0;  // scratch of a thread
   if (update.program) {
     int64_t width = 0;
-    for (const GradientPiece<T>& p : work) width = std::max(width, p.rows ? p.width : 0);
+    for (const GradientPiece<T>& p : work) {
+      if (!p.is_contiguous()) width = std::max(width, p.width);
+    }
     room = program_scratch(kernels_, *update.program, width);
     update_scratch_.resize(room * threads_of_update());
   }
@@ -104,7 +106,7 @@ void Executor<T>::apply_optimizer(const Update<T>& update,
       kernels_.update(step, n, grad, param + at, first ? first + at : nullptr,
                       second ? second + at : nullptr);
     };
-    if (p.rows == nullptr && p.stride == p.width) {
+    if (p.is_contiguous()) {
       apply(p.count * p.width, p.values, p.offset);
       return;
     }

@@ -9,8 +9,8 @@
 
 namespace cavs {
 
-// Number of elements of scratch that a thread needs to apply `program` to pieces of at most `width`
-// columns; 0 columns: none of them names rows.
+// Number of elements of scratch that a thread needs to apply `program` to pieces whose rows are not
+// contiguous and have at most `width` columns; 0: all are contiguous.
 template <class T>
 size_t program_scratch(const Kernels<T>& kernels, const UpdateProgram& program, int64_t width);
 

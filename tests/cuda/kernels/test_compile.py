@@ -7,9 +7,11 @@ import itertools
 
 import pytest
 
+from cavs import optim
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.cuda_prelude import PRELUDE
 from cavs.codegen.map import MapOp
+from cavs.codegen.update import KERNEL, update_text
 from cavs.cuda import libraries
 from cavs.cuda.device import compile_options
 from cavs.cuda.nvrtc import Nvrtc, resources
@@ -27,6 +29,7 @@ from tests.cuda.kernel_signatures import (
     source,
 )
 from tests.cuda.nvrtc_log import log_of
+from tests.train.own_rules import AMSGrad
 
 LIBRARY = libraries.find("nvrtc")
 needs_nvrtc = pytest.mark.skipif(LIBRARY is None, reason=NO_NVRTC)
@@ -60,6 +63,21 @@ def test_kernels_compile_without_spills(file: str, dtype: str, architecture: str
         assert of.spill_stores == of.spill_loads == of.stack == 0, of
         of_block = -(-of.registers // 8) * 8 * 256
         assert of_block <= REGISTERS // blocks(file, of.name, dtype), of
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_kernels_of_rules_compile_without_spills(real: str, architecture: str) -> None:
+    assert LIBRARY is not None
+    for optimizer in (optim.Lion(0.1, weight_decay=0.1), AMSGrad(0.1, weight_decay=0.1)):
+        options = [f"-DREAL={real}", f"--gpu-architecture={architecture}", *OPTIONS]
+        text, compiler = update_text(optimizer.program, real), Nvrtc(LIBRARY.path)
+        log = log_of(compiler, "rule.cu", text, headers(), [*options, "--ptxas-options=-v"])
+        assert "warning" not in log, log
+        (found,) = (of for of in resources(log) if of.registers)
+        assert found.name == KERNEL
+        assert found.spill_stores == found.spill_loads == found.stack == 0, found
 
 
 @needs_nvrtc
