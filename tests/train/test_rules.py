@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cavs
-from cavs import ops, optim
+from cavs import _engine, ops, optim
 from cavs.distributed.sync.stale_server.owner import optimiser
 from cavs.errors import ConfigError, MovedAttributeError, NumericsError, TraceError
 from tests.draws import examples
@@ -199,6 +199,28 @@ def test_alignment_changes_no_bit_of_a_rule(dtype: str) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_threads_change_no_bit_of_a_rule(rows: bool) -> None:
+    """Each thread has memory of its own for what a rule computes."""
+    before, found = _engine.num_threads(), set()
+    rng = np.random.default_rng(0)
+    optimizer, shape = AMSGrad(0.1, weight_decay=DECAY), (3000, 100)
+    value, grad = rng.standard_normal((2, *shape)).astype("f4")
+    order = rng.permutation(len(value)).astype(np.int32) if rows else None
+    piece = (0, grad, order, None, 0) if rows else (0, grad.reshape(-1), None, None, 0)
+    try:
+        for threads in (1, 2, 3):
+            _engine.set_num_threads(threads)
+            values, states = value.copy(), [np.zeros_like(value) for _ in range(3)]
+            executor = optimiser([values])
+            executor.set_serial(False)
+            executor.apply([piece], optimizer.hyper(0), [states], [True], SCALE)
+            found.add(b"".join(x.tobytes() for x in (values, *states)))
+    finally:
+        _engine.set_num_threads(before)
+    assert len(found) == 1
+
+
 # ---- random rules ------------------------------------------------------------------------------
 
 STATES = ("a", "b")
@@ -351,3 +373,26 @@ def test_a_number_that_is_not_finite_is_refused_with_its_line() -> None:
         update(reciprocal, 1)
     assert "test_rules.py:" in str(error.value)
     np.testing.assert_array_equal(value, before)
+
+
+COPY = ("copy", 3, 0, 0, 0, 0.0)  # of the value, after value, gradient and one number
+
+
+@pytest.mark.parametrize(
+    ("ops_of_rule", "results", "registers", "numbers", "found"),
+    [
+        ([COPY], [3], 3, 1, "a register that it does not have"),
+        ([("copy", 0, 0, 0, 0, 0.0)], [3], 4, 1, "a register that it does not have"),
+        ([("add", 3, 0, 9, 0, 0.0)], [3], 4, 1, "a register that it does not have"),
+        ([COPY], [1], 4, 1, "a register that it does not have"),
+        ([COPY], [3], 4, 0, "0 states and 0 numbers, but a rule has up to 8 and 32"),
+        ([COPY], [3] * 10, 14, 1, "9 states and 1 numbers, but a rule has up to 8 and 32"),
+        ([("lion", 3, 0, 0, 0, 0.0)], [3], 4, 1, "opcode 'lion' is none of"),
+    ],
+)
+def test_the_engine_refuses_an_invalid_program(
+    ops_of_rule: Any, results: list[int], registers: int, numbers: int, found: str
+) -> None:
+    _engine.UpdateProgram("valid", [COPY], [3], 4, 1)
+    with pytest.raises(ValueError, match=found):
+        _engine.UpdateProgram("invalid", ops_of_rule, results, registers, numbers)
