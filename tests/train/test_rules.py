@@ -375,7 +375,7 @@ def test_a_number_that_is_not_finite_is_refused_with_its_line() -> None:
     np.testing.assert_array_equal(value, before)
 
 
-COPY = ("copy", 3, 0, 0, 0, 0.0)  # of the value, after value, gradient and one number
+COPY = ("copy", 3, 0, 0, 0, 0.0)  # register 3 = value; before it: gradient and a number
 
 
 @pytest.mark.parametrize(
