@@ -21,17 +21,19 @@ from cavs.passes.simplify import CANONICAL, simplify
 def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
     """Return the inputs of the interpreter for a batch."""
     topology = batch.topology
-    offsets, children, graph_of = [0], [], []
+    offsets, children, graph_of, positions = [0], [], [], []
     for g, graph in enumerate(topology.graphs):
         base = int(topology.vertex_offsets[g])
         local = np.asarray(graph.offsets)
+        positions += [int(k) for k in graph.positions]
         kids = np.asarray(graph.children)
         for v in range(graph.num_vertices):
             children += [base + int(c) for c in kids[local[v] : local[v + 1]]]
             offsets.append(len(children))
             graph_of.append(g)
     names = batch.feature_schema()
-    return Inputs(offsets, children, graph_of, {n: batch[n] for n in names}, seed, step)
+    features = {n: batch[n] for n in names}
+    return Inputs(offsets, children, graph_of, features, seed, step, positions)
 
 
 def traced(model, batch, *, training=True):

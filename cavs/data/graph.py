@@ -62,10 +62,13 @@ class Graph(_engine.Sample):
     ``children``: for every vertex the indices of its children, or a pair of arrays
     ``(offsets, children)`` in CSR form: vertex v gathers from
     ``children[offsets[v]:offsets[v + 1]]``. Vertices without children are leaves; several roots,
-    shared children and isolated vertices are fine.
+    shared children and isolated vertices are fine. A child of -1 leaves its position empty: in
+    ``[[-1, 1], []]`` vertex 0 has a right child and no left one, so that ``gather(0)`` is zeros
+    there, and ``gather()`` has one row.
 
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
-    ordered by (parent, position of the child); ``graph_features``: one row for the whole graph.
+    ordered by (parent, position of the child), and none for an empty position; ``graph_features``:
+    one row for the whole graph.
     Integers and booleans become int32, where -1 stands for an absent value; floats become float32.
     A graph without edges may leave its edge features out, or give an empty list, which has no
     dtype.
@@ -189,8 +192,8 @@ class Graph(_engine.Sample):
 
     @property
     def arity(self) -> int:
-        """Largest number of children of a vertex."""
-        return int(np.diff(self._topology.offsets).max())
+        """Largest number of children of a vertex, with empty positions before the last one."""
+        return int(np.diff(self._topology.child_lists[0]).max())
 
     @property
     def roots(self) -> Indices:
@@ -200,7 +203,10 @@ class Graph(_engine.Sample):
         return np.flatnonzero(is_root).astype(np.int32)
 
     def children(self, vertex: int) -> Indices:
-        """Return the children of one vertex in order; GraphError if there is no such vertex."""
+        """Return the children of one vertex in order, -1 where a position before the last is empty.
+
+        GraphError if there is no such vertex.
+        """
         whole = is_whole(vertex)
         if not whole or not 0 <= vertex < self.num_vertices:
             raise graph_error(
@@ -209,14 +215,14 @@ class Graph(_engine.Sample):
                 int(vertex) if whole else -1,
                 "vertices are whole numbers, counted from 0",
             )
-        offsets = self._topology.offsets
-        found: Indices = self._topology.children[offsets[vertex] : offsets[vertex + 1]]
+        found: Indices = self._topology.children_of(vertex)
+        found.setflags(write=False)
         return found
 
     def reversed(self) -> Graph:
         """Return the graph with every edge reversed, so that roots run first.
 
-        Edge features follow their edges.
+        Edge features follow their edges. The parents of a vertex fill its positions without a gap.
         """
         moved = np.argsort(self._topology.children, kind="stable")
         return Graph(

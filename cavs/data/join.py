@@ -46,9 +46,12 @@ def join(
         )
     first = np.cumsum([0, *(graph.num_vertices for graph in graphs)])
     roots = [graph.roots + start for graph, start in zip(graphs, first[:-1], strict=True)]
-    parts = [graph.topology for graph in graphs]
-    arity = [np.diff(part.offsets) for part in parts]
-    children = [part.children + start for part, start in zip(parts, first[:-1], strict=True)]
+    parts = [graph.topology.child_lists for graph in graphs]
+    arity = [np.diff(offsets) for offsets, _ in parts]
+    children = [
+        np.where(part < 0, -1, part + start)
+        for (_, part), start in zip(parts, first[:-1], strict=True)
+    ]
     top = np.concatenate(roots)
     offsets = np.cumsum(np.concatenate([[0], *arity, [len(top)]])).astype(np.int32)
     of_vertices = _stacked([graph.features for graph in graphs], features, 1, "vertex", name)

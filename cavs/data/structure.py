@@ -18,10 +18,8 @@ _ACYCLIC = (
 # Words of the engine's errors, and the cure.
 _CURES = {
     "cycle": _ACYCLIC,
-    "has child -1,": "children are counted from 0; leave an absent child out, and let an edge "
-    "feature say which child each one is",
     "has child": "children are vertices of the same graph, counted from 0; a leaf has the empty "
-    "list []",
+    "list [], and -1 leaves a position without a child",
     "at least one vertex": "a sample that is one value is a graph of one vertex: cavs.Graph([[]])",
     "offsets": "vertex v gathers from children[offsets[v]:offsets[v + 1]], so there are "
     "num_vertices + 1 offsets, from 0 to len(children); or give lists of children",

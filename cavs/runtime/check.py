@@ -56,15 +56,19 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
             continue
         schedule = batch.schedule()
         number = np.diff(np.asarray(schedule.out_offsets if of_parents else schedule.edge_offsets))
+        present = number.copy()
+        if not of_parents:  # empty positions before a child count
+            np.maximum.at(number, np.asarray(schedule.parent), schedule.positions + 1)
         wrong = np.asarray(schedule.order)[number > most]
         if not wrong.size:
             continue
         vertex = int(wrong.min())
-        count = int(number[int(np.asarray(schedule.row)[vertex])])
+        row = int(np.asarray(schedule.row)[vertex])
+        count = int(number[row])
         what, one = ("parents", "parent") if of_parents else ("children", "child")
+        has = f"{count} {what}" if count == present[row] else f"a child in position {count - 1}"
         error = GraphError(
-            f"{_at(batch, 'vertex', vertex)} has {count} {what}; "
-            f"{structure.name} reads {most} by gather(k)",
+            f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by gather(k)",
             where=structure.where,
             hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
         )
@@ -116,10 +120,10 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         values = np.asarray(batch[name])
         wrong = np.flatnonzero(values >= limit)
         if wrong.size:
-            row = int(wrong[0])
+            row = int(wrong[0]) // math.prod(values.shape[1:])
             position = _at(batch, schema[name].domain, row)
             return FeatureError(
-                f"feature {name!r} is {int(values[row])} at {position}, but {what}",
+                f"feature {name!r} is {int(values.flat[wrong[0]])} at {position}, but {what}",
                 where=where,
                 hint=f"values are 0 to {limit - 1}, or -1 for none",
             )

@@ -33,7 +33,7 @@ def digest_of(graphs: Sequence[Any]) -> int:
     for graph in graphs:
         if not hasattr(graph, "topology"):  # no graph of cavs
             return 0
-        arrays = [graph.topology.offsets, graph.topology.children]
+        arrays = [*graph.topology.child_lists]
         for group in (graph.features, graph.edge_features, graph.graph_features):
             arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
         for array in arrays:
@@ -45,7 +45,7 @@ def digests_of(graphs: Sequence[Any]) -> dict[str, int]:
     """Return digests of the structure and of each integer feature of graphs of cavs, by name."""
     found = {"structure": 0}
     for graph in graphs:
-        for array in (graph.topology.offsets, graph.topology.children):
+        for array in graph.topology.child_lists:
             found["structure"] = zlib.crc32(array.tobytes(), found["structure"])
         for group in (graph.features, graph.edge_features, graph.graph_features):
             for name, array in group.items():

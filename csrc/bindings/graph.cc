@@ -87,6 +87,11 @@ py::array owned(PooledVector<T> values) {
   return py::array_t<T>(size, data, owner);
 }
 
+py::tuple lists_of(const Graph& graph) {
+  auto [offsets, children] = child_lists(graph);
+  return py::make_tuple(owned(std::move(offsets)), owned(std::move(children)));
+}
+
 PooledVector<int32_t> to_vector(const Indices& array, const char* name) {
   if (array.ndim() != 1) {
     throw py::value_error(std::string(name) + " must have one dimension, found " +
@@ -131,18 +136,40 @@ void bind_structures(py::module_& m) {
       .def_property_readonly("offsets", view_of(&Graph::offsets))
       .def_property_readonly("children", view_of(&Graph::children))
       .def_property_readonly("level", view_of(&Graph::level))
+      .def_property_readonly(
+          "positions",
+          [](const Graph& graph) {
+            PooledVector<int32_t> found(graph.num_edges());
+            for (int32_t v = 0; v < graph.num_vertices(); ++v) {
+              for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e)
+                found[e] = graph.position_of(e, graph.offsets[v]);
+            }
+            return owned(std::move(found));
+          },
+          "Position of each edge among the children of its parent.")
+      .def_property_readonly(
+          "child_lists", [](const Graph& graph) { return lists_of(graph); },
+          "(offsets, children) that the graph can be built from, -1 where a position is empty.")
+      .def(
+          "children_of",
+          [](const Graph& graph, int32_t v) {
+            PooledVector<int32_t> found;
+            for (int32_t e = graph.offsets.at(v); e < graph.offsets.at(v + 1); ++e) {
+              found.resize(graph.position_of(e, graph.offsets[v]), -1);
+              found.push_back(graph.children[e]);
+            }
+            return owned(std::move(found));
+          },
+          py::arg("vertex"), "Children of a vertex in order, -1 where a position is empty.")
       .def(
           "reversed", [](const Graph& graph) { return reverse_graph(graph); },
           "Reverse every edge, sorted by the original parent and position.")
-      .def(py::pickle(
-          [](const Graph& graph) {
-            return py::make_tuple(owned(graph.offsets), owned(graph.children));
-          },
-          [](const py::tuple& state) {
-            return std::const_pointer_cast<Graph>(
-                make_graph(to_vector(state[0].cast<Indices>(), "offsets"),
-                           to_vector(state[1].cast<Indices>(), "children")));
-          }));
+      .def(py::pickle([](const Graph& graph) { return lists_of(graph); },
+                      [](const py::tuple& state) {
+                        return std::const_pointer_cast<Graph>(
+                            make_graph(to_vector(state[0].cast<Indices>(), "offsets"),
+                                       to_vector(state[1].cast<Indices>(), "children")));
+                      }));
 
   py::classh<GraphBatch>(m, "GraphBatch", "Several graphs as one.")
       .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
@@ -151,6 +178,8 @@ void bind_structures(py::module_& m) {
       .def_property_readonly("chains", [](const GraphBatch& batch) { return batch.all->chains; })
       .def_property_readonly("offsets", of_all(&Graph::offsets))
       .def_property_readonly("children", of_all(&Graph::children))
+      .def_property_readonly("child_lists",
+                             [](const GraphBatch& batch) { return lists_of(*batch.all); })
       .def_property_readonly(
           "graphs",
           [](const GraphBatch& batch) {
@@ -232,6 +261,15 @@ void bind_schedule(py::module_& m) {
       .def_property_readonly("edge_offsets", view_of(&Schedule::edge_offsets))
       .def_property_readonly("child", view_of(&Schedule::child))
       .def_property_readonly("parent", view_of(&Schedule::parent))
+      .def_property_readonly(
+          "positions",
+          [](const Schedule& s) {
+            PooledVector<int32_t> found(s.child.size());
+            for (size_t e = 0; e < found.size(); ++e)
+              found[e] = s.position_of(static_cast<int32_t>(e));
+            return owned(std::move(found));
+          },
+          "Position of the child of each edge row among the children of its parent.")
       .def_property_readonly("out_offsets", view_of(&Schedule::out_offsets))
       .def_property_readonly("out_edges", view_of(&Schedule::out_edges))
       .def_property_readonly("graph_of", view_of(&Schedule::graph_of))

@@ -28,6 +28,29 @@ void check_offsets(const Graph& graph) {
   }
 }
 
+// Remove the entries of -1, after which children keep their positions.
+void remove_absent_children(Graph* graph) {
+  auto &offsets = graph->offsets, &children = graph->children;
+  if (std::find(children.begin(), children.end(), -1) == children.end()) return;
+  PooledVector<int32_t> position(children.size());
+  bool dense = true;
+  int32_t begin = 0, edge = 0;
+  for (int32_t v = 0; v < graph->num_vertices(); ++v) {
+    const int32_t end = offsets[v + 1];
+    for (int32_t i = begin; i < end; ++i) {
+      if (children[i] == -1) continue;
+      position[edge] = i - begin;
+      dense &= position[edge] == edge - offsets[v];
+      children[edge++] = children[i];
+    }
+    begin = end;
+    offsets[v + 1] = edge;
+  }
+  children.resize(edge);
+  position.resize(edge);
+  if (!dense) graph->position = std::move(position);
+}
+
 // Numbering of the vertices. Most builders emit children first (or parents first); then levels need
 // one sweep and no queue.
 enum class Numbering { kChildrenFirst, kParentsFirst, kMixed };
@@ -97,6 +120,7 @@ std::pair<PooledVector<int32_t>, PooledVector<int32_t>> parents_of(const Graph& 
 }
 
 bool is_chains(const Graph& graph) {
+  if (!graph.position.empty()) return false;
   std::vector<bool> has_parent(graph.num_vertices(), false);
   for (int32_t v = 0; v < graph.num_vertices(); ++v) {
     if (graph.offsets[v + 1] - graph.offsets[v] > 1) return false;
@@ -136,9 +160,10 @@ void number_children(Graph* graph) {
   graph->number.assign(graph->num_vertices(), kNone);
   const int32_t* const children = graph->children.data();
   for (int32_t v = 0; v < graph->num_vertices(); ++v) {
-    const int32_t begin = graph->offsets[v], arity = graph->offsets[v + 1] - begin;
-    for (int32_t k = 0; k < arity; ++k) {
-      uint8_t& number = graph->number[children[begin + k]];
+    const int32_t begin = graph->offsets[v];
+    for (int32_t e = begin; e < graph->offsets[v + 1]; ++e) {
+      const int32_t k = graph->position_of(e, begin);
+      uint8_t& number = graph->number[children[e]];
       number = std::min(number, static_cast<uint8_t>(std::min(k, kNumbers - 1)));
     }
   }
@@ -154,6 +179,7 @@ std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
   graph->offsets = std::move(offsets);
   graph->children = std::move(children);
   check_offsets(*graph);
+  remove_absent_children(graph.get());
   const Numbering numbering = check_children(*graph);
   const int32_t n = graph->num_vertices();
   graph->children_first = numbering == Numbering::kChildrenFirst;
@@ -175,15 +201,40 @@ std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
   return graph;
 }
 
+std::pair<PooledVector<int32_t>, PooledVector<int32_t>> child_lists(const Graph& graph) {
+  if (graph.position.empty()) return {graph.offsets, graph.children};
+  const int32_t n = graph.num_vertices();
+  PooledVector<int32_t> offsets(n + 1, 0);
+  for (int32_t v = 0; v < n; ++v) {
+    const int32_t end = graph.offsets[v + 1];
+    offsets[v + 1] = offsets[v] + (graph.offsets[v] < end ? graph.position[end - 1] + 1 : 0);
+  }
+  PooledVector<int32_t> children(offsets[n], -1);
+  for (int32_t v = 0; v < n; ++v) {
+    for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+      children[offsets[v] + graph.position[e]] = graph.children[e];
+    }
+  }
+  return {std::move(offsets), std::move(children)};
+}
+
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph) {
   auto [offsets, parents] = parents_of(graph);
   return make_graph(std::move(offsets), std::move(parents));
 }
 
 GraphView view_of(const Graph& graph) {
-  return {graph.num_vertices(), graph.num_edges(),    graph.num_levels,     graph.num_numbers,
-          graph.chains,         graph.children_first, graph.offsets.data(), graph.children.data(),
-          graph.level.data(),   graph.number.data()};
+  return {graph.num_vertices(),
+          graph.num_edges(),
+          graph.num_levels,
+          graph.num_numbers,
+          graph.chains,
+          graph.children_first,
+          graph.offsets.data(),
+          graph.children.data(),
+          graph.level.data(),
+          graph.number.data(),
+          graph.position.empty() ? nullptr : graph.position.data()};
 }
 
 std::shared_ptr<const GraphBatch> collate(const std::vector<GraphView>& graphs) {
@@ -215,12 +266,20 @@ std::shared_ptr<const GraphBatch> collate(const std::vector<GraphView>& graphs) 
   all.level.resize(vertices);
   all.number.resize(vertices);
   all.chains = all.children_first = true;
+  const bool spaced = std::any_of(graphs.begin(), graphs.end(),
+                                  [](const GraphView& graph) { return graph.position != nullptr; });
+  if (spaced) all.position.resize(edges);
   for (size_t g = 0; g < graphs.size(); ++g) {
     const GraphView& graph = graphs[g];
     const int32_t vertex = batch->vertex_offsets[g], edge = batch->edge_offsets[g];
     int32_t *const offsets = all.offsets.data() + vertex, *const below = all.children.data() + edge;
     for (int32_t v = 0; v < graph.num_vertices; ++v) offsets[v] = edge + graph.offsets[v];
     for (int32_t e = 0; e < graph.num_edges; ++e) below[e] = vertex + graph.children[e];
+    for (int32_t v = 0; spaced && v < graph.num_vertices; ++v) {
+      for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+        all.position[edge + e] = graph.position ? graph.position[e] : e - graph.offsets[v];
+      }
+    }
     std::copy_n(graph.level, graph.num_vertices, all.level.data() + vertex);
     std::copy_n(graph.number, graph.num_vertices, all.number.data() + vertex);
     all.num_levels = std::max(all.num_levels, graph.num_levels);
@@ -248,8 +307,13 @@ std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g) {
     return found;
   };
   const int32_t vertex = batch.vertex_offsets[g], edge = batch.edge_offsets[g];
-  return make_graph(part(batch.all->offsets, vertex, batch.vertex_offsets[g + 1] + 1, edge),
-                    part(batch.all->children, edge, batch.edge_offsets[g + 1], vertex));
+  Graph graph;
+  graph.offsets = part(batch.all->offsets, vertex, batch.vertex_offsets[g + 1] + 1, edge);
+  graph.children = part(batch.all->children, edge, batch.edge_offsets[g + 1], vertex);
+  if (!batch.all->position.empty())
+    graph.position = part(batch.all->position, edge, batch.edge_offsets[g + 1], 0);
+  auto [offsets, children] = child_lists(graph);
+  return make_graph(std::move(offsets), std::move(children));
 }
 
 }  // namespace cavs

@@ -5,6 +5,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/pooled_vector.h"
@@ -12,19 +13,26 @@
 namespace cavs {
 
 // The structure of a sample or a batch in CSR form: vertex v gathers from children[offsets[v] ..
-// offsets[v + 1]), in order. Immutable once built.
+// offsets[v + 1]), in order. A vertex may lack a child at a position before that of another: an
+// edge exists for each child alone. Immutable once built.
 struct Graph {
   PooledVector<int32_t> offsets;   // num_vertices + 1
   PooledVector<int32_t> children;  // num_edges
   PooledVector<int32_t> level;     // 1 + max level of the children, 0 without children
   PooledVector<uint8_t> number;    // its first position as a child, see number_children
+  // Position of each edge among the children of its parent; empty if no vertex lacks a child.
+  PooledVector<int32_t> position;
   int32_t num_levels = 0;
   int32_t num_numbers = 1;
-  bool chains = false;          // no vertex has more than one child, or more than one parent
+  bool chains = false;  // no vertex has more than one child or parent, and none lacks a child
   bool children_first = false;  // every child has a smaller number than its parents
 
   int32_t num_vertices() const { return static_cast<int32_t>(offsets.size()) - 1; }
   int32_t num_edges() const { return static_cast<int32_t>(children.size()); }
+  // Position of edge e of a vertex whose first edge is `first`.
+  int32_t position_of(int32_t e, int32_t first) const {
+    return position.empty() ? e - first : position[e];
+  }
 };
 
 // Error of an invalid graph. vertex is -1 unless a single vertex is at fault.
@@ -35,14 +43,18 @@ struct GraphError : std::runtime_error {
 };
 
 // Check offsets and children (dangling indices, cycles) and compute levels by one Kahn pass, linear
-// in vertices and edges, without recursion. Throws GraphError.
+// in vertices and edges, without recursion. A child of -1 leaves its position empty. Throws
+// GraphError.
 std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
                                         PooledVector<int32_t> children);
+// (offsets, children) from which make_graph builds the graph, with -1 where a position is empty.
+std::pair<PooledVector<int32_t>, PooledVector<int32_t>> child_lists(const Graph& graph);
 // Set `number` of each vertex to its least position among the children of another, at most kNumbers
 // - 1; 0 if it is no child. num_numbers: one more than the largest.
 constexpr int32_t kNumbers = 8;
 void number_children(Graph* graph);
-// Reverse every edge: children become parents. Order: by the original parent, then position.
+// Reverse every edge: children become parents. Order: by the original parent, then position; no
+// position is empty.
 std::shared_ptr<const Graph> reverse_graph(const Graph& graph);
 
 // The data of a graph that a batch reads, for any storage.
@@ -51,6 +63,7 @@ struct GraphView {
   bool chains, children_first;
   const int32_t *offsets, *children, *level;
   const uint8_t* number;
+  const int32_t* position;  // null if no position is empty
 };
 GraphView view_of(const Graph& graph);
 

@@ -73,6 +73,7 @@ class Merging {
         of_vertices_(of_vertices),
         of_edges_(of_edges),
         child_numbers_(child_numbers),
+        positions_(batch.all->position.empty() ? nullptr : batch.all->position.data()),
         vertices_(of_vertices, batch.num_vertices()),
         edges_(of_edges, of_edges.empty() ? 0 : batch.num_edges()) {
     const auto n = static_cast<size_t>(batch.num_vertices());
@@ -99,6 +100,10 @@ class Merging {
     for (auto* values : {&graph.level, &merged_.vertex, &merged_.copies}) values->resize(count);
     merged_.leaf.resize(count);
     for (auto* values : {&graph.children, &merged_.edge}) values->resize(edges);
+    if (positions_ != nullptr) {
+      graph.position.resize(edges);
+      for (int32_t e = 0; e < edges; ++e) graph.position[e] = positions_[merged_.edge[e]];
+    }
     graph.num_levels = batch_.all->num_levels;
     number_children(&graph);
     merged_.graph = batch_of(std::move(graph_));
@@ -139,8 +144,11 @@ class Merging {
     uses_.assign(all.num_vertices(), 0);
     for (int32_t v = 0; child_numbers_ > 0 && v < all.num_vertices(); ++v) {
       const int32_t begin = all.offsets[v];
-      const int32_t end = std::min(all.offsets[v + 1], begin + child_numbers_);
-      for (int32_t e = begin; e < end; ++e) uses_[all.children[e]] |= uint32_t{1} << (e - begin);
+      for (int32_t e = begin; e < all.offsets[v + 1]; ++e) {
+        const int32_t k = all.position_of(e, begin);
+        if (k >= child_numbers_) break;
+        uses_[all.children[e]] |= uint32_t{1} << k;
+      }
     }
   }
 
@@ -187,6 +195,7 @@ class Merging {
     for (int32_t i = 0; i < arity; ++i) {
       hash = mixed(hash, static_cast<uint64_t>(children[i]));
       if (!plain && !of_edges_.empty()) hash = mixed(hash, edges_.words[edge + i]);
+      if (positions_ != nullptr) hash = mixed(hash, static_cast<uint64_t>(positions_[edge + i]));
     }
     const auto tag = static_cast<uint32_t>(hash >> 32);
     const size_t last = table_.size() - 1;
@@ -218,6 +227,9 @@ class Merging {
     for (int32_t i = 0; i < arity; ++i) {
       if (found.children[begin + i] != found.children[found.edges + i]) return false;
     }
+    for (int32_t i = 0; positions_ != nullptr && i < arity; ++i) {
+      if (positions_[found.edge[begin + i]] != positions_[edge + i]) return false;
+    }
     for (size_t c = 0; !plain && !vertices_.exact && c < of_vertices_.size(); ++c) {
       if (!equal(of_vertices_[c], first, v)) return false;
     }
@@ -242,8 +254,10 @@ class Merging {
   // Bit k is set if the k-th child has no children.
   uint32_t leaf_children(const Found& found, int32_t begin, int32_t arity) const {
     uint32_t mask = 0;
-    for (int32_t k = 0; k < std::min(arity, child_numbers_); ++k) {
-      const int32_t c = found.children[begin + k];
+    for (int32_t i = 0; i < arity; ++i) {
+      const int32_t k = positions_ != nullptr ? positions_[found.edge[begin + i]] : i;
+      if (k >= child_numbers_) break;
+      const int32_t c = found.children[begin + i];
       mask |= uint32_t{found.offsets[c] == found.offsets[c + 1]} << k;
     }
     return mask;
@@ -252,6 +266,7 @@ class Merging {
   const GraphBatch& batch_;
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
   const int32_t child_numbers_;
+  const int32_t* const positions_;  // edge of the batch -> position; null if none is empty
   const Rows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;

@@ -31,8 +31,8 @@ struct MergedGraph {
 // child is a leaf.
 //
 // Two vertices are copies if their rows of all columns are equal byte by byte and their children,
-// in order, are copies over equal edges. Hash-consing, children first, in time linear in vertices,
-// edges and bytes; equality is tested on the values, never on the hash alone.
+// in order, are copies at equal positions, over equal edges. Hash-consing, children first, in time
+// linear in vertices, edges and bytes; equality is tested on the values, never on the hash alone.
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
                          const std::vector<FeatureColumn>& of_edges, int32_t child_numbers = 0);
 

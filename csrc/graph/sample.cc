@@ -26,6 +26,7 @@ Sample::Sample(const Graph& graph, const std::vector<Rows>& features, const void
   const size_t children = reserve<int32_t>(&bytes_, edges);
   const size_t level = reserve<int32_t>(&bytes_, vertices);
   const size_t number = reserve<uint8_t>(&bytes_, vertices);
+  const size_t position = reserve<int32_t>(&bytes_, graph.position.size());
   std::vector<size_t> begins;
   for (const Rows& rows : features) begins.push_back(reserve<std::byte>(&bytes_, rows.bytes));
   block_ = std::make_shared_for_overwrite<std::byte[]>(bytes_);
@@ -38,6 +39,7 @@ Sample::Sample(const Graph& graph, const std::vector<Rows>& features, const void
   graph_.children = copy(children, graph_.children, edges);
   graph_.level = copy(level, graph_.level, vertices);
   graph_.number = copy(number, graph_.number, vertices);
+  if (graph_.position) graph_.position = copy(position, graph_.position, edges);
   auto* const found = reinterpret_cast<Column*>(block + columns);
   for (size_t i = 0; i < features.size(); ++i) {
     const Rows& rows = features[i];

@@ -133,9 +133,10 @@ void number_edges(const Graph& in, Schedule* schedule) {
       parent[at] = r;
     }
     offsets[r + 1] = at;
-    max_arity = std::max(max_arity, end - begin);
+    if (begin < end) max_arity = std::max(max_arity, in.position_of(end - 1, begin) + 1);
   }
   schedule->max_arity = max_arity;
+  if (!in.position.empty()) schedule->position = schedule->permute_edges(in.position.data());
 }
 
 // Invert `child`: list the edge rows that read each row.
@@ -275,14 +276,24 @@ const int32_t* Schedule::derive(int64_t key, F&& fill) const {
   return it->second.data();
 }
 
-const int32_t* Schedule::nth_child(int32_t k) const {
-  return derive(derived_key(k, kNthChild), [&](auto& array) {
-    array.resize(order.size());
+template <class F>
+void Schedule::fill_nth(int32_t k, PooledVector<int32_t>* array, F&& of_edge) const {
+  array->assign(order.size(), -1);
+  if (position.empty()) {
     for (size_t r = 0; r < order.size(); ++r) {
       const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      array[r] = k < arity ? child[begin + k] : -1;
+      if (k < arity) (*array)[r] = of_edge(begin + k);
     }
-  });
+    return;
+  }
+  for (size_t e = 0; e < position.size(); ++e) {
+    if (position[e] == k) (*array)[parent[e]] = of_edge(static_cast<int32_t>(e));
+  }
+}
+
+const int32_t* Schedule::nth_child(int32_t k) const {
+  return derive(derived_key(k, kNthChild),
+                [&](auto& array) { fill_nth(k, &array, [&](int32_t e) { return child[e]; }); });
 }
 
 const int32_t* Schedule::nth_leaf(int32_t k) const {
@@ -296,21 +307,15 @@ const int32_t* Schedule::nth_leaf(int32_t k) const {
 }
 
 const int32_t* Schedule::nth_edge(int32_t k) const {
-  return derive(derived_key(k, kNthEdge), [&](auto& array) {
-    array.resize(order.size());
-    for (size_t r = 0; r < order.size(); ++r) {
-      const int32_t begin = edge_offsets[r], arity = edge_offsets[r + 1] - begin;
-      array[r] = k < arity ? begin + k : -1;
-    }
-  });
+  return derive(derived_key(k, kNthEdge),
+                [&](auto& array) { fill_nth(k, &array, [](int32_t e) { return e; }); });
 }
 
 const int32_t* Schedule::parent_if_nth(int32_t k) const {
   return derive(derived_key(k, kParentIfNth), [&](auto& array) {
     array.resize(child.size());
     for (size_t e = 0; e < child.size(); ++e) {
-      const int32_t r = parent[e];
-      array[e] = static_cast<int32_t>(e) - edge_offsets[r] == k ? r : -1;
+      array[e] = position_of(static_cast<int32_t>(e)) == k ? parent[e] : -1;
     }
   });
 }
@@ -323,8 +328,7 @@ const int32_t* Schedule::nth_parents(int32_t k) const {
     for (int32_t r = 0; r < n; ++r) {
       array.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t i = out_offsets[r]; i < out_offsets[r + 1]; ++i) {
-        const int32_t p = parent[out_edges[i]];
-        if (out_edges[i] - edge_offsets[p] == k) rows.push_back(p);
+        if (position_of(out_edges[i]) == k) rows.push_back(parent[out_edges[i]]);
       }
     }
     array.push_back(static_cast<int32_t>(rows.size()));

@@ -50,14 +50,19 @@ struct Schedule {
   PooledVector<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
   PooledVector<int32_t> child;          // edge row -> row of the child
   PooledVector<int32_t> parent;         // edge row -> row of the parent
+  PooledVector<int32_t> position;       // edge row -> position of the child; see Graph::position
   PooledVector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
   PooledVector<int32_t> out_edges;      // edge rows that read this row, ascending
   PooledVector<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
   PooledVector<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
   PooledVector<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
-  int32_t max_arity = 0;
+  int32_t max_arity = 0;                // one more than the last position of a child
 
   int32_t num_graphs() const { return graphs->num_graphs(); }
+  // Position of the child of edge row e among the children of its parent.
+  int32_t position_of(int32_t e) const {
+    return position.empty() ? e - edge_offsets[parent[e]] : position[e];
+  }
 
   // Derived index arrays, computed on first use and cached. Thread-safe.
   const int32_t* nth_child(int32_t k) const;      // row -> row of the k-th child, or -1
@@ -81,6 +86,9 @@ struct Schedule {
   PooledVector<int32_t> permute_edges(const int32_t* values) const;
 
  private:
+  // array[row] = of_edge(edge row) of its k-th child, or -1.
+  template <class F>
+  void fill_nth(int32_t k, PooledVector<int32_t>* array, F&& of_edge) const;
   // The derived array `key`, filled by fill(array) on first use.
   template <class F>
   const int32_t* derive(int64_t key, F&& fill) const;

@@ -18,6 +18,14 @@ def child_lists(draw, max_vertices=24, max_arity=6):
     return children
 
 
+def with_gaps(children, rng):
+    """Return child lists in which some positions are empty, -1, also behind the last child."""
+    return [
+        [k for c in kids for k in ([-1] * (rng.random() < 0.3) + [c])] + [-1] * rng.integers(0, 2)
+        for kids in children
+    ]
+
+
 def random_children(rng, n, max_arity):
     """Return such child lists from a NumPy generator, for sizes that are slow with Hypothesis."""
     rank = rng.permutation(n)
@@ -33,7 +41,7 @@ def random_children(rng, n, max_arity):
 def naive_levels(children):
     levels = [0] * len(children)
     for _ in children:  # as many sweeps as the longest path can need
-        new = [1 + max((levels[c] for c in kids), default=-1) for kids in children]
+        new = [1 + max((levels[c] for c in kids if c >= 0), default=-1) for kids in children]
         if new == levels:
             return levels
         levels = new
@@ -45,7 +53,8 @@ def naive_numbers(children):
     positions = [[] for _ in children]
     for kids in children:
         for k, c in enumerate(kids):
-            positions[c].append(min(k, 7))
+            if c >= 0:
+                positions[c].append(min(k, 7))
     return [min(found, default=0) for found in positions]
 
 
@@ -59,7 +68,7 @@ def naive_schedule(graphs, presence):
     children, levels, numbers, base = [], [], [], 0
     for graph in graphs:
         local = [[int(c) for c in graph.children(v)] for v in range(graph.num_vertices)]
-        children += [[base + c for c in kids] for kids in local]
+        children += [[base + c for c in kids if c >= 0] for kids in local]
         levels += naive_levels(local)
         numbers += naive_numbers(local)
         base += len(local)
