@@ -39,6 +39,7 @@ from cavs.passes.scale_for_replicas import scale_for_replicas
 from cavs.passes.simplify import CANONICAL, RULES, simplify
 from cavs.passes.specialise import Kind, optional_features, specialise
 from cavs.passes.split_gradients import split_gradients
+from cavs.passes.split_lookups import split_lookups
 from cavs.passes.trim_gradients import trim_gradients
 from cavs.passes.trim_products import trim_products
 
@@ -83,6 +84,7 @@ class Pass(NamedTuple):
 # Passes on the traced model; the result decides which features make kinds of vertices.
 FORWARD = (
     Pass("trace", lambda graph: graph),
+    Pass("split_lookups", split_lookups, if_changed=True),
     Pass("scale_for_replicas", scale_for_replicas, lambda c: c.replicated),
     Pass("match_recurrences", match_recurrences, lambda c: c.options.recurrent),
     Pass(

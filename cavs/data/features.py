@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,8 @@ from cavs.errors import FeatureError, renamed
 
 Array = NDArray[Any]
 FeatureDomain = Literal["vertex", "edge", "graph"]
+
+_COLUMN = re.compile(r"#(.*)\[:, (\d+)\]", re.DOTALL)
 
 MAX_OPTIONAL = 32  # presence bits of a vertex, as the engine numbers kinds
 
@@ -154,6 +157,17 @@ def _floats(array: Array, domain: FeatureDomain, what: str) -> Array:
         )
         raise FeatureError(f"{what} holds {found}{_first(wrong, domain)}", hint=cure)
     return narrow
+
+
+def column_name(name: str, column: int) -> str:
+    """Return the name by which programs read one column of an index feature."""
+    return f"#{name}[:, {column}]"
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Return the feature that a program reads by ``name``, and the column; None for all of it."""
+    found = _COLUMN.fullmatch(name)
+    return (name, None) if found is None else (found[1], int(found[2]))
 
 
 def numbers(values: ArrayLike, what: str) -> Array:

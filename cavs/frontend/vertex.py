@@ -363,7 +363,7 @@ class VertexFunction(Module):
     ) -> tuple[Any, dict[str, Node]]:
         for name, x in pulled.items():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
-                x.type.dtype != FLOAT and x.shape
+                x.type.dtype != FLOAT and len(x.shape) > 1
             ):
                 raise FeatureError(
                     f"{name} cannot be pulled: {x.type}",

@@ -85,6 +85,8 @@ def _graph_lines(graph: Graph, prefix: str, words: Mapping[str, Vocabulary]) -> 
     edge = 0
     for v in range(graph.num_vertices):
         for position, child in enumerate(graph.children(v)):
+            if child < 0:
+                continue
             parts = [_shown(x[edge], name, words) for name, x in graph.edge_features.items()]
             label = "\n".join([str(position), *(part for part in parts if part is not None)])
             yield f"  {prefix}v{child} -> {prefix}v{v} [label={_quoted(label)}];"
@@ -137,13 +139,11 @@ def _traced_cell(
             raise ConfigError(
                 f"{name}={shape!r} is no shape of a row", hint=f"give its sizes: {name}=(3,)"
             )
-    # Rows of several integers cannot be pulled.
-    pulled = {k: f for k, f in known.items() if f.dtype != "int" or not f.shape}
     first: FeatureError | None = None
     for domains in product(("vertex", "edge"), repeat=len(shapes)):
         pairs = zip(shapes, domains, strict=True)
         given = {name: Feature(domain, "float", shapes[name]) for name, domain in pairs}
-        schema = pulled | given
+        schema = {**known, **given}
         try:
             with tracing(False) as trace:
                 batch = SymbolicBatch(schema)

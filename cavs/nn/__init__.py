@@ -43,7 +43,7 @@ class Embedding(Module):
         self.weight = Parameter((num_rows, width), init=init, sparse=sparse)
 
     def __call__(self, index: Any) -> Node:
-        """Return the rows (width,) of ``index``, integers of any domain."""
+        """Return rows (width,) of ``index``, integers of any domain; (k, width) of k columns."""
         return lookup(self.weight, index)
 
 

@@ -12,7 +12,6 @@ from cavs.ir import (
     FLOAT,
     INT,
     ONE,
-    ONE_COLUMN,
     TO_INTEGERS,
     BatchRule,
     Domain,
@@ -59,17 +58,25 @@ def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorT
         raise ValueError("the table must be a parameter of two axes")
     if index.dtype != INT:
         raise TypeError("the index must be an integer feature", TO_INTEGERS)
-    if index.shape:
-        raise ValueError("the index must be one integer per row", ONE_COLUMN)
-    return TensorType(FLOAT, table.shape[1:], index.domain)
+    if len(index.shape) > 1:
+        raise ValueError(
+            "the index must be one integer per row, or several in one axis",
+            "give the rows of the feature one axis: rows.reshape(len(rows), -1)",
+        )
+    return TensorType(FLOAT, (*index.shape, *table.shape[1:]), index.domain)
 
 
-# Row `index` of a table; zeros where the index is absent (-1).
+def _lookup_evaluate(node: Node, table: Any, index: Any) -> Any:
+    absent = np.expand_dims(np.asarray(index) < 0, -1)
+    return np.where(absent, 0.0, table[np.maximum(index, 0)])
+
+
+# Row `index` of a table, or a row for each of several indices; zeros where an index is absent (-1).
 defop(
     "lookup",
     infer=_lookup_infer,
     vjp=lambda n, d: (apply("lookup_grad", d, n.inputs[1], rows=n.inputs[0].shape[0]), None),
-    evaluate=lambda n, table, index: table[int(index)] if index >= 0 else np.zeros(n.shape),
+    evaluate=_lookup_evaluate,
     cost=2,
     view=True,
     linear_in=(0,),
@@ -78,15 +85,20 @@ defop(
 
 def _lookup_grad_evaluate(node: Node, d: Any, index: Any) -> Any:
     result = np.zeros(node.shape)
-    if index >= 0:
-        result[int(index)] = d
+    present = np.asarray(index) >= 0
+    np.add.at(result, np.asarray(index)[present], np.asarray(d)[present])
     return result
+
+
+def _lookup_grad_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    d, index = types
+    return TensorType(FLOAT, (attrs["rows"], *d.shape[len(index.shape) :]), ONE)
 
 
 # The gradient of the table: only the rows looked up are not zero.
 defop(
     "lookup_grad",
-    infer=lambda types, attrs: TensorType(FLOAT, (attrs["rows"], *types[0].shape), ONE),
+    infer=_lookup_grad_infer,
     evaluate=_lookup_grad_evaluate,
     rule=BatchRule.REDUCE,
     linear_in=(0,),
@@ -97,7 +109,8 @@ defop(
 def lookup(table: Any, index: Any) -> Node:
     """Row ``index`` of ``table`` (rows, width), a parameter; zeros where the index is -1.
 
-    TraceError for a computed table.
+    An index feature of k columns gives a value of shape (k, width). TraceError for a table that is
+    computed.
     """
     node = as_node(table)
     if node.type.domain == ONE and node.op.name != "parameter":

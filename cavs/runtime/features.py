@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavs.compiler.program import Program
+from cavs.data.features import split_name
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
 from cavs.passes.merge_vertices import COPIES, PRESENT
@@ -56,6 +57,9 @@ class EdgeTypes:
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         """Return a feature for the engine; without edges, also one that ``source`` lacks."""
+        whole, column = split_name(name)
+        if column is not None:
+            return np.ascontiguousarray(self.rows(source, whole, dtype)[:, column])
         known = self._model._edge_types
         if name in known and source.topology.num_edges == 0:
             try:  # other data may have a feature of vertices by the same name

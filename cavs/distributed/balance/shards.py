@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, batch
+from cavs.data.features import Array, split_name
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
@@ -122,7 +123,9 @@ class ShardedBatch(WholeBatch):
         local = self.local
         counts = [local.num_graphs, local.num_vertices, local.num_edges]
         # A program may know of features of edges that a batch without any leaves out.
-        counts += [int(np.count_nonzero(local[n] >= 0)) if n in local else 0 for n in features]
+        for name in features:
+            whole, column = split_name(name)
+            counts.append(_present(local[whole], column) if whole in local else 0)
         return np.array(counts, np.float64)
 
     def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
@@ -130,9 +133,10 @@ class ShardedBatch(WholeBatch):
         counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
         edges = self.edge_features
         for name in features:
-            left_out = name in edges or name not in self.local
+            whole, column = split_name(name)
+            left_out = whole in edges or whole not in self.local
             graphs = [g for g in self.graphs if g.num_edges or not left_out]
-            counts.append(sum(_present(graph, name) for graph in graphs))
+            counts.append(sum(_present(_feature(graph, whole), column) for graph in graphs))
         return np.array(counts, np.float64)
 
     def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
@@ -215,11 +219,15 @@ def _size(graph: Graph) -> tuple[int, int]:
     return graph.num_vertices, graph.num_edges
 
 
-def _present(graph: Graph, name: str) -> int:
-    """Return the number of values of an index feature that a graph has."""
+def _present(rows: Array, column: int | None) -> int:
+    """Return the number of values present in an index feature, or in a column of it."""
+    return int(np.count_nonzero((rows if column is None else rows[..., column]) >= 0))
+
+
+def _feature(graph: Graph, name: str) -> Array:
     for group in (graph.features, graph.edge_features, graph.graph_features):
         if name in group:
-            return int(np.count_nonzero(group[name] >= 0))
+            return group[name]
     raise ConfigError(
         f"the batch has the feature {name!r}, its graphs do not: ranks cannot count it alone",
         hint="give it to the graphs, or use a strategy with a synchronous parameter",

@@ -34,6 +34,7 @@ class Heads(cavs.Model):
 
     def loss(self, batch):
         x = self.words(batch["token"]) + self.tags(batch["tag"])
+        x = x + self.words(batch["pieces"]).sum(-2)
         h = self.cell(batch.graph, x=x)
         of_tags = ops.cross_entropy(self.first(h), batch["tag"])
         return of_tags + ops.cross_entropy(self.second(h), batch["label"])
@@ -45,7 +46,9 @@ def batches():
 
     def chain(n):
         values = {"token": WORDS, "tag": 5, "label": LABELS}
-        return cavs.Graph.chain(n, features={k: rng.integers(0, m, n) for k, m in values.items()})
+        features = {k: rng.integers(0, m, n) for k, m in values.items()}
+        features["pieces"] = rng.integers(-1, WORDS, (n, 2))
+        return cavs.Graph.chain(n, features=features)
 
     return [cavs.batch([chain(int(n)) for n in rng.integers(1, 9, 7)]) for _ in range(3)]
 
