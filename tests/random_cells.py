@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import cavs
 from cavs import data, nn, ops
-from tests.data.dags import child_lists
+from tests.data.dags import child_lists, with_gaps
 
 WIDTHS = (1, 2, 3, 5, 17)
 VOCABULARY = 7
@@ -18,6 +18,13 @@ OF_GRAPH = {
     "leaves": ops.sum_leaves,
     "attended": lambda x: ops.sum_graph(ops.softmax_graph(x) * x),
     "max": ops.max_graph,
+}
+
+
+NOISE = {
+    "normal": lambda x: ops.normal(x, 0.1 * x),
+    "uniform": lambda x: ops.uniform(x, x + 0.1),
+    "gumbel": lambda x: ops.gumbel(x, 0.1),
 }
 
 
@@ -82,6 +89,8 @@ class RandomCell(cavs.VertexFunction):
                 values.append(self.linear(child.mean()))
             elif how == "max":
                 values.append(self.linear(child.max()))
+            elif how == "prod":
+                values.append(self.linear(child.prod()))
             elif how == "edge":
                 edges.append(self.linear(child))
             elif how == "attend":
@@ -143,6 +152,8 @@ class RandomCell(cavs.VertexFunction):
             return a - 0.5 * b
         if op == "tanh":
             return ops.tanh(a)
+        if op == "wave":
+            return ops.sin(2.0 * a) * ops.cos(b)
         if op == "gate":
             i, o = ops.split(ops.concat([a, b]), 2)
             return ops.sigmoid(i) * ops.tanh(o)
@@ -202,6 +213,10 @@ class RandomModel(cavs.Model):
         x = self.embedding(batch["token"])
         if self.choices["dense"]:
             x = x + batch["dense"] @ self.dense
+        if self.choices["subwords"]:
+            x = x + self.embedding(batch["subwords"]).sum(-2)
+        if self.choices["noise"]:
+            x = NOISE[self.choices["noise"]](x)
         for cell in self.cells:
             graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
             whole = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
@@ -236,7 +251,7 @@ class RandomModel(cavs.Model):
         return OF_GRAPH[self.choices["of_graph"]](x)
 
 
-OPS = ("add", "mul", "sub", "tanh", "gate", "linear", "scale", "norm", "softmax", "outer")
+OPS = ("add", "mul", "sub", "tanh", "wave", "gate", "linear", "scale", "norm", "softmax", "outer")
 
 
 @st.composite
@@ -245,7 +260,7 @@ def cells(draw, smooth, directions):
     top_down = draw(st.sampled_from([False, False, True])) if directions == 2 else False
     reads = ("sum", "mean", "edge", "joined")  # for parents, too
     if not top_down:
-        reads += ("attend", "ask", "nth", "nths", *(() if smooth else ("max",)))
+        reads += ("attend", "ask", "nth", "nths", "prod", *(() if smooth else ("max",)))
     kinds = OPS if smooth else (*OPS, "relu", "greatest")
     of_edges = ("sum", "mean", *(() if smooth or top_down else ("greatest",)))
     step = st.tuples(st.sampled_from(kinds), st.integers(0, 9), st.integers(0, 9))
@@ -273,6 +288,8 @@ def models(draw, smooth=False, directions=2):
         "cells": draw(st.lists(cells(smooth, directions), min_size=1, max_size=2)),
         "dense": draw(st.booleans()),
         "dropout": draw(st.booleans()),
+        "subwords": draw(st.sampled_from([False, False, True])),
+        "noise": draw(st.sampled_from([None, None, None, *NOISE])),
         "graph_loss": draw(st.booleans()),
         "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
         "rich": draw(st.sampled_from([False, False, True])),
@@ -287,6 +304,8 @@ def batches(draw, max_vertices=9, max_graphs=4):
     graphs = []
     for _ in range(draw(st.integers(1, max_graphs))):
         children = draw(child_lists(max_vertices=max_vertices, max_arity=4))
+        if draw(st.sampled_from([False, False, True])):
+            children = with_gaps(children, rng)
         graphs.append(graph_of(children, rng))
     graphs += draw(st.lists(st.sampled_from(graphs), max_size=2))  # repeated graphs
     return data.batch(graphs)
@@ -297,7 +316,7 @@ def graph_of(children, rng):
 
     Half the graphs draw floats from three numbers, so that vertices are often equal.
     """
-    n, edges = len(children), sum(map(len, children))
+    n, edges = len(children), sum(c >= 0 for kids in children for c in kids)
     few = rng.random() < 0.5
 
     def floats(*shape):
@@ -308,6 +327,7 @@ def graph_of(children, rng):
         {
             "token": rng.integers(-1, VOCABULARY, n),
             "label": rng.integers(-1, 3, n),
+            "subwords": rng.integers(-1, VOCABULARY, (n, 3)),
             "dense": floats(n, 2),
         },
         {"relation": floats(edges, 3)},
@@ -335,7 +355,7 @@ def traced_parameters(model, batch):
 def first_children(graph, most):
     """Return the graph with at most the first ``most`` children of each vertex."""
     children = [graph.children(v) for v in range(graph.num_vertices)]
-    kept = [k < most for kids in children for k in range(len(kids))]
+    kept = [k < most for kids in children for k, c in enumerate(kids) if c >= 0]
     return data.Graph(
         [[int(c) for c in kids[:most]] for kids in children],
         dict(graph.features),

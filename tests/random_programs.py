@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import cavs
 from cavs import data, nn, ops
 from cavs.ir import as_node
-from tests.data.dags import child_lists
+from tests.data.dags import child_lists, with_gaps
 
 VOCABULARY = 5
 WIDTHS = (1, 2, 3, 4, 6)
@@ -67,6 +67,7 @@ UNARY = {
     "silu": ops.silu,
     "gelu": ops.gelu,
     "elu": lambda x: ops.elu(x, 0.7),
+    "wave": lambda x: ops.sin(x) * ops.cos(2.0 * x),
     "negative": lambda x: 1 - x,
     "tiny": lambda x: x / 3,
     "stop": lambda x: x - 0.5 * ops.stop_gradient(x),
@@ -122,6 +123,7 @@ class Program:
             "shape": self.moved,
             "reduce": self.reduced,
             "dropout": lambda a: ops.dropout(a, 0.4),
+            "noise": lambda a: ops.normal(a, 0.2),
             **own,
         }
 
@@ -245,7 +247,9 @@ class RandomCell(cavs.VertexFunction):
             return x
         if self.top_down:
             return getattr(x, self.choices.of(("sum", "mean")))()
-        how = self.choices.of(("sum", "mean", "attend", "max", "min"))
+        how = self.choices.of(("sum", "mean", "attend", "prod", "max", "min"))
+        if how == "prod":
+            return ops.tanh(x).prod()
         if how == "attend" or (self.smooth and how in ("max", "min")):
             return (x.softmax() * ops.sigmoid(x)).sum()
         return getattr(x, how)()
@@ -349,11 +353,13 @@ def programs(draw, smooth=False):
 def batches(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
     lists = draw(st.lists(child_lists(max_vertices=9, max_arity=4), min_size=1, max_size=4))
+    if draw(st.sampled_from([False, False, True])):
+        lists = [with_gaps(children, rng) for children in lists]
     return data.batch([graph_of(children, rng) for children in lists])
 
 
 def graph_of(children, rng):
-    n, edges = len(children), sum(map(len, children))
+    n, edges = len(children), sum(c >= 0 for kids in children for c in kids)
     return data.Graph(
         children,
         {

@@ -229,6 +229,8 @@ def _statements(
             once.append(f"const unsigned key{n} = row_key(draw[0], draw[1], {int(imm)}u, id);")
             column = "j + v" if shape.outer == 1 else f"o * {shape.inner} + j + v"
             made = f"uniform(key{n}, {column})"
+        elif code == "column":
+            made = "j + v"
         else:
             made = call_text(code, real, *(value[r] for r in reads_of(op)))
         each.append(f"const {real} t{n} = {made};")

@@ -61,6 +61,74 @@ __device__ inline double hyperbolic_tangent(double x) {
   const double twice = 2 * fabs(x), e = expm1(twice > 40.0 ? 40.0 : twice);
   return copysign(e * reciprocal(e + 2), x);
 }
+// 64 zero bits, then the bits of 2 / pi.
+static __constant__ const unsigned long long kTwoOverPi[20] = {
+    0x0ull, 0xa2f9836e4e441529ull, 0xfc2757d1f534ddc0ull,
+    0xdb6295993c439041ull, 0xfe5163abdebbc561ull, 0xb7246e3a424dd2e0ull,
+    0x6492eea09d1921cull, 0xfe1deb1cb129a73eull, 0xe88235f52ebb4484ull,
+    0xe99c7026b45f7e41ull, 0x3991d639835339f4ull, 0x9c845f8bbdf9283bull,
+    0x1ff897ffde05980full, 0xef2f118b5a0a6d1full, 0x6d367ecf27cb09b7ull,
+    0x4f463f669e5fea2dull, 0x7527bac7ebe5f17bull, 0x3d0739f78a5292eaull,
+    0x6bfb5fb11f8d5d08ull, 0x56033046fc7b6babull};
+// x modulo pi / 2, nearest to zero, and the quadrant, for finite |x| >= 2^20 (Payne, Hanek 1983).
+// Bits of 2 / pi whose products with x are multiples of 4 are left out. There is no array, as it
+// would need a stack.
+__device__ inline double remainder_of_large(double x, int& quadrant) {
+  const unsigned long long bits = (unsigned long long)__double_as_longlong(x);
+  const int first = (int)(bits >> 52 & 2047) - 1013, shift = first & 63;
+  const unsigned long long* const at = kTwoOverPi + (first >> 6);
+  const unsigned long long m = (bits & 0xfffffffffffffull) | 0x10000000000000ull;
+  const unsigned long long high = at[0] << shift | at[1] >> 1 >> (63 - shift);
+  const unsigned long long middle = at[1] << shift | at[2] >> 1 >> (63 - shift);
+  const unsigned long long low = at[2] << shift | at[3] >> 1 >> (63 - shift);
+  const unsigned long long carry = __umul64hi(m, low), second = m * middle + carry;
+  const unsigned long long top = m * high + __umul64hi(m, middle) + (second < carry);
+  const unsigned long long fraction = top << 2 | second >> 62;
+  const unsigned long long rest = second << 2 | m * low >> 62;
+  const double r = (double)(long long)fraction * 0x1p-64 + (double)rest * 0x1p-128;
+  const int q = (int)(top >> 62) + (int)(fraction >> 63);
+  quadrant = x < 0 ? -q : q;
+  return (x < 0 ? -r : r) * 1.5707963267948966;
+}
+// As in csrc/kernels/isa_math.h.
+__device__ inline double sinusoid(double x, int ahead) {
+  const double magnitude = fabs(x);
+  if (x - x != 0.0) return x - x;  // infinite or NaN
+  double r, y;
+  int quadrant;
+  if (magnitude <= 1048576.0) {
+    const double n = rint(x * 0.6366197723675814);
+    r = fma(-n, 1.5707963267341256, x);
+    r = fma(-n, 2.0222662487959506e-21, fma(-n, 6.077100506303966e-11, r));
+    quadrant = (int)n;
+  } else {
+    r = remainder_of_large(x, quadrant);
+  }
+  quadrant += ahead;
+  const double z = r * r;
+  if (quadrant & 1) {
+    y = -1.13596475577881948265e-11;
+    y = fma(y, z, 2.08757232129817482790e-9);
+    y = fma(y, z, -2.75573143513906633035e-7);
+    y = fma(y, z, 2.48015872894767294178e-5);
+    y = fma(y, z, -1.38888888888741095749e-3);
+    y = fma(y, z, 4.16666666666666019037e-2);
+    y = fma(y * z, z, fma(-0.5, z, 1.0));
+  } else {
+    y = 1.58969099521155010221e-10;
+    y = fma(y, z, -2.50507602534068634195e-8);
+    y = fma(y, z, 2.75573137070700676789e-6);
+    y = fma(y, z, -1.98412698298579493134e-4);
+    y = fma(y, z, 8.33333333332248946124e-3);
+    y = fma(y, z, -1.66666666666666324348e-1);
+    y = fma(y * z, r, r);
+  }
+  return quadrant & 2 ? -y : y;
+}
+__device__ inline float sine(float x) { return sinf(x); }
+__device__ inline double sine(double x) { return sinusoid(x, 0); }
+__device__ inline float cosine(float x) { return cosf(x); }
+__device__ inline double cosine(double x) { return sinusoid(x, 1); }
 __device__ inline unsigned mix(unsigned x) {
   x ^= x >> 16;
   x *= 0x7feb352du;

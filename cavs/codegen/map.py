@@ -105,6 +105,10 @@ class MapProgram:
         """A number."""
         return self.emit("constant", imm=value)
 
+    def column(self) -> Register:
+        """Return the numbers of the elements of the last axis, from 0."""
+        return self.emit("column")
+
     def uniform(self, stream: int) -> Register:
         """Counter-based uniform numbers of a stream."""
         return self.emit("uniform", imm=float(stream))

@@ -276,8 +276,9 @@ class RowLowering(Storage):
             label = f"matmul {k}x{width} {name_of(n)}"
             add(Instruction("matmul", space, inputs=pieces, out=out, weight=weight, label=label))
         elif n.op.reduces_segments:
-            label = f"max over {name.removeprefix('max_')}"
-            add(Instruction("segment_max", space, inputs=pieces, out=out, label=label))
+            by = n.op.reduction
+            label = f"{by} over {name.removeprefix(f'{by}_')}"
+            add(Instruction(f"segment_{by}", space, inputs=pieces, out=out, label=label))
         elif n.op.instruction:
             kind = n.op.instruction
             index = self.program.int_features.index(n.inputs[1].attr("name"))

@@ -46,6 +46,7 @@ INSTRUCTIONS = {
     "matmul": InstructionTraits(product=True),
     "map": InstructionTraits(fused=True),
     "segment_max": InstructionTraits(compares=True, columns="max_columns"),
+    "segment_product": InstructionTraits(columns="product_columns"),
     "cross_entropy": InstructionTraits(labels=True),
     "cross_entropy_grad": InstructionTraits(labels=True, in_place=True),
     "copy": InstructionTraits(columns="copy_columns"),

@@ -69,6 +69,8 @@ def _expression(op: MapOp, inputs: list[str]) -> str:
         return f"{imm:g}"
     if code == "uniform":
         return f"uniform(stream {imm:g})"
+    if code == "column":
+        return "column"
     if PRIMITIVES[code].text:
         return PRIMITIVES[code].text.format(*inputs)
     return f"{code}({', '.join(_bare(x) for x in inputs)})"

@@ -87,9 +87,10 @@ class _Turner:
             return zero if n.attr("k") else parent
         if name == "num_children":
             return self._sum(apply("broadcast", constant(1.0), shape=(), domain=EDGE))
-        if name == "max_children":
+        if n.op.reduces_segments and n.type.domain.base == "vertex":
+            fold = "maximum" if n.op.reduction == "max" else n.op.reduction
             raise TraceError(
-                f"{self.structure.name} runs on a reversed graph and takes a maximum over parents",
+                f"{self.structure.name} runs on a reversed graph and takes a {fold} over parents",
                 where=n.where,
                 hint=_INSTEAD,
             )

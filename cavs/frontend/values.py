@@ -86,7 +86,7 @@ class Gathered(Values):
     def _more(self, name: object) -> str:
         if isinstance(name, int):
             return f"; of one child it is v.gather({name}).{next(iter(self._values))}"
-        if name in ("sum", "mean", "max", "min", "softmax"):
+        if name in ("sum", "mean", "max", "min", "prod", "softmax"):
             return f", and fold that: {self._first}.{name}()"
         return f", or add {name}=... to State"
 

@@ -26,7 +26,8 @@ class Inputs:
     """The batch that a graph is evaluated on: children as CSR, graph of each vertex, features.
 
     offsets, children: child lists of all vertices of the batch, as global vertex ids.
-    graph_of: graph of each vertex. features: by name, in vertex, edge or graph order.
+    graph_of: graph of each vertex. features: by name, in vertex, edge or graph order. positions: of
+    each edge among the children of its parent, if some are empty.
     """
 
     offsets: Sequence[int]
@@ -35,6 +36,7 @@ class Inputs:
     features: Mapping[str, npt.NDArray[Any]]
     seed: int = 0
     step: int = 0
+    positions: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.offsets = [int(x) for x in self.offsets]
@@ -45,6 +47,9 @@ class Inputs:
         self.parent = [
             v for v in range(self.num_vertices) for _ in range(self.offsets[v], self.offsets[v + 1])
         ]
+        if not self.positions:
+            first = self.offsets
+            self.positions = [e - first[v] for e, v in enumerate(self.parent)]
         self.out: list[list[int]] = [[] for _ in range(self.num_vertices)]
         for e, child in enumerate(self.children):
             self.out[child].append(e)
@@ -113,7 +118,7 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         return [
             (graph.slots[slot], p)
             for e, p in parents
-            if slot.alike or e - inputs.offsets[p] == slot.child
+            if slot.alike or inputs.positions[e] == slot.child
         ]
     if name == "gather_out":
         slot = node.attr("slot")
@@ -123,12 +128,11 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
     if node.op.reduces_segments and node.inputs[0].type.domain.base == "edge":
         return [(node.inputs[0], e) for e in inputs.edges(row)]
     if name == "nth_child":
-        edges = inputs.edges(row)
         k = node.attr("k")
-        return [(node.inputs[0], edges[k])] if k < len(edges) else []
+        return [(node.inputs[0], e) for e in inputs.edges(row) if inputs.positions[e] == k]
     if name == "to_nth_child":
         v = inputs.parent[row]
-        return [(node.inputs[0], v)] if row - inputs.offsets[v] == node.attr("k") else []
+        return [(node.inputs[0], v)] if inputs.positions[row] == node.attr("k") else []
     if name == "take":
         return [(node.inputs[0], inputs.present(node.type.domain)[row])]
     if name == "place":
@@ -172,6 +176,8 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         return 1.0
     if node.op.reduces_segments and node.op.reduction == "max":
         return np.max(values, axis=0) if values else np.zeros(node.shape)
+    if node.op.reduces_segments and node.op.reduction == "product":
+        return np.prod(values, axis=0) if values else np.ones(node.shape)
     if node.op.rule is BatchRule.GRAPH:
         return np.sum(values, axis=0) if values else np.zeros(node.shape)
     if node.op.rule is BatchRule.REDUCE:

@@ -19,6 +19,7 @@ from cavs.ir.interned import Interned
 from cavs.ir.op import REGISTRY, Op, defop
 from cavs.ir.order import toposort
 from cavs.ir.refusals import Refusals, folding
+from cavs.ir.slices import OF_CHILDREN, last_slice
 from cavs.ir.types import ONE, TensorType
 
 Array = npt.NDArray[Any]
@@ -115,14 +116,14 @@ class Operand(Refusals):
     def __iter__(self) -> NoReturn:
         if as_node(self).type.domain.base == "edge":
             raise TraceError(
-                "values of the children cannot be iterated", where=user_line(), hint=_OF_CHILDREN
+                "values of the children cannot be iterated", where=user_line(), hint=OF_CHILDREN
             )
         super().__iter__()
         raise AssertionError
 
     def __getitem__(self, key: Any) -> Node:
         x = as_node(self)
-        key = _last_slice(x, key)
+        key = last_slice(x.type, key)
         if not x.shape:
             raise ShapeError(
                 f"a scalar cannot be sliced: {x.type}",
@@ -195,6 +196,19 @@ class Operand(Refusals):
         return -(-self).max(axis, keepdims)
 
     @folding
+    def prod(self, axis: int | None = None) -> Node:
+        """Return the product over the children of a value of edges; 1 without children."""
+        x = as_node(self)
+        if axis is not None or x.type.domain.base != "edge":
+            raise ShapeError(
+                f"[prod] is over the children of a vertex, not inside a row: {x.type}",
+                where=user_line(),
+                hint="multiply columns of a row, x[..., 0:1] * x[..., 1:2]; of positive numbers "
+                "ops.exp(ops.log(x).sum(-1)) is the product",
+            )
+        return apply("product_children", x)
+
+    @folding
     def softmax(self, axis: int | None = None) -> Node:
         """Return the softmax over the children for edge values, else over the last axis.
 
@@ -253,50 +267,6 @@ class Node(Operand):
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.type}>"
-
-
-def _last_slice(x: Node, key: Any) -> slice:
-    """Return the slice of the last axis that ``key`` asks for, as NumPy reads it.
-
-    An ellipsis may precede it, or a full slice for the rows of the batch and each axis before the
-    last. TraceError for anything else.
-    """
-    last = key
-    if isinstance(key, tuple) and key:
-        *leading, last = key
-        axes = len(x.shape) - 1 + (x.type.domain.base != "one")
-        every = len(leading) == axes and all(_is_full(k) for k in leading)
-        if not every and not (len(leading) == 1 and leading[0] is Ellipsis):
-            last = None
-    if isinstance(last, slice) and last.step in (None, 1):
-        return last
-    hint = "write value[a:b], or value[..., a:b]"
-    if x.type.domain.base == "edge":
-        hint += f"; {_OF_CHILDREN}"
-    raise TraceError(
-        f"a traced value takes a slice of its last axis, not {_index_text(key)}: {x.type}",
-        where=user_line(),
-        hint=hint,
-    )
-
-
-def _is_full(key: object) -> bool:
-    return isinstance(key, slice) and (key.start, key.stop, key.step) == (None, None, None)
-
-
-def _index_text(key: object) -> str:
-    """Return an index as the user writes it between brackets."""
-    if isinstance(key, tuple) and key:
-        return ", ".join(map(_index_text, key))
-    if isinstance(key, slice):
-        start, stop, step = (
-            "" if k is None else f"{k!r:.30}" for k in (key.start, key.stop, key.step)
-        )
-        return f"{start}:{stop}" + f":{step}" * (step != "")
-    return "..." if key is Ellipsis else f"{key!r:.60}"
-
-
-_OF_CHILDREN = "fold the children by .sum(), .mean() or .max(); v.gather(k) reads one of them"
 
 
 def _kept(reduced: Node, axis: int | None, keepdims: bool) -> Node:

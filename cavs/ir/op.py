@@ -57,8 +57,9 @@ class Op:
     total: bool = False  # elementwise; finite, with finite slopes, at all inputs of moderate size
     exact: bool = False  # elementwise; a result is an operand, its negative, 0 or 1: not rounded
     comparison: bool = False  # 1 where a relation of the inputs holds, else 0
-    reduction: str = ""  # "sum" or "max" over an axis, the children or the vertices of a graph
+    reduction: str = ""  # "sum", "max", "product": of an axis, the children or vertices of a graph
     zero_at_leaves: bool = False  # zero at vertices without children
+    one_at_leaves: bool = False  # one at vertices without children
     reads_slot: bool = False  # reads the slot in its attribute ``slot``
     windowed: bool = False  # with attributes ``at`` and ``shape``, a window of a larger sum
     program_input: bool = False  # known before anything is computed, like features and parameters

@@ -15,7 +15,7 @@ from cavs.ir.types import TO_FLOATS
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_ONES = ("tanh", "exp", "log", "sqrt", "square", "absolute")
+_ONES = ("tanh", "exp", "log", "sin", "cos", "sqrt", "square", "absolute")
 _TWOS = ("maximum", "minimum")
 _FOLDED = "x.{0}() folds the children of a vertex, x.{0}(-1) the last axis"
 _DOT = "ops.dot(a, b) of two values, x @ W with a parameter"
@@ -41,6 +41,8 @@ CURES: dict[str, str] = {
     "mean": _FOLDED.format("mean"),
     **dict.fromkeys(("max", "amax"), _FOLDED.format("max")),
     **dict.fromkeys(("min", "amin"), _FOLDED.format("min")),
+    "prod": "x.prod() folds the children of a vertex",
+    "argmax": "ops.argmax(x)",
     "logical_not": "1.0 - x",
     "logical_and": "a * b",
     "logical_or": "ops.maximum(a, b)",
@@ -69,7 +71,7 @@ _SIGNS = {
 _LATER = "a traced value has no numbers yet: return it from forward, and read session.predict"
 
 _SHAPE = "x.shape is that of one row"
-_OPERATORS = "operators, .sum(), .mean(), .max(), .softmax() and cavs.ops"
+_OPERATORS = "operators, .sum(), .mean(), .max(), .prod(), .softmax() and cavs.ops"
 
 #: The replacement of methods of arrays and tensors.
 _METHODS: dict[str, str] = {
@@ -80,7 +82,8 @@ _METHODS: dict[str, str] = {
         ("float double astype to type", TO_FLOATS),
         ("size dim ndim", _SHAPE),
         ("grad", "session.gradients(batch) gives those of all parameters"),
-        ("argmax argmin topk sort", "return scores from forward, and sort session.predict"),
+        ("argmax", "ops.argmax(x)"),
+        ("argmin topk sort", "return scores from forward, and sort session.predict"),
         ("dot inner mm matmul bmm", _DOT),
         ("cat append repeat expand", _CONCAT),
         ("chunk split unbind", "ops.split(x, n)"),
@@ -91,7 +94,10 @@ _METHODS: dict[str, str] = {
         ("pow", "x ** 2"),
         ("abs", "ops.absolute(x)"),
         ("eq", "ops.equal(a, b)"),
-        ("tanh sigmoid relu leaky_relu elu gelu silu softplus exp log sqrt square", "ops.{0}(x)"),
+        (
+            "tanh sigmoid relu leaky_relu elu gelu silu softplus exp log sin cos sqrt square",
+            "ops.{0}(x)",
+        ),
         ("dropout lookup logsumexp", "ops.{0}(...)"),
         (
             "log_softmax",

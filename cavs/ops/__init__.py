@@ -3,6 +3,7 @@
 from cavs.ops.elementwise import (
     absolute,
     clip,
+    cos,
     elu,
     equal,
     exp,
@@ -14,6 +15,7 @@ from cavs.ops.elementwise import (
     relu,
     sigmoid,
     silu,
+    sin,
     softplus,
     sqrt,
     square,
@@ -38,16 +40,18 @@ from cavs.ops.loss import (
     mean_squared_error,
     sum_rows,
 )
-from cavs.ops.random import dropout
-from cavs.ops.reduce import log_softmax, logsumexp, softmax
+from cavs.ops.random import dropout, gumbel, normal, uniform
+from cavs.ops.reduce import argmax, log_softmax, logsumexp, softmax
 from cavs.ops.shape import concat, reshape, split
 
 __all__ = [
     "absolute",
+    "argmax",
     "bilinear",
     "binary_cross_entropy",
     "clip",
     "concat",
+    "cos",
     "cross_entropy",
     "dot",
     "dropout",
@@ -55,6 +59,7 @@ __all__ = [
     "equal",
     "exp",
     "gelu",
+    "gumbel",
     "leaky_relu",
     "log",
     "log_softmax",
@@ -67,10 +72,12 @@ __all__ = [
     "mean_rows",
     "mean_squared_error",
     "minimum",
+    "normal",
     "relu",
     "reshape",
     "sigmoid",
     "silu",
+    "sin",
     "softmax",
     "softmax_graph",
     "softplus",
@@ -83,5 +90,6 @@ __all__ = [
     "sum_roots",
     "sum_rows",
     "tanh",
+    "uniform",
     "where",
 ]

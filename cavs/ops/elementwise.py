@@ -132,6 +132,10 @@ elementwise(
     COSTLY,
     total=True,
 )
+elementwise("sin", lambda e, a: e.sin(a), lambda n, d: (d * cos(n.inputs[0]),), COSTLY, total=True)
+elementwise(
+    "cos", lambda e, a: e.cos(a), lambda n, d: (-(d * sin(n.inputs[0])),), COSTLY, total=True
+)
 elementwise("sqrt", lambda e, a: e.sqrt(a), lambda n, d: (d * (0.5 / n),), 5)
 elementwise(
     "abs",
@@ -223,6 +227,16 @@ def sigmoid(x: Any) -> Node:
 def relu(x: Any) -> Node:
     """max(x, 0) of each element; its derivative at 0 is 0."""
     return apply("relu", x)
+
+
+def sin(x: Any) -> Node:
+    """Sine of each element, in radians."""
+    return apply("sin", x)
+
+
+def cos(x: Any) -> Node:
+    """Cosine of each element, in radians."""
+    return apply("cos", x)
 
 
 def sqrt(x: Any) -> Node:

@@ -84,6 +84,25 @@ defop(
     reduction="max",
     zero_at_leaves=True,
 )
+
+
+def _prod_vjp(n: Node, d: Node) -> list[Node]:
+    """Return the product of the other factors, which is zero if one of them is."""
+    (x,) = n.inputs
+    zero = apply("equal", x, 0.0)
+    nonzero = apply("where", zero, 1.0, x)
+    others = apply("product_children", nonzero) / nonzero
+    return [d * apply("where", apply("sum_children", zero) > zero, 0.0, others)]
+
+
+defop(
+    "product_children",
+    infer=_edge_to_vertex,
+    vjp=_prod_vjp,
+    rule=BatchRule.GRAPH,
+    reduction="product",
+    one_at_leaves=True,
+)
 # The value at the edge to the k-th child, zeros where there is none; and the reverse.
 defop(
     "nth_child",

@@ -50,6 +50,8 @@ PRIMITIVES = {
     "log": Primitive(1, "log{f}({0})", np.log),
     "tanh": Primitive(1, "hyperbolic_tangent({0})", np.tanh),
     "sigmoid": Primitive(1, "reciprocal(1 + exp{f}(-{0}))", _sigmoid),
+    "sin": Primitive(1, "sine({0})", np.sin),
+    "cos": Primitive(1, "cosine({0})", np.cos),
     "sqrt": Primitive(1, "sqrt{f}({0})", np.sqrt),
     "greater": Primitive(
         2, "{0} > {1} ? 1 : 0", lambda a, b: np.where(a > b, 1.0, 0.0), text="({0} > {1})"
@@ -68,7 +70,7 @@ _METHODS = {p.method or code: code for code, p in PRIMITIVES.items() if p.numpy 
 
 
 def operands_of(code: str) -> int:
-    """Number of registers that an operation reads; "constant" and "uniform" read none."""
+    """Number of registers that an operation reads; "constant", "column", "uniform" read none."""
     return PRIMITIVES[code].operands if code in PRIMITIVES else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,16 @@ defop(
 )
 
 
+# The numbers of the elements of a row, from 0.
+defop(
+    "column_number",
+    infer=lambda types, attrs: TensorType(FLOAT, (attrs["size"],), ONE),
+    evaluate=lambda n: np.arange(n.attr("size"), dtype=np.float64),
+    expr=lambda e, *, size: e.column(),
+    total=True,
+)
+
+
 def placed_type(shape: tuple[int, ...], attrs: dict[str, Any]) -> TensorType:
     """Return the type of a sum over rows; with ``at`` and ``shape``, a window of a larger sum."""
     at, whole = attrs.get("at", (0,) * len(shape)), attrs.get("shape", shape)
@@ -102,6 +113,18 @@ defop(
 def _greatest(x: Node) -> Node:
     """Return the maximum over the last axis, which shifts a softmax, without a gradient."""
     return apply("stop_gradient", apply("keep_axis", x.max(-1)))
+
+
+def argmax(x: Any) -> Node:
+    """Return the number of the greatest element of the last axis, as a float; the first of ties.
+
+    A NaN counts as the greatest, as in NumPy. No gradient passes through it.
+    """
+    node = apply("stop_gradient", x)
+    greatest = node.max(-1, keepdims=True)
+    found = apply("maximum", apply("equal", node, greatest), 1.0 - apply("equal", node, node))
+    number = apply("column_number", size=node.shape[-1])
+    return apply("where", found, number, math.inf).min(-1)
 
 
 def softmax(x: Any) -> Node:

@@ -33,6 +33,8 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "child"): ("segment_sum", "children"),
     ("max_children", "none"): ("segment_sum", "edges"),
     ("max_children", "child"): ("segment_sum", "children"),
+    ("product_children", "none"): ("segment_sum", "edges"),
+    ("product_children", "child"): ("segment_sum", "children"),
     ("nth_child", "none"): ("index", "nth_edge"),
     ("nth_child", "child"): ("index", "nth_child"),
     ("nth_child", "leaf_child"): ("index", "nth_leaf"),

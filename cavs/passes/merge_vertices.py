@@ -35,7 +35,8 @@ def why_separate(graph: Graph, training: bool = True) -> str:
         if not n.type.domain.by_structure:
             continue
         if n.op.name == "uniform":
-            return "each draws random numbers of its own (dropout in the cell or of what it pushes)"
+            where = "in the cell or of what it pushes"
+            return f"each draws random numbers of its own (dropout or ops.normal {where})"
         if any(x.type.domain.base == "graph" for x in n.inputs):
             return "each reads a value of its graph"
     if any(n.type.domain.base == "edge" for n in graph.outputs.values()):

@@ -14,7 +14,7 @@ from typing import Any
 
 from cavs.data.merge import LEAF
 from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.rules import constant_of, zeros
+from cavs.passes.rules import constant_of, full, zeros
 from cavs.passes.simplify import simplify_node
 
 
@@ -46,6 +46,7 @@ def optional_features(graph: Graph) -> tuple[str, ...]:
         if n.op.name == "lookup"
         and n.inputs[1].op.name == "feature"
         and n.inputs[1].attr("optional")
+        and not n.inputs[1].shape
         and n.type.domain.base == "vertex"
     }
     return (*(f"{LEAF}{k}" for k in sorted(used)), *sorted(names))
@@ -68,7 +69,9 @@ class _Specialiser:
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
     def _depends(self, n: Node) -> bool:
-        if n.type.domain.base in ("edge", "out") or n.op.zero_at_leaves or n.op.reads_slot:
+        if n.type.domain.base in ("edge", "out") or n.op.reads_slot:
+            return True
+        if n.op.zero_at_leaves or n.op.one_at_leaves:
             return True
         if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
             return True
@@ -160,6 +163,8 @@ class _Specialiser:
         t = type(n.type)(n.type.dtype, n.shape, domain)
         if n.op.zero_at_leaves and not kind.inner:
             return zeros(t)
+        if n.op.one_at_leaves and not kind.inner:
+            return full(1.0, t)
         if self._reads_nothing(n, kind) or (kind.inner and _is_leaf(n)):
             return zeros(t)
         if n.op.reads_slot or n.op.name == "num_children":

@@ -182,15 +182,23 @@ class Session(ProcessLocal):
             self.moved(executor)
         return found
 
-    def evaluate(self, batch: BatchLike) -> EvalResult:
-        """Run forward without dropout; NumericsError on a loss that is not finite or a NaN."""
-        with self._lock:
-            return self._forward(batch, with_loss=True)
+    def evaluate(self, batch: BatchLike, *, seed: int = 0, step: int = 0) -> EvalResult:
+        """Run forward without dropout; NumericsError on a loss that is not finite or a NaN.
 
-    def predict(self, batch: BatchLike) -> dict[str, Array]:
-        """Return predictions by name; the batch needs no labels. NumericsError for NaN."""
+        seed, step: of random numbers such as those of ``ops.normal``.
+        """
+        require_seed(seed)
         with self._lock:
-            return self._forward(batch, with_loss=False).outputs
+            return self._forward(batch, True, seed, step)
+
+    def predict(self, batch: BatchLike, *, seed: int = 0, step: int = 0) -> dict[str, Array]:
+        """Return predictions by name; the batch needs no labels. NumericsError for NaN.
+
+        seed, step: of random numbers such as those of ``ops.normal``.
+        """
+        require_seed(seed)
+        with self._lock:
+            return self._forward(batch, False, seed, step).outputs
 
     def gradients(
         self, batch: BatchLike, *, seed: int = 0, step: int = 0
@@ -214,11 +222,11 @@ class Session(ProcessLocal):
                 if p.trainable
             }
 
-    def _forward(self, batch: BatchLike, with_loss: bool) -> EvalResult:
+    def _forward(self, batch: BatchLike, with_loss: bool, seed: int, step: int) -> EvalResult:
         prepared = self._programs.prepare(batch, False, with_loss)
         graph, executor, source = prepared.variant.traced.graph, prepared.executor, prepared.rows
         with readable_errors(graph, batch):
-            loss = executor.run(*prepared.inputs, 0, 0)
+            loss = executor.run(*prepared.inputs, seed, step)
         if with_loss:
             check_loss(loss, batch, self.parameters)
         outputs, weight = {}, float(batch.num_graphs)

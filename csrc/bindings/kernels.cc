@@ -287,6 +287,13 @@ void bind_typed(py::module_& m, const std::string& dtype) {
           py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
           py::arg("base") = 0)
       .def(
+          "segment_product",
+          [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
+            t.kernels.segment_product(s.source, r0, r1, out.mutable_data(), row_stride(out), base);
+          },
+          py::arg("source"), py::arg("r0"), py::arg("r1"), py::arg("out").noconvert(),
+          py::arg("base") = 0)
+      .def(
           "copy_rows",
           [](const Table& t, const S& s, int64_t r0, int64_t r1, Values<T> out, int64_t base) {
             t.kernels.copy_rows(s.source, r0, r1, out.mutable_data(), row_stride(out), base);

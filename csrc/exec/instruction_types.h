@@ -10,6 +10,7 @@
   X(kMatmul, matmul)                       \
   X(kMap, map)                             \
   X(kSegmentMax, segment_max)              \
+  X(kSegmentProduct, segment_product)      \
   X(kCrossEntropy, cross_entropy)          \
   X(kCrossEntropyGrad, cross_entropy_grad) \
   X(kCopy, copy)                           \

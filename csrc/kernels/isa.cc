@@ -49,6 +49,7 @@ constexpr IsaTable<T> make_table() {
            map_scratch<T>,
            sum_rows<T>,
            segment_max<T>,
+           segment_product<T>,
            cross_entropy<T>,
            copy_rows<T>,
            update<T>,

@@ -127,6 +127,13 @@ CAVS_INLINE T* op_output(const MapKernel<T>& kernel, const MapPlan<T>& plan, int
 }
 
 template <class T>
+void number_columns(const MapWindow& w, T* out) {
+  for (int64_t line = 0; line < w.lines; ++line) {
+    for (int64_t i = 0; i < w.cols; ++i) out[line * w.cols + i] = static_cast<T>(w.column + i);
+  }
+}
+
+template <class T>
 void draw_uniform(const MapKernel<T>& kernel, const MapOp& op, const MapWindow& w, T* out) {
   const uint32_t stream = static_cast<uint32_t>(static_cast<int64_t>(op.imm));
   for_each_line(w, kernel.outer, [&](int64_t line, int64_t row, int64_t o) {
@@ -151,6 +158,8 @@ void run_block(const MapKernel<T>& kernel, const MapPlan<T>& plan, const MapWind
     T* out = op_output(kernel, plan, i, n);
     if (op.code == MapOpcode::kUniform) {
       draw_uniform(kernel, op, w, out);
+    } else if (op.code == MapOpcode::kColumn) {
+      number_columns(w, out);
     } else {
       run_op(op, plan.reg, MapOutput<T>{out, out == plan.block(op.dst)}, n);
     }

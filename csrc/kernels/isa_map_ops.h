@@ -69,8 +69,9 @@ void run_op(const MapOp& op, const T* const* reg, MapOutput<T> out, int64_t n) {
     CAVS_MAP_OPERATIONS(CAVS_RUN)
     case MapOpcode::kConstant:
       return fill(out.data, static_cast<T>(op.imm), n);
+    case MapOpcode::kColumn:
     case MapOpcode::kUniform:
-      return;  // drawn by run_block, which knows the lines
+      return;  // written by run_block, which knows the lines
   }
 #undef CAVS_RUN
 #undef CAVS_RUN_3

@@ -1,4 +1,4 @@
-// Kernels over whole rows: column sums, copies, segment maxima and cross entropy.
+// Kernels over whole rows: column sums, copies, maxima and products of segments, cross entropy.
 #pragma once
 
 #include "kernels/isa_math.h"
@@ -46,30 +46,45 @@ void copy_rows(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t 
   for (int64_t r = r0; r < r1; ++r) copy_row(source, r, 0, source.width, out + (r - base) * stride);
 }
 
-template <class T>
-void segment_max(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
-                 int64_t base) {
+// out[r] = f(next, f of the rows before) over the segment of r, `empty` if it has no row.
+template <class T, class F>
+CAVS_INLINE void fold_segments(const Source<T>& source, int64_t r0, int64_t r1, T* out,
+                               int64_t stride, int64_t base, T empty, F f) {
   const int64_t n = source.width;
   for (int64_t r = r0; r < r1; ++r) {
-    T* best = out + (r - base) * stride;
-    bool empty = true;
+    T* folded = out + (r - base) * stride;
+    bool first = true;
     for (int64_t j = source.offsets[r]; j < source.offsets[r + 1]; ++j) {
       const T* row = segment_row(source, j);
       if (row == nullptr) continue;
-      if (empty) {
-        copy(best, row, n);
+      if (first) {
+        copy(folded, row, n);
       } else {
         for_each_vector<T>(
-            n, [&](int64_t i) { store(best + i, maximum<T>(load(row + i), load(best + i))); },
+            n, [&](int64_t i) { store(folded + i, f(load(row + i), load(folded + i))); },
             [&](int64_t i, int c) {
-              store_partial(best + i,
-                            maximum<T>(load_partial(row + i, c), load_partial(best + i, c)), c);
+              store_partial(folded + i, f(load_partial(row + i, c), load_partial(folded + i, c)),
+                            c);
             });
       }
-      empty = false;
+      first = false;
     }
-    if (empty) fill(best, T(0), n);
+    if (first) fill(folded, empty, n);
   }
+}
+
+template <class T>
+void segment_max(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                 int64_t base) {
+  fold_segments(source, r0, r1, out, stride, base, T(0),
+                [](Vector<T> x, Vector<T> best) { return maximum<T>(x, best); });
+}
+
+template <class T>
+void segment_product(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                     int64_t base) {
+  fold_segments(source, r0, r1, out, stride, base, T(1),
+                [](Vector<T> x, Vector<T> product) { return product * x; });
 }
 
 // Sum of exp(x - shift); the terms also go to `out` unless it is null.

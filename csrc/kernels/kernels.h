@@ -163,6 +163,9 @@ struct Kernels {
   // if the segment is empty.
   void (*segment_max)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
                       int64_t base);
+  // The product in place of the maximum, ones if the segment is empty.
+  void (*segment_product)(const Source<T>& source, int64_t r0, int64_t r1, T* out, int64_t stride,
+                          int64_t base);
   // Cross entropy of logits[r] with label[r] (negative: loss 0, gradient 0 * slope[r]). loss[r] =
   // logsumexp - logit[label]; grad[r] = (softmax - onehot) * slope[r], 1 if `slope` is null. Either
   // output may be null.

@@ -8,11 +8,13 @@
 
 // X(enumerator, name, operands, cost, expression): the expression computes a vector from the
 // operands x, y and z; `one` and `zero` are vectors of 1 and 0. Operations without operands are
-// written by hand: `constant` (imm) and `uniform` (counter-based numbers in [0, 1), a function of
-// seed, step, imm = stream, row id and column).
+// written by hand: `constant` (imm), `column` (the number of the column inside its block) and
+// `uniform` (counter-based numbers in [0, 1), a function of seed, step, imm = stream, row id and
+// column).
 // clang-format off
 #define CAVS_MAP_OPERATIONS(X)                                                       \
   X(kConstant, constant, 0, kElement, )                                              \
+  X(kColumn, column, 0, kElement, )                                                  \
   X(kCopy, copy, 1, kElement, x)                                                     \
   X(kAdd, add, 2, kElement, x + y)                                                   \
   X(kSub, sub, 2, kElement, x - y)                                                   \
@@ -26,6 +28,8 @@
   X(kLog, log, 1, kFunction, logarithm<T>(x))                                        \
   X(kTanh, tanh, 1, kFunction, hyperbolic_tangent(x))                                \
   X(kSigmoid, sigmoid, 1, kFunction, sigmoid(x))                                     \
+  X(kSin, sin, 1, kFunction, sine<T>(x))                                             \
+  X(kCos, cos, 1, kFunction, cosine<T>(x))                                           \
   X(kSqrt, sqrt, 1, kElement, square_root<T>(x))                                     \
   X(kGreater, greater, 2, kElement, x > y ? one : zero)                              \
   X(kGreaterEqual, greater_equal, 2, kElement, x >= y ? one : zero)                  \

@@ -224,20 +224,35 @@ __device__ void copy_columns(const Rows& in, const Span& span, const Columns& co
   });
 }
 
-// The maximum over a segment, or zero if it is empty; NaN is propagated.
-template <class Out>
-__device__ void max_columns(const Rows& in, const Span& span, const Columns& columns,
-                            const Out& out) {
+// Values folded by f(next, f of those before) over a segment, `none` if it is empty.
+template <class Out, class F>
+__device__ void fold_columns(const Rows& in, const Span& span, const Columns& columns,
+                             const Out& out, real none, F f) {
   for_each_value(span, columns, [&](const Spot& spot) {
-    real best = 0;
+    real folded = none;
     bool empty = true;
     for (int j = in.offsets[spot.r]; j < in.offsets[spot.r + 1]; ++j) {
       const Row row = segment_row(in, j);
       if (row.none()) continue;
       const real x = row[spot.column];
-      best = empty || x > best || x != x ? x : best;
+      folded = empty ? x : f(x, folded);
       empty = false;
     }
-    out.write(spot, best);
+    out.write(spot, folded);
   });
+}
+
+// The maximum over a segment, or zero if it is empty; NaN is propagated.
+template <class Out>
+__device__ void max_columns(const Rows& in, const Span& span, const Columns& columns,
+                            const Out& out) {
+  fold_columns(in, span, columns, out, 0,
+               [](real x, real best) { return x > best || x != x ? x : best; });
+}
+
+// The product over a segment, or one if it is empty.
+template <class Out>
+__device__ void product_columns(const Rows& in, const Span& span, const Columns& columns,
+                                const Out& out) {
+  fold_columns(in, span, columns, out, 1, [](real x, real product) { return product * x; });
 }

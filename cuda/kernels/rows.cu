@@ -1,7 +1,7 @@
-// Kernels over whole rows. copy_rows, segment_max: up to a warp per row; blockIdx.x strides over
-// rows, blockIdx.y over the columns of wide rows. cross_entropy, cross_entropy_grad: a warp per
-// row, or a block for a wide row. sum_rows: a block per 32 columns, whose 8 warps take rows in
-// turn.
+// Kernels over whole rows. copy_rows, segment_max, segment_product: up to a warp per row;
+// blockIdx.x strides over rows, blockIdx.y over the columns of wide rows. cross_entropy,
+// cross_entropy_grad: a warp per row, or a block for a wide row. sum_rows: a block per 32 columns,
+// whose 8 warps take rows in turn.
 #include "rows.cuh"
 
 namespace {
@@ -44,11 +44,14 @@ __device__ void copy(const Rows& in, int begin, int end, void* out, long long st
 // A maximum that propagates NaN.
 __device__ real maximum(real a, real b) { return a > b || a != a ? a : b; }
 
-template <int N>
-__device__ void maxima(const Rows& in, int begin, int end, void* out, long long stride,
-                       long long base, bool half) {
+// Rows folded by f(next, f of the rows before) over the segment of each, `none` if it is empty.
+template <int N, class F>
+__device__ void fold(const Rows& in, int begin, int end, void* out, long long stride,
+                     long long base, bool half, real none, F f) {
   for_each_vector<N>(in.width, begin, end, out, stride, base, half, [&](long long r, int column) {
-    Lanes<N> best = {};
+    Lanes<N> folded;
+#pragma unroll
+    for (int i = 0; i < N; ++i) folded.v[i] = none;
     bool empty = true;
     const long long last = in.offsets[r + 1];
     for (long long j = in.offsets[r]; j < last; ++j) {
@@ -56,11 +59,21 @@ __device__ void maxima(const Rows& in, int begin, int end, void* out, long long 
       if (row.none()) continue;
       const Lanes<N> x = load<N>(row, column, N, N > 1);
 #pragma unroll
-      for (int i = 0; i < N; ++i) best.v[i] = empty ? x.v[i] : maximum(x.v[i], best.v[i]);
+      for (int i = 0; i < N; ++i) folded.v[i] = empty ? x.v[i] : f(x.v[i], folded.v[i]);
       empty = false;
     }
-    return best;
+    return folded;
   });
+}
+
+template <class F>
+__device__ void fold_segments(const Rows& in, int begin, int end, void* out, long long stride,
+                              long long base, bool half, real none, F f) {
+  if (wide_output(in, out, stride, half)) {
+    fold<kWide>(in, begin, end, out, stride, base, half, none, f);
+  } else {
+    fold<1>(in, begin, end, out, stride, base, half, none, f);
+  }
 }
 
 // Reduce values by f over the threads of a row, a warp or the block; all of them get the result.
@@ -206,11 +219,15 @@ extern "C" __global__ __launch_bounds__(256, kCopyBlocks) void copy_rows(
 extern "C" __global__ __launch_bounds__(256, 4) void segment_max(Rows in, int begin, int end,
                                                                  void* out, long long stride,
                                                                  long long base, int half) {
-  if (wide_output(in, out, stride, half)) {
-    maxima<kWide>(in, begin, end, out, stride, base, half);
-  } else {
-    maxima<1>(in, begin, end, out, stride, base, half);
-  }
+  fold_segments(in, begin, end, out, stride, base, half, 0,
+                [](real x, real best) { return maximum(x, best); });
+}
+
+extern "C" __global__ __launch_bounds__(256, 4) void segment_product(Rows in, int begin, int end,
+                                                                     void* out, long long stride,
+                                                                     long long base, int half) {
+  fold_segments(in, begin, end, out, stride, base, half, 1,
+                [](real x, real product) { return product * x; });
 }
 
 extern "C" __global__ __launch_bounds__(256, 4) void cross_entropy(Rows logits, const int* label,

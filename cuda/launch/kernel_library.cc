@@ -58,6 +58,7 @@ KernelLibrary<T>::KernelLibrary(std::shared_ptr<Device> device,
   };
   load("rows.cu", {{&copy_rows_, "copy_rows"},
                    {&segment_max_, "segment_max"},
+                   {&segment_product_, "segment_product"},
                    {&cross_entropy_, "cross_entropy"},
                    {&cross_entropy_grad_, "cross_entropy_grad"},
                    {&sum_rows_, "sum_rows"},
@@ -162,6 +163,13 @@ template <class T>
 void KernelLibrary<T>::segment_max(const Rows<T>& in, int begin, int end, Target out) const {
   const int half = out.half;
   device_->launch(segment_max_, vectors_grid(end - begin, in.width), in, begin, end, out.data,
+                  out.stride, out.base, half);
+}
+
+template <class T>
+void KernelLibrary<T>::segment_product(const Rows<T>& in, int begin, int end, Target out) const {
+  const int half = out.half;
+  device_->launch(segment_product_, vectors_grid(end - begin, in.width), in, begin, end, out.data,
                   out.stride, out.base, half);
 }
 

@@ -41,6 +41,7 @@ class KernelLibrary {
   void copy_rows(const Rows<T>& in, int begin, int end, Target out) const;
   void copy_rows(const Rows<T>* in, int count, int begin, int end, Target out) const;
   void segment_max(const Rows<T>& in, int begin, int end, Target out) const;
+  void segment_product(const Rows<T>& in, int begin, int end, Target out) const;
   void cross_entropy(const Rows<T>& logits, const int* label, int begin, int end,
                      Target loss) const;
   // slope: one number per row, by which its gradient is multiplied; 1 if it has no data.
@@ -103,7 +104,7 @@ class KernelLibrary {
   Workspace& workspace() const { return *workspaces_[device_->lane()]; }
   std::vector<std::unique_ptr<Workspace>> workspaces_;
   std::unique_ptr<CublasLt> blas_;
-  Handle copy_rows_, segment_max_, cross_entropy_, cross_entropy_grad_, sum_rows_,
+  Handle copy_rows_, segment_max_, segment_product_, cross_entropy_, cross_entropy_grad_, sum_rows_,
       sum_parts_of_rows_, sum_parts_, matmul_, matmul_16_, matmul_tn_, pack_, unpack_, lookup_grad_,
       square_, compute_outcome_, update_;
   std::unordered_map<std::string, Handle> programs_;

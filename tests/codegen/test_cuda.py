@@ -34,7 +34,7 @@ ELEMENTWISE = sorted(
     n for n, op in REGISTRY.items() if op.elementwise and n not in ("constant", "uniform")
 )
 
-ATTRIBUTES = {"power": {"exponent": 1.7}}
+ATTRIBUTES = {"power": {"exponent": 1.7}, "column_number": {"size": 6}}
 
 
 @both
@@ -65,6 +65,7 @@ def test_every_elementwise_operator(runner, real):  # noqa: F811
         out = np.full((ROWS, 6), np.nan, REAL[real])
         (out,) = runner.run(module, f"op_{name}", 3, 0, ROWS, values, [out])
         expected = node.op.evaluate(node, *(v.astype("f8") for v in values))
+        expected = np.broadcast_to(expected, out.shape)
         eps = np.finfo(out.dtype).eps
         np.testing.assert_allclose(out, expected, rtol=16 * eps, atol=8 * eps, err_msg=name)
 
@@ -218,6 +219,26 @@ def test_uniform_numbers_are_those_of_the_engine(runner):  # noqa: F811
         np.testing.assert_array_equal(out, made_by.reference()[0].reshape(3, 12))
 
 
+@both
+def test_sinusoids_of_any_angle(runner, real):  # noqa: F811
+    """Angles up to the largest number, with the remainder of each to the last bits."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 120)) * np.exp(rng.uniform(-5, 85, (ROWS, 120)))
+    x[0] = np.arange(-60, 60) * (np.pi / 2)
+    x = x.astype(REAL[real])
+    if real == "double":
+        x[1] *= 1e200
+        x[2, :3] = 2.0**20, -np.finfo("f8").max, 5e-324
+    for name in ("sin", "cos"):
+        ops = [MapOp(name, 1, 0, 0, 0, 0.0)]
+        module = runner.module(
+            kernel_text("of_" + name, [Load(120)], ops, [Store(1, 120)], 1, 120, real)
+        )
+        (out,) = runner.run(module, "of_" + name, 3, 0, ROWS, [x], [np.zeros_like(x)])
+        expected = getattr(np, name)(x.astype("longdouble"))
+        assert np.abs(out - expected).max() <= 2 * np.finfo(x.dtype).eps
+
+
 def test_work_is_divided():
     """Vectors where they fit the row; groups of lanes no larger than a block of the reduction."""
     written, summed = [Store(0, 8)], [Store(0, 1, mode="sum")]
@@ -258,4 +279,4 @@ def test_equal_kernels_are_one():
 
 
 def test_every_operation_has_a_text():
-    assert {c.lower() for c in CODE.__members__} == {*PRIMITIVES, "constant", "uniform"}
+    assert {c.lower() for c in CODE.__members__} == {*PRIMITIVES, "constant", "column", "uniform"}

@@ -95,6 +95,7 @@ SIGNATURES: dict[str, dict[str, tuple[type, ...]]] = {
     "rows.cu": {
         "copy_rows": (Sources, Int, Int, *OUTPUT),
         "segment_max": (Rows, Int, Int, *OUTPUT),
+        "segment_product": (Rows, Int, Int, *OUTPUT),
         "cross_entropy": (Rows, Address, Int, Int, *OUTPUT),
         "cross_entropy_grad": (Rows, Rows, Address, Int, Int, *OUTPUT),
         "sum_rows": (Sources, Sums, Int, Int, Address, Int),

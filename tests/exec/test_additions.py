@@ -130,7 +130,7 @@ def test_a_primitive_is_added_by_the_files_of_the_page(tmp_path):
 def test_lists_of_the_engine_and_of_python_agree():
     assert list(INSTRUCTIONS) == list(_engine.INSTRUCTIONS)
     assert {code: operands_of(code) for code in _engine.MAP_OPERATIONS} == _engine.MAP_OPERATIONS
-    assert {*PRIMITIVES, "constant", "uniform"} == set(_engine.MAP_OPERATIONS)
+    assert {*PRIMITIVES, "constant", "column", "uniform"} == set(_engine.MAP_OPERATIONS)
 
 
 @pytest.mark.parametrize("name", _engine.INSTRUCTIONS)

@@ -46,6 +46,8 @@ FUNCTIONS: dict[Any, Any] = {
     CODE.LOG: np.log,
     CODE.TANH: np.tanh,
     CODE.SIGMOID: lambda a: np.exp(-np.logaddexp(0, -a)),  # no overflow
+    CODE.SIN: np.sin,
+    CODE.COS: np.cos,
     CODE.SQRT: np.sqrt,
     CODE.GREATER: lambda a, b: (a > b) * 1.0,
     CODE.GREATER_EQUAL: lambda a, b: (a >= b) * 1.0,
@@ -93,6 +95,8 @@ class Program:
                 for code, dst, a, b, c, imm in self.ops:
                     if code == CODE.CONSTANT:
                         reg[dst] = np.full(self.inner, imm)
+                    elif code == CODE.COLUMN:
+                        reg[dst] = columns.astype("f8")
                     elif code == CODE.UNIFORM:
                         row = self.r0 + i
                         row = row if self.row_ids is None else int(self.row_ids[row])
@@ -123,4 +127,5 @@ class Program:
 
 
 UNARY = {CODE.COPY, CODE.NEG, CODE.ABS, CODE.EXP, CODE.LOG, CODE.TANH, CODE.SIGMOID, CODE.SQRT}
+UNARY |= {CODE.SIN, CODE.COS}
 TERNARY = {CODE.SELECT, CODE.FMA}

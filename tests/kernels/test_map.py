@@ -211,6 +211,15 @@ def test_uniform(case: Case) -> None:
                 np.testing.assert_array_equal(out.check()[r], expected.astype(case.dtype))
 
 
+@every_case
+def test_column(case: Case) -> None:
+    for outer, inner in ((1, 1), (1, 17), (3, 5), (2, 300)):
+        out = Guarded(5, outer * inner, case.dtype)
+        p = Program([], [(CODE.COLUMN, 0, 0, 0, 0, 0.0)], outer, inner, 0, 5, 1)
+        p.run(case, [case.store(out.view, 0, outer_stride=inner)])
+        np.testing.assert_array_equal(out.check(), np.tile(np.arange(inner), (5, outer)))
+
+
 def test_uniform_is_uniform() -> None:
     u = np.stack([uniform(1, 2, 3, row, np.arange(500)) for row in range(400)])
     counts = np.histogram(u, 64, (0, 1))[0]

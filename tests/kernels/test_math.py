@@ -59,6 +59,26 @@ def test_accuracy(case: Case, name: str, reference: object, low: float, high: fl
 
 
 @every_case
+@pytest.mark.parametrize(("name", "reference"), [("SIN", np.sin), ("COS", np.cos)])
+@pytest.mark.parametrize("limit", [4, 8192, 1e6, 1e30])
+def test_accuracy_of_sinusoids(case: Case, name: str, reference: object, limit: float) -> None:
+    """Angles beyond the reduction in three parts are those of the C library."""
+    x = samples(case, -limit, limit)
+    got = apply(case, CODE.__members__[name], x).astype("longdouble")
+    expected = reference(x.astype("longdouble"))  # type: ignore[operator]
+    assert np.abs(got - expected).max() <= (2e-7 if case.dtype == "float32" else 4e-16)
+
+
+@every_case
+def test_sinusoids_of_special_values(case: Case) -> None:
+    x = np.array([-np.inf, 0.0, np.inf, 1e30, np.nan, 1.0])
+    for code, of_zero in ((CODE.SIN, 0.0), (CODE.COS, 1.0)):
+        got = apply(case, code, x)
+        assert np.isnan(got[[0, 2, 4]]).all() and got[1] == of_zero
+        np.testing.assert_array_equal(got[[3, 5]], [apply(case, code, x[[i]])[0] for i in (3, 5)])
+
+
+@every_case
 def test_special_values(case: Case) -> None:
     inf, nan = np.inf, np.nan
     x = np.array([-inf, inf, nan, -1e30, 1e30, 0.0, -0.0])

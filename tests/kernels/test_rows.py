@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,8 @@ def test_copy_and_sum_rows(case: Case, kind: str) -> None:
 
 
 @every_case
-def test_segment_max(case: Case) -> None:
+@pytest.mark.parametrize(("name", "fold", "empty"), [("max", np.max, 0), ("product", np.prod, 1)])
+def test_segment_folds(case: Case, name: str, fold: Any, empty: float) -> None:
     rng = np.random.default_rng(1)
     for width in SIZES[1:]:
         data = (
@@ -36,20 +39,21 @@ def test_segment_max(case: Case) -> None:
         index[[0, 2]] = -1  # a segment with an absent row, and one with nothing else
         out = Guarded(6, width, case.dtype)
         source = case.source(data, map=RowMap.SEGMENT_SUM, base=4, index=index, offsets=offsets)
-        case.table.segment_max(source, 0, 6, out.view)
+        getattr(case.table, f"segment_{name}")(source, 0, 6, out.view)
         for r in range(6):
             rows = [i - 4 for i in index[offsets[r] : offsets[r + 1]] if i >= 0]
-            expected = data[rows].max(0) if rows else np.zeros(width)
+            expected = fold(data[rows], 0) if rows else np.full(width, empty)
             np.testing.assert_array_equal(out.check()[r], expected)
 
 
 @every_case
-def test_segment_max_propagates_nan(case: Case) -> None:
+@pytest.mark.parametrize(("name", "last"), [("max", 3), ("product", 3)])
+def test_segment_folds_propagate_nan(case: Case, name: str, last: float) -> None:
     data = np.array([[1, np.nan, 3], [np.nan, 2, 1]], case.dtype)
     out = np.zeros((1, 3), case.dtype)
     source = case.source(data, map=RowMap.SEGMENT_SUM, offsets=np.array([0, 2], "i4"))
-    case.table.segment_max(source, 0, 1, out)
-    np.testing.assert_array_equal(out, [[np.nan, np.nan, 3]])
+    getattr(case.table, f"segment_{name}")(source, 0, 1, out)
+    np.testing.assert_array_equal(out, [[np.nan, np.nan, last]])
 
 
 def cross_entropy(x: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -69,6 +69,8 @@ CASES = {
     "uniform": ((), {"stream": 1, "shape": (4,), "domain": VERTEX}),
     "sum_children": (EDGES, {}),
     "max_children": (EDGES, {}),
+    "product_children": (EDGES, {}),
+    "column_number": ((), {"size": 4}),
     "nth_child": (EDGES, {"k": 1}),
     "to_nth_child": ((VECTOR,), {"k": 1}),
     "sum_members": ((VECTOR,), {"members": "roots"}),
@@ -216,6 +218,13 @@ def test_zero_at_leaves(name):
         found = result(op, *inputs_of(op))
     if found.shape[0] == ROWS["vertex"]:
         assert not found[[0, 1, 3]].any() and found[2].any()
+
+
+@of(lambda op: op.one_at_leaves)
+def test_one_at_leaves(name):
+    found = result(REGISTRY[name], *inputs_of(REGISTRY[name]))
+    np.testing.assert_array_equal(found[[0, 1, 3]], 1.0)
+    assert (found[2] != 1.0).all()
 
 
 @of(lambda op: op.reduction)

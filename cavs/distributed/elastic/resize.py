@@ -271,12 +271,11 @@ class Resizer:
         return False
 
     def _close_exchanges(self) -> None:
-        """End the servers and the groups of the present strategy."""
+        """End the servers and the device groups of the present strategy."""
         if self.session.servers is not None:
             self.session.servers.close()
         if self.session.group is not None:
             self.session.group.close()
-        self.session.roles.close()
 
     def _close_group(self) -> None:
         """End what the ranks of the present group share."""

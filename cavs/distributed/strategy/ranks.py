@@ -152,11 +152,6 @@ class Roles:
         own = self.everyone.sent_bytes + self.everyone.service_bytes
         return own + sum(c.sent_bytes for c in self._parts)
 
-    def close(self) -> None:
-        """End the groups that are parts of the whole; all ranks have come to an end with them."""
-        for c in self._parts:
-            c.close()
-
     def leave(self) -> None:
         """End all waits in the groups that are parts of the whole."""
         for c in self._parts:

@@ -181,7 +181,9 @@ def test_sums_that_are_not_finite(case: Case, parts: int) -> None:
 
 @every_case
 @aligned_or_not
-def test_segment_max(case: Case, aligned: bool) -> None:
+@pytest.mark.parametrize("name", ["max", "product"])
+def test_segment_folds(case: Case, aligned: bool, name: str) -> None:
+    fold, empty = {"max": (np.max, 0.0), "product": (np.prod, 1.0)}[name]
     rng = np.random.default_rng(2)
     offsets = np.array([0, 0, 2, 2, 3, 9, 12])
     for width in SIZES:
@@ -193,10 +195,10 @@ def test_segment_max(case: Case, aligned: bool) -> None:
         memory, where, ends = case.stored(data), case.ints(index), case.ints(offsets)
         maps = (where.address, ends.address, SEGMENT, case.half)
         source = Rows(memory.address, width, 4, *maps, width)
-        got = agree(case, GRIDS, rows_kernel, "segment_max", source, 0, 6, aligned)
+        got = agree(case, GRIDS, rows_kernel, f"segment_{name}", source, 0, 6, aligned)
         for r in range(6):
             rows = [i - 4 for i in index[offsets[r] : offsets[r + 1]] if i >= 0]
-            expected = data[rows].max(0) if rows else np.zeros(width)
+            expected = case.fitting(fold(data[rows], 0) if rows else np.full(width, empty))
             np.testing.assert_array_equal(got[r], expected)
 
 

@@ -23,7 +23,7 @@ CASE, HALF = Case("checked", "float32"), Case("checked", "float32", half=True)
     ("test", "arguments"),
     [
         (test_kernels.test_copy_rows, ("segment_index", True)),
-        (test_kernels.test_segment_max, (False,)),
+        (test_kernels.test_segment_folds, (False, "max")),
         (test_kernels.test_sum_rows, ("index",)),
         (test_kernels.test_cross_entropy, ("index", 33)),
         (test_kernels.test_cross_entropy, ("self", 5000)),

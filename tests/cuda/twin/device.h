@@ -178,6 +178,9 @@ extern "C" float fmaf(float, float, float) noexcept;
 inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline float rsqrt(float x) { return rsqrtf(x); }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }

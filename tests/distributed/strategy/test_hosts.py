@@ -234,22 +234,6 @@ def test_teams_of_stale_steps_are_of_one_host(on_hosts):
     assert on_hosts(CYCLIC, work) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
-def test_groups_of_a_strategy_end_with_it(on_hosts):
-    def work(c):
-        made = choice.agreed_strategy(
-            "PSLoadBalancing(two_level=True)", Tree(), None, None, Agreement(c)
-        )
-        roles = Roles(c, made)
-        roles.local.start(roles.local.barrier).wait()
-        began = roles.local._progress._thread is not None
-        c.barrier()
-        roles.close()
-        c.barrier()  # the whole goes on
-        return roles.local is not c, began, roles.local._progress._thread
-
-    assert on_hosts(CYCLIC, work) == [(True, True, None)] * 4
-
-
 def test_links_are_measured_within_and_between_hosts(on_hosts, monkeypatch):
     told = []
 
