@@ -75,7 +75,7 @@ class UpdateNumbers:
 
     def evaluate(self, rate: float, decay: float, step: float) -> list[float]:
         """Return the numbers in the order of their nodes; infinity and NaN where they occur."""
-        known = {"rate": rate, "decay": decay, "step": step}
+        known = {"rate": float(rate), "decay": float(decay), "step": float(step)}
         try:
             return self._evaluate(self._start, known)
         except ZeroDivisionError:  # Python raises, where IEEE 754 has a result
