@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from cavs.errors import DTypeError, ShapeError, TraceError, user_line
 from cavs.ir import FLOAT, TO_FLOATS, VERTEX, Node, Slot, apply, as_node, origin, rebuild, toposort
+from cavs.ir.trace import current_trace
 
 K = TypeVar("K")
 
@@ -110,6 +111,10 @@ class _Starter:
         if any(x not in self.first for x in of_edges):
             return _zeros(n)  # an index feature of edges is absent
         inputs = tuple(self.first[x] if x in of_edges else self.new[x] for x in n.inputs)
+        attrs = dict(n.attrs)
+        if "stream" in attrs:  # numbers are drawn by row, and an edge has the number of some leaf
+            attrs |= {"stream": current_trace().next_stream(), "domain": VERTEX}
+            return apply(n.op.name, *inputs, **attrs)
         return _at_vertex(rebuild(n, inputs, VERTEX))
 
 

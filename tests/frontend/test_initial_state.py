@@ -241,6 +241,34 @@ def test_states_of_every_vertex():
     np.testing.assert_allclose(found["c"][-1], c, atol=1e-12)
 
 
+def test_the_edge_to_the_initial_state_draws_numbers_of_its_own():
+    """Numbers depend on stream and row, and edge 0 has the number of vertex 0."""
+
+    class Dropping(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=2)
+
+        def vertex(self, v):
+            h = ops.dropout(v.gather().h, 0.5).sum() + v.pull("x")
+            v.scatter(h=h)
+            v.push(h)
+
+    class Drops(cavs.Model):
+        def __init__(self):
+            self.cell, self.h = Dropping(), cavs.Parameter(2)
+
+        def forward(self, batch):
+            return self.cell(batch.graph, x=batch["x"], initial={"h": self.h})
+
+        def loss(self, batch):
+            return ops.mean_rows(self.forward(batch).sum(-1))
+
+    batch = cavs.batch([cavs.Graph([[], [0]], {"x": np.ones((2, 2))})])
+    drawn = [n for n in traced(Drops(), batch).nodes() if n.op.name == "uniform"]
+    assert {n.type.domain.base for n in drawn} == {"edge", "vertex"}
+    assert len({n.attr("stream") for n in drawn}) == 2
+
+
 # ---- what cannot be a state ---------------------------------------------------------------------
 
 
