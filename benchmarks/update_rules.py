@@ -6,7 +6,6 @@ nanoseconds, and the median of the ratios of neighbouring rounds.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import numpy as np
 
 import cavs
 from benchmarks.harness import markdown
+from benchmarks.options import OptionParser, at_least
 from cavs import optim
 from cavs.distributed.sync.stale_server.owner import optimiser
 
@@ -56,11 +56,11 @@ def update(rule: Any, states: int, elements: int, rows: bool) -> Callable[[], fl
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=41)
-    args = parser.parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    parser = OptionParser("benchmarks.update_rules", __doc__ or "")
+    parser.add_argument("--threads", type=at_least(1), default=1)
+    parser.add_argument("--rounds", type=at_least(1), default=41)
+    args = parser.parse_args(arguments)
     cavs.set_num_threads(args.threads)
     rules = {
         "sgd": optim.SGD(1e-4),
@@ -82,7 +82,8 @@ def main() -> None:
             ratio = statistics.median(b / a for a, b in times)
             table.append([name, place, f"{kernel:.3f}", f"{traced:.3f}", f"{ratio:.2f}"])
     print(markdown(["rule", "values", "kernel, ns", "traced, ns", "ratio"], table))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

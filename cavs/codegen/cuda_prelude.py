@@ -125,9 +125,10 @@ __device__ inline double sinusoid(double x, int ahead) {
   }
   return quadrant & 2 ? -y : y;
 }
-__device__ inline float sine(float x) { return sinf(x); }
+// In double, as the library's functions of floats need a stack for large operands.
+__device__ inline float sine(float x) { return (float)sinusoid(x, 0); }
 __device__ inline double sine(double x) { return sinusoid(x, 0); }
-__device__ inline float cosine(float x) { return cosf(x); }
+__device__ inline float cosine(float x) { return (float)sinusoid(x, 1); }
 __device__ inline double cosine(double x) { return sinusoid(x, 1); }
 __device__ inline unsigned mix(unsigned x) {
   x ^= x >> 16;

@@ -195,7 +195,8 @@ def test_cotangents_of_leaves_next_to_those_of_their_parents():
     cell |= dict.fromkeys(("whole", "added", "pushed_child", "push_all"), False)
     cell |= {"edges": "mean", "starts": None}
     choices = {"x_width": 1, "cells": [cell]}
-    choices |= dict.fromkeys(("dense", "dropout", "graph_loss", "rich"), False)
+    absent = ("dense", "dropout", "graph_loss", "rich", "subwords", "noise")
+    choices |= dict.fromkeys(absent, False)
     rng = np.random.default_rng(0)
     batch = cavs.batch([graph_of([[], [], [0]], rng)])
     compare(RandomModel(choices), batch, FLOAT64, shared=0.0)

@@ -88,3 +88,20 @@ class RankInterrupt:
 
 
 INTERRUPT = RankInterrupt()  # the only one in a process
+
+
+@contextmanager
+def begin_before_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the end of the block: other ranks wait in MPI for this one."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came = list[int]()
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt

@@ -12,6 +12,7 @@ from cavs.config import num_threads, share_processors
 from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Communicator
+from cavs.distributed.comm.interrupt import begin_before_interrupt
 from cavs.distributed.comm.launcher_pipe import NUMBER
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
@@ -53,7 +54,8 @@ def world(timeout: float = TIMEOUT) -> Communicator:
         return SingleCommunicator()
     if NUMBER in os.environ:
         return join_pool(*join_running(timeout))
-    communicator = MPICommunicator(timeout=timeout)
+    with begin_before_interrupt():
+        communicator = MPICommunicator(timeout=timeout)
     host, own = socket.gethostname(), os.sched_getaffinity(0)
     masks = communicator.share([host, sorted(own)])
     share_processors(sum(name == host and not own.isdisjoint(mask) for name, mask in masks))

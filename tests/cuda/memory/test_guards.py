@@ -81,7 +81,7 @@ class OneMore(TwinCompiler):
     ("file", "before"),
     [
         ("matmul.cu", "for_each_few(begin, end, n, out,"),
-        ("rows.cu", "if (wide_output(in, out, stride, half)) {\n    maxima"),
+        ("rows.cu", "if (wide_output(in, out, stride, half)) {\n    fold<kWide>"),
     ],
     ids=["matmul", "segment_max"],
 )
