@@ -33,7 +33,7 @@ class BufferAccess(NamedTuple):
     leaf: bool = False
 
     def moved(self, column: int) -> BufferAccess:
-        """Return the same use in a buffer where its own begins at ``column``."""
+        """Return the same access to a buffer in which its own begins at ``column``."""
         there = range(self.columns.start + column, self.columns.stop + column)
         return self._replace(columns=there, shift=self.shift + column)
 

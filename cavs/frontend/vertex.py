@@ -274,6 +274,9 @@ class VertexFunction(Module):
         without children gathers as those of one child; states left out are zeros. One row
         per graph or vertex, or the same for all, as a `Parameter`. On ``batch.graph.reversed()``
         vertices without parents read them. Anything but states by name is an input of that name.
+
+        Raises TraceError for names and rows that are no states, ShapeError and DTypeError for
+        values of another shape or dtype, and FeatureError for an input that the cell never reads.
         """
         if values:
             current_trace()  # raises outside of a trace
