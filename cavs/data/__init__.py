@@ -38,7 +38,7 @@ from cavs.data.readers.python_functions import (
 )
 from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
 from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs, write_sst
-from cavs.data.readers.text import chains, read_text
+from cavs.data.readers.text import chains, parallel_chains, read_text
 from cavs.data.readers.tree_shapes import binarise, collapse_unary, expand_unary, unbinarise
 from cavs.data.readers.vectors import WordVectors, read_vectors, write_vectors
 from cavs.data.vocabulary import Vocabulary
@@ -76,6 +76,7 @@ __all__ = [
     "function_classes",
     "function_graphs",
     "load_functions",
+    "parallel_chains",
     "parse_brackets",
     "parse_conllu",
     "parse_conllx",

@@ -110,7 +110,33 @@ class GraphBatch:
                     "np.flatnonzero(mask) gives those of a mask",
                 )
         ids = None if self.ids is None else [self.ids[i] for i in chosen]
-        return GraphBatch([self.graphs[i] for i in chosen], ids)
+        replaced = {name: rows[chosen] for name, rows in self._table.replaced.items()}
+        return _rebuilt([self.graphs[i] for i in chosen], ids, replaced)
+
+    def with_graph_features(self, values: Mapping[str, Array]) -> GraphBatch:
+        """Return this batch with other rows of graph features, such as states of the batch before.
+
+        values: by the name of a float feature of graphs: floats, one row for each graph. The new
+        batch shares everything else with this one; its ``graphs`` hold the features that they
+        bring. FeatureError for another feature, or rows of another number, shape or type.
+        """
+        for name, rows in values.items():
+            if name not in self._table.graph:
+                raise FeatureError(
+                    f'no feature "{name}" of graphs in the batch; it has '
+                    f"{', '.join(map(repr, self._table.graph)) or 'none'}",
+                    hint=f'give it to every graph: graph_features={{"{name}": np.zeros(size)}}',
+                )
+            before = self._table.graph[name]
+            if before.dtype.kind != "f" or rows.dtype.kind != "f" or rows.shape != before.shape:
+                raise FeatureError(
+                    f'new rows of the graph feature "{name}" are {rows.dtype}{list(rows.shape)}, '
+                    f"those of the batch {before.dtype}{list(before.shape)}",
+                    hint="both are floats, one row for each graph; only the values may differ",
+                )
+        found = object.__new__(GraphBatch)
+        vars(found).update(vars(self), _table=self._table.with_graph_rows(values), _merged={})
+        return found
 
     def graph_label(self, index: int) -> str:
         """Return the name of graph ``index`` in errors: its id in the data set and its name."""
@@ -152,7 +178,7 @@ class GraphBatch:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GraphBatch, (self.graphs, self.ids)
+        return _rebuilt, (self.graphs, self.ids, dict(self._table.replaced))
 
     def __repr__(self) -> str:
         return (
@@ -164,6 +190,11 @@ class GraphBatch:
 def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
     """Collate graphs; FeatureError without a graph, or if their features disagree."""
     return GraphBatch(graphs, ids)
+
+
+def _rebuilt(graphs: Iterable[Graph], ids: Ids | None, replaced: Mapping[str, Array]) -> GraphBatch:
+    found = GraphBatch(graphs, ids)
+    return found.with_graph_features(replaced) if replaced else found
 
 
 def _whole(ids: Ids, count: int) -> tuple[int, ...]:

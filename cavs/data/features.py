@@ -54,10 +54,18 @@ class FeatureTable:
         edge: Mapping[str, Array],
         graph: Mapping[str, Array],
         absent: frozenset[str],
+        replaced: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         self.vertex, self.edge, self.graph = vertex, edge, graph
         self._absent = absent  # int features that hold -1
+        self.replaced = replaced  # rows of graph features that no graph brings
         self._schema: dict[str, FeatureSpec] | None = None
+
+    def with_graph_rows(self, rows: Mapping[str, Array]) -> FeatureTable:
+        """Return a table with these rows of graph features, of the same shapes."""
+        graph = MappingProxyType({**self.graph, **rows})
+        new = {**self.replaced, **rows}
+        return FeatureTable(self.vertex, self.edge, graph, self._absent, new)
 
     def __getitem__(self, name: str) -> Array:
         for group in (self.vertex, self.edge, self.graph):

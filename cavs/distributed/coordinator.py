@@ -22,6 +22,7 @@ from cavs.distributed.comm.mpi.communicator import MPICommunicator
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
+from cavs.distributed.step.carry import RankCarry
 from cavs.distributed.step.report import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.batches import Loader
@@ -258,6 +259,9 @@ class RankCoordinator(Coordinator):
         # The same function keeps the batches that a loader has cached.
         training.collate = train.collate = fresh if last is None or last != fresh else last
         self._reset_split()
+
+    def carry(self, options: FitOptions) -> RankCarry:
+        return RankCarry(options, self.session, elastic=self.training.elastic)
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
@@ -18,7 +18,8 @@ from cavs.ops.loss import mean_terms
 class Model(Module):
     """Subclasses define ``forward(batch)`` (a value, or several by name) and ``loss(batch)``.
 
-    Both are traced once on a symbolic batch; ``loss`` returns one number for the batch.
+    Both are traced once on a symbolic batch; ``loss`` returns one number for the batch, or a pair
+    of it and a dict of further values by name, which steps return too: see docs/states.md.
     """
 
     # Features of edges that its batches had: dtype and row shape by name. Sessions write it.
@@ -46,7 +47,7 @@ class Model(Module):
         raise NotImplementedError
 
     def loss(self, batch: SymbolicBatch) -> Any:
-        """Return the number that training minimises."""
+        """Return the number that training minimises, or a pair of it and values by name."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,6 +56,8 @@ class Model(Module):
         return vars(self)
 
 
+#: Begins the names of outputs that ``Model.loss`` returns besides the loss.
+AUX = "aux:"
 _RESERVED = ("loss", "weight")
 
 
@@ -100,13 +103,14 @@ def trace_model(
                 raise TraceError(
                     f"{name} has no loss", hint=f"define {name}.loss(self, batch), or only predict"
                 )
-            loss = model.loss(batch)
+            loss, aux = _loss_and_aux(model.loss(batch))
             where = line_of(type(model).loss)
             if not isinstance(loss, Node):
                 raise TraceError(
                     f"{name}.loss returned {type(loss).__name__}, not a traced value",
                     where=where,
-                    hint="return the result of operators on batch, such as ops.cross_entropy(...)",
+                    hint="return the result of operators on batch, such as "
+                    "ops.cross_entropy(...), or a pair of it and a dict of values by name",
                 )
             if loss.type.domain.base != "one" or loss.type.width != 1:
                 raise ShapeError(
@@ -117,6 +121,8 @@ def trace_model(
                     else "reduce over rows by ops.mean_rows(...) or ops.sum_rows(...)",
                 )
             outputs["loss"] = _number(loss)
+            _check_outputs(aux, f"{name}.loss", type(model).loss)
+            outputs |= {f"{AUX}{key}": node for key, node in aux.items()}
             terms = None if training else mean_terms(loss)
             if terms is not None:
                 outputs["weight"] = _number(terms)
@@ -129,31 +135,46 @@ def trace_model(
         if not training and type(model).forward is not Model.forward:
             value = model.forward(batch)
             values = value if isinstance(value, dict) else {"output": value}
-            for key, node in values.items():
-                if not isinstance(node, Node):
-                    raise TraceError(
-                        f"{name}.forward returned {type(node).__name__} for {key!r}",
-                        where=line_of(type(model).forward),
-                        hint=f"return {listed(node)}, or one of them"
-                        if isinstance(node, Pushed)
-                        else "return one traced value, or a dict of them by name",
-                    )
-                if node.type.dtype != FLOAT:
-                    raise DTypeError(
-                        f"{name}.forward returned {node.type} for {key!r}, not floats",
-                        where=line_of(type(model).forward),
-                        hint="read integers from the batch itself: batch['token']",
-                    )
-                if not isinstance(key, str) or key in _RESERVED or key.startswith("grad:"):
-                    raise TraceError(
-                        f"{name}.forward returned a value by the name {key!r}, which is taken",
-                        where=line_of(type(model).forward),
-                        hint="names are texts other than 'loss', 'weight' and 'grad:...'",
-                    )
-                outputs[key] = node
+            _check_outputs(values, f"{name}.forward", type(model).forward)
+            outputs |= values
         graph = Graph(outputs, dict(trace.slots))
     _check_held(model, graph)
     return graph
+
+
+def _loss_and_aux(value: Any) -> tuple[Any, dict[Any, Any]]:
+    """Return the loss, and the values by name that ``Model.loss`` returned with it."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+        return value
+    return value, {}
+
+
+def _check_outputs(values: Mapping[Any, Any], method: str, function: Callable[..., Any]) -> None:
+    """Raise TraceError or DTypeError unless ``values`` are traced floats with names."""
+    where = line_of(function)
+    for key, node in values.items():
+        if not isinstance(node, Node):
+            raise TraceError(
+                f"{method} returned {type(node).__name__} for {key!r}",
+                where=where,
+                hint=f"return {listed(node)}, or one of them"
+                if isinstance(node, Pushed)
+                else "return one traced value, or a dict of them by name"
+                if method.endswith("forward")
+                else "return traced values, as in loss, {'h': final.h}",
+            )
+        if node.type.dtype != FLOAT:
+            raise DTypeError(
+                f"{method} returned {node.type} for {key!r}, not floats",
+                where=where,
+                hint="read integers from the batch itself: batch['token']",
+            )
+        if not isinstance(key, str) or key in _RESERVED or key.startswith(("grad:", AUX)):
+            raise TraceError(
+                f"{method} returned a value by the name {key!r}, which is taken",
+                where=where,
+                hint=f"names are texts other than 'loss', 'weight', 'grad:...' and '{AUX}...'",
+            )
 
 
 def _check_held(model: Model, graph: Graph) -> None:

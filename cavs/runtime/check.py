@@ -154,13 +154,13 @@ def check_loss(loss: float, batch: Any, parameters: Mapping[str, Any]) -> None:
 def check_prediction(
     name: str, rows: NDArray[Any], domain: str, batch: Any, parameters: Mapping[str, Any]
 ) -> None:
-    """NumericsError if an output ``rows[n, width]`` of a ``domain`` holds NaN, with its position.
+    """NumericsError if an output ``rows[n, ...]`` of a ``domain`` holds NaN, with its position.
 
     Infinite values pass: minus infinity is a valid score.
     """
     if not rows.size or not math.isnan(rows.min()):  # the minimum is NaN if any value is
         return
-    row = int(np.flatnonzero(np.isnan(rows).any(axis=1))[0])
+    row = int(np.flatnonzero(np.isnan(rows).reshape(len(rows), -1).any(axis=1))[0])
     raise NumericsError(
         f"prediction {name!r} is NaN at {_at(batch, domain, row)}",
         hint=_damaged(parameters)

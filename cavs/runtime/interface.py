@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -50,20 +50,26 @@ class BatchLike(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The loss of a batch before the update; grad_norm: global L2 norm before clipping."""
+    """The loss of a batch before the update; grad_norm: global L2 norm before clipping.
+
+    aux: values that ``Model.loss`` returned with the loss, by name, with rows in the order of the
+    batch.
+    """
 
     loss: float
     grad_norm: float
+    aux: Mapping[str, Array] = field(default_factory=dict)
 
 
 class PendingStep:
     """A step that may still run on a device: reading a result waits for it, not for later steps.
 
-    Reading raises DeviceError if the device has failed meanwhile.
+    Reading raises DeviceError if the device has failed meanwhile. aux: see `StepResult`; a step
+    that has any ends before ``launch`` returns, because the next one reuses their memory.
     """
 
-    def __init__(self, step: _cuda.Step) -> None:
-        self.step = step
+    def __init__(self, step: _cuda.Step, aux: Mapping[str, Array] | None = None) -> None:
+        self.step, self.aux = step, aux or {}
 
     @cached_property
     def _outcome(self) -> tuple[float, float, bool]:
@@ -91,9 +97,11 @@ class EvalResult:
 
     weight: the weight of this loss in a mean over batches. It is the number of terms (ignored
     labels are none) of a loss that is a mean over terms, as the losses of cavs.ops are unless
-    reduced otherwise, and the number of graphs for any other loss.
+    reduced otherwise, and the number of graphs for any other loss. aux: values that ``Model.loss``
+    returned with the loss.
     """
 
     loss: float
     outputs: dict[str, Array]
     weight: float
+    aux: dict[str, Array] = field(default_factory=dict)

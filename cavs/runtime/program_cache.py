@@ -100,7 +100,7 @@ class ProgramCache:
         self.sync.follow_others()
         while True:
             variant = self._select(batch, training, with_loss)
-            rows = self._rows(variant, batch)
+            rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             check_arity(variant.traced.graph, schedule.max_arity, batch)
             kinds = {k for k, _, _ in schedule.kinds}
@@ -127,7 +127,7 @@ class ProgramCache:
             variant = self._known(batch, training, with_loss)
             build = None if variant is None else variant.build  # another thread may drop it
             if variant is not None and build is not None:
-                rows = self._rows(variant, batch)
+                rows = self.rows_of(variant, batch)
                 self._inputs(self._schedule(variant, rows), build, rows, batch)
 
     def is_new(self, batch: BatchLike) -> bool:
@@ -135,7 +135,7 @@ class ProgramCache:
         variant = self._known(batch, True, True)
         if variant is None or variant.build is None or not fits(variant, batch):
             return True
-        kinds = self._schedule(variant, self._rows(variant, batch)).kinds
+        kinds = self._schedule(variant, self.rows_of(variant, batch)).kinds
         return not self._is_built(variant, {k for k, *_ in kinds})
 
     def compile_for(
@@ -146,7 +146,7 @@ class ProgramCache:
         absent = absent.union(*(v.absent_features() for v in self.variants.values()))
         everywhere = frozenset(union(sorted(absent)))
         variant = self._mergeable_variant(batch, True, True, everywhere)
-        schedule = self._schedule(variant, self._rows(variant, batch))
+        schedule = self._schedule(variant, self.rows_of(variant, batch))
         found = {int(k) for k, _, _ in schedule.kinds}
         kinds = set(union(sorted(found | set(variant.decisions.kinds))))
         if must_merge_features(variant, kinds):
@@ -213,7 +213,7 @@ class ProgramCache:
 
     # ---- rows and inputs -----------------------------------------------------------------------
 
-    def _rows(self, variant: Variant, batch: BatchLike) -> Any:
+    def rows_of(self, variant: Variant, batch: BatchLike) -> Any:
         """Return the batch that the engine runs: the distinct vertices of ``batch``, or
         ``batch`` itself.
         """

@@ -16,7 +16,7 @@ from cavs.config import require, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, ConfigError, ProcessLocal
-from cavs.frontend.model import Model
+from cavs.frontend.model import AUX, Model
 from cavs.runtime.check import check_loss, check_prediction, readable_errors
 from cavs.runtime.interface import (
     Array,
@@ -136,9 +136,9 @@ class Session(ProcessLocal):
         hyper: dict(kind=..., lr=..., ...) of the optimiser; states: its arrays for each parameter.
         If the loss or the gradient norm is not finite nothing is updated.
         """
-        found = self._step(batch, hyper, states, seed, step, max_norm)
+        found, aux = self._step(batch, hyper, states, seed, step, max_norm)
         loss, norm = found.wait()[:2] if self.overlaps else found
-        return StepResult(loss, norm)
+        return StepResult(loss, norm, aux)
 
     def launch(
         self,
@@ -160,7 +160,7 @@ class Session(ProcessLocal):
         if not self.overlaps:
             raise ConfigError("launch() on the CPU", hint="step(), or device='cuda'")
         before = None if after is None else after.step
-        return PendingStep(self._step(batch, hyper, states, seed, step, max_norm, before))
+        return PendingStep(*self._step(batch, hyper, states, seed, step, max_norm, before))
 
     def _step(
         self,
@@ -170,8 +170,8 @@ class Session(ProcessLocal):
         seed: int,
         step: int,
         *options: Any,
-    ) -> Any:
-        """Return what the engine's call returns."""
+    ) -> tuple[Any, dict[str, Array]]:
+        """Return what the engine's call returns, and the values besides the loss."""
         require_seed(seed)
         with self._lock:
             executor, inputs, _ = self.ready(batch)
@@ -180,7 +180,7 @@ class Session(ProcessLocal):
             with self.readable_errors(batch):
                 found = run(*inputs, seed, step, hyper, *update, *options)
             self.moved(executor)
-        return found
+            return found, self.aux(batch)
 
     def evaluate(self, batch: BatchLike, *, seed: int = 0, step: int = 0) -> EvalResult:
         """Run forward without dropout; NumericsError on a loss that is not finite or a NaN.
@@ -224,25 +224,27 @@ class Session(ProcessLocal):
 
     def _forward(self, batch: BatchLike, with_loss: bool, seed: int, step: int) -> EvalResult:
         prepared = self._programs.prepare(batch, False, with_loss)
-        graph, executor, source = prepared.variant.traced.graph, prepared.executor, prepared.rows
+        graph = prepared.variant.traced.graph
         with readable_errors(graph, batch):
-            loss = executor.run(*prepared.inputs, seed, step)
+            loss = prepared.executor.run(*prepared.inputs, seed, step)
         if with_loss:
             check_loss(loss, batch, self.parameters)
-        outputs, weight = {}, float(batch.num_graphs)
-        for name, buffer in prepared.compiled.program.outputs.items():
-            if name == "loss":
-                continue
-            rows = executor.output(buffer)
-            if name == "weight":
-                weight = float(rows[0, 0])
-                continue
-            t = graph.outputs[name].type
-            if source is not batch and t.domain.base == "vertex":
-                rows = rows[source.distinct]
-            check_prediction(name, rows, t.domain.base, batch, self.parameters)
-            outputs[name] = rows.reshape(rows.shape[0], *t.shape)
-        return EvalResult(loss if with_loss else math.nan, outputs, weight)
+        outputs = _outputs(prepared.variant, prepared.rows, batch)
+        weight = float(outputs.pop("weight")[0]) if "weight" in outputs else float(batch.num_graphs)
+        for name, rows in outputs.items():
+            domain = graph.outputs[name].type.domain.base
+            check_prediction(name.removeprefix(AUX), rows, domain, batch, self.parameters)
+        aux = {n.removeprefix(AUX): outputs.pop(n) for n in list(outputs) if n.startswith(AUX)}
+        return EvalResult(loss if with_loss else math.nan, outputs, weight, aux)
+
+    def aux(self, batch: BatchLike) -> dict[str, Array]:
+        """Return the values that ``Model.loss`` returned with the loss in the last training run.
+
+        batch: that of the run.
+        """
+        variant = self._programs.latest[True]
+        outputs = _outputs(variant, self._programs.rows_of(variant, batch), batch, AUX)
+        return {name.removeprefix(AUX): rows for name, rows in outputs.items()}
 
     def prepare(self, batch: BatchLike, training: bool = True) -> None:
         """Make the schedule of a batch to be trained on (or not); safe in a background thread."""
@@ -403,3 +405,20 @@ class Session(ProcessLocal):
         """
         found = self._profiler.report(self.latest(training))
         return found | self._lstms.report() if found else found
+
+
+def _outputs(variant: Variant, rows: Any, batch: BatchLike, prefix: str = "") -> dict[str, Array]:
+    """Return the outputs of the last run but the loss, with rows in the order of ``batch``.
+
+    rows: the batch, or its distinct vertices. prefix: of the names of those that are returned.
+    """
+    found = {}
+    for name, buffer in variant.built.compiled.program.outputs.items():
+        if name == "loss" or not name.startswith(prefix):
+            continue
+        values = variant.built.executor.output(buffer)
+        t = variant.traced.graph.outputs[name].type
+        if rows is not batch and t.domain.base == "vertex":
+            values = values[rows.distinct]
+        found[name] = values.reshape(values.shape[0], *t.shape)
+    return found

@@ -17,6 +17,7 @@ from cavs.errors import (
     NumericsError,
 )
 from cavs.train.batches import Loader
+from cavs.train.carry import Carry
 from cavs.train.checkpoint import Checkpoint
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
@@ -80,6 +81,10 @@ class Coordinator(Protocol):
 
     def shard_loader(self, train: Loader) -> None:
         """Let the loader of a training collate only what this process computes of each batch."""
+        ...
+
+    def carry(self, options: FitOptions) -> Carry:
+        """Return what carries states of this process from batch to batch in a `fit`."""
         ...
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
@@ -235,6 +240,9 @@ class SingleProcess(Coordinator):
 
     def shard_loader(self, train: Loader) -> None:
         """See `Coordinator`."""
+
+    def carry(self, options: FitOptions) -> Carry:
+        return Carry(options.carry)
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterable[Any]:
         return batches

@@ -25,6 +25,14 @@ class StepOutcome(Protocol):
         """Global norm of the gradient before clipping."""
         ...
 
+    @property
+    def aux(self) -> Mapping[str, Array]:
+        """Values that ``Model.loss`` returned with the loss, by name; on a rank those of its part.
+
+        Empty where this rank has computed none.
+        """
+        return {}
+
 
 class EvalOutcome(Protocol):
     """Result of a forward run."""
@@ -43,6 +51,11 @@ class EvalOutcome(Protocol):
     def weight(self) -> float:
         """Weight of this loss in a mean over batches."""
         ...
+
+    @property
+    def aux(self) -> Mapping[str, Array]:
+        """Values that ``Model.loss`` returned with the loss, by name."""
+        return {}
 
 
 class Engine(Protocol):

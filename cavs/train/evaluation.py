@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
-from cavs.errors import DeviceError, NumericsError
+from cavs.errors import ConfigError, DeviceError, NumericsError
 from cavs.train.batches import Loader, iterating
+from cavs.train.carry import Carry, check_carry
 from cavs.train.coordination import Coordinator
 from cavs.train.engine import Engine
 from cavs.train.fit_options import Metrics
@@ -40,6 +41,7 @@ class Evaluator:
         progress: bool = False,
         stop: Callable[[], bool] = lambda: False,
         in_fit: bool = False,
+        carry: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Return ``"loss"`` and every metric by name; see `Trainer.evaluate`.
 
@@ -51,7 +53,14 @@ class Evaluator:
             require(isinstance(batches, Iterable), "loader", batches, "a cavs.DataLoader")
             if isinstance(batches, Loader) and batches.prepare is None:
                 batches.prepare = self.prepare
-            return self._evaluate(batches, used, progress, stop, in_fit)
+            check_carry(carry)
+            if carry and self.coordinator.agreed_size() > 1:
+                raise ConfigError(
+                    f"carry={dict(carry)!r} in an evaluation by {self.coordinator.agreed_size()} "
+                    "ranks, each of which evaluates other batches",
+                    hint="evaluate on one process: cavs.Trainer(model, ...).evaluate",
+                )
+            return self._evaluate(batches, used, progress, stop, in_fit, Carry(carry))
 
         return self.coordinator.run_evaluation(evaluate, loader)
 
@@ -62,6 +71,7 @@ class Evaluator:
         progress: bool,
         stop: Callable[[], bool],
         in_fit: bool,
+        carry: Carry,
     ) -> dict[str, float]:
         means = [metric for metric in metrics if isinstance(metric, Metric)]
         wholes = [metric for metric in metrics if isinstance(metric, DataSetMetric)]
@@ -74,7 +84,10 @@ class Evaluator:
             iterating(_whole_epoch(loader)) as batches,
         ):
             for batch in self.coordinator.local_batches(batches):
+                batch = carry.into(batch)  # noqa: PLW2901
                 result = self._run(batch)
+                if carry:
+                    carry.take(batch, result)
                 loss += result.loss * result.weight
                 weight += result.weight
                 outputs = {**result.outputs, "loss": result.loss, "weight": result.weight}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from cavs.train.checkpoint import best_path, check_writable
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.coordination import BEST, Coordinator, Detached
 from cavs.train.engine import Engine
-from cavs.train.fit_options import FitOptions, FitResult, Metrics
+from cavs.train.fit_options import FitOptions, FitResult
 from cavs.train.interrupt import DeferredInterrupt
 from cavs.train.log import JsonLines
 from cavs.train.metrics import as_metrics
@@ -31,41 +31,9 @@ from cavs.train.run_state import (
     check_replaceable,
     read_best,
 )
-from cavs.train.stepping import Step, TrainingState
+from cavs.train.stepping import Loop, Step, TrainingState
 
 _LAST = "last good checkpoint: "
-
-
-class Loop(Protocol):
-    """Methods of a `Trainer` that a `fit` calls, which a subclass may extend."""
-
-    def launch(self, batch: Any) -> list[Step]:
-        """Start a step; return the steps that have ended meanwhile."""
-        ...
-
-    def land(self) -> list[Step]:
-        """Wait for the steps in flight; return those not returned yet."""
-        ...
-
-    def evaluate(
-        self, loader: Iterable[Any], metrics: Metrics = (), *, stop: Callable[[], bool]
-    ) -> dict[str, float]:
-        """Return loss and metrics over the batches of `loader`."""
-        ...
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        progress: Mapping[str, Any] | None = None,
-        states: bool = True,
-    ) -> None:
-        """Write a checkpoint to `path`."""
-        ...
-
-    def load(self, path: str | os.PathLike[str]) -> list[str]:
-        """Copy the parameters in `path` into the model."""
-        ...
 
 
 class Fit:
@@ -100,7 +68,7 @@ class Fit:
         self.metrics = as_metrics(options.metrics)
         self.monitor = options.monitored(self.metrics)
         self.path = None if options.checkpoint is None else Path(options.checkpoint)
-        self.run = RunState()
+        self.run, self.carry = RunState(), coordinator.carry(options)
         self.result = FitResult(monitor=self.monitor.name)
         # Best parameters of the resumed run, until this call finds better ones.
         self.best_values: Mapping[str, np.ndarray[Any, Any]] | None = None
@@ -159,6 +127,7 @@ class Fit:
             best = best_path(point.path)
             self.best_values, self.best_run = read_best(best, run, self.state.model)
         self.train.load_state_dict(stored.get("loader") or {})
+        self.carry.restore(point.arrays if self.train.first else {})
         vars(self.run).update(vars(run))
         self.result.best, self.result.best_epoch = run.best, run.best_epoch
 
@@ -224,7 +193,8 @@ class Fit:
         stored = self.coordinator.join(self.train, lambda: self.interrupt.requested)
         if stored is None:
             return False
-        self._resume(ResumePoint(self.path or Path(), stored.progress), joins=True)
+        point = ResumePoint(self.path or Path(), stored.progress, stored.extra)
+        self._resume(point, joins=True)
         self.adaptation.load_state_dict(stored.progress)
         self.since_checkpoint, self.saved, self.written = stored.progress["saved"]
         self.adaptation.size = stored.progress["size"]
@@ -249,11 +219,13 @@ class Fit:
         saved = [self.since_checkpoint, self.saved, self.written]
         self.adaptation.restart_clock()
         best = {} if self.best_run is not None else self.best_values or {}
+        carried = self.carry.arrays()
         self.coordinator.regroup(
             self.train,
             lambda: {**self.progress(), "saved": saved, "size": self.adaptation.size},
-            {f"{BEST}{name}": array for name, array in best.items()},
+            {f"{BEST}{name}": array for name, array in best.items()} | carried,
         )
+        self.carry.restore(carried)  # by other ranks than before
 
     @contextmanager
     def _releasing(self) -> Iterator[None]:
@@ -319,7 +291,7 @@ class Fit:
 
     def _train(self, bar: Progress) -> None:
         run, loop, every = self.run, self.loop, self.options.checkpoint_every
-        adaptation = self.adaptation
+        adaptation, carry = self.adaptation, self.carry
 
         def count(ended: Iterable[Step]) -> None:
             for step in ended:
@@ -343,7 +315,13 @@ class Fit:
                 for batch in self.coordinator.guard_batches(batches):
                     launched, loader_state = launched + 1, self.train.state_dict()
                     adaptation.before_step()
-                    count(loop.launch(batch))
+                    batch = carry.into(batch)  # noqa: PLW2901
+                    ended = loop.launch(batch)
+                    if carry:  # the next batch reads results of this step
+                        ended += loop.land()
+                    count(ended)
+                    if carry:
+                        carry.take(*ended[-1])
                     stop_if_asked()
                     self.since_checkpoint += 1
                     if every is not None and self.since_checkpoint >= every:
@@ -356,6 +334,8 @@ class Fit:
                     bar.total = self.train.total
                     self._regroup()
                 count(loop.land())
+                if self.train.position == 0:  # the epoch has ended
+                    carry.clear()
             except BaseException:
                 count(loop.land())
                 if loader_state is not None:  # a resumed run repeats the batches not counted
@@ -374,7 +354,10 @@ class Fit:
         self.evaluating = True
         try:
             values = self.loop.evaluate(
-                self.options.dev, self.metrics, stop=lambda: self.interrupt.requested
+                self.options.dev,
+                self.metrics,
+                stop=lambda: self.interrupt.requested,
+                carry=self.options.carry,
             )
         finally:
             self.evaluating = False

@@ -10,6 +10,7 @@ from typing import Any
 from cavs.config import require, require_count, require_flag
 from cavs.errors import ConfigError
 from cavs.train.batches import Loader
+from cavs.train.carry import check_carry
 from cavs.train.metrics import AnyMetric, Measure, Metric
 from cavs.train.monitors import Monitor
 from cavs.train.policy import Policy
@@ -35,6 +36,7 @@ class FitOptions:
     on_event: OnEvent | None = None
     policies: Sequence[Policy] = ()
     monitors: Sequence[Monitor] = ()
+    carry: Mapping[str, str] | None = None
 
     def check(self, train: object) -> None:
         """Raise `ConfigError` for an argument that is invalid or does not fit the others."""
@@ -45,6 +47,7 @@ class FitOptions:
         require_count("epochs", self.epochs)
         require_flag("restore_best", self.restore_best)
         require_flag("progress", self.progress)
+        check_carry(self.carry)
         if self.dev is not None:
             again = isinstance(self.dev, Iterable) and not isinstance(self.dev, Iterator)
             require(again, "dev", self.dev, "a cavs.DataLoader or a list of batches")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,11 @@ class RunState:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The file that `Trainer.resume` has read, and the progress of the run stored in it."""
+    """The file that `Trainer.resume` has read, and progress and arrays of the run stored in it."""
 
     path: Path
     progress: Mapping[str, Any]
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 def fit_progress(progress: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""`TrainingState`, which steps read and update, and `Stepper`, which makes the steps."""
+"""`TrainingState`, which steps read and update, `Stepper`, which makes the steps, and `Loop`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -16,6 +17,7 @@ from cavs.runtime.check import NOT_FINITE, named
 from cavs.train.checkpoint import ParameterizedModel, require_json
 from cavs.train.coordination import Coordinator
 from cavs.train.engine import Engine, StepOutcome
+from cavs.train.fit_options import Metrics
 from cavs.train.optimizer import Optimizer
 
 Array = NDArray[Any]
@@ -109,6 +111,43 @@ class Step(NamedTuple):
     outcome: StepOutcome
 
 
+class Loop(Protocol):
+    """Methods of a `Trainer` that a `fit` calls, which a subclass may extend."""
+
+    def launch(self, batch: Any) -> list[Step]:
+        """Start a step; return the steps that have ended meanwhile."""
+        ...
+
+    def land(self) -> list[Step]:
+        """Wait for the steps in flight; return those not returned yet."""
+        ...
+
+    def evaluate(
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics = (),
+        *,
+        stop: Callable[[], bool],
+        carry: Mapping[str, str] | None,
+    ) -> dict[str, float]:
+        """Return loss and metrics over the batches of `loader`."""
+        ...
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        progress: Mapping[str, Any] | None = None,
+        states: bool = True,
+    ) -> None:
+        """Write a checkpoint to `path`."""
+        ...
+
+    def load(self, path: str | os.PathLike[str]) -> list[str]:
+        """Copy the parameters in `path` into the model."""
+        ...
+
+
 class Stepper:
     """Makes the steps of a training.
 
@@ -153,7 +192,8 @@ class Stepper:
         while len(self._in_flight) > left:
             batch, outcome = self._in_flight[0]
             try:
-                ended = StepResult(outcome.loss, outcome.grad_norm)  # holds no memory of the device
+                # This holds no memory of the device.
+                ended = StepResult(outcome.loss, outcome.grad_norm, outcome.aux)
                 self._ended.append(Step(batch, self._check_finite(batch, ended)))
             except Exception as error:
                 self._in_flight.clear()  # the steps behind this one update nothing

@@ -17,6 +17,7 @@ from cavs.frontend.model import Model
 from cavs.runtime import Session
 from cavs.train import saving
 from cavs.train.batches import Loader, Prepare
+from cavs.train.carry import carried
 from cavs.train.checkpoint import Checkpoint, ParameterizedModel
 from cavs.train.checkpoint_lock import CheckpointLock
 from cavs.train.coordination import Array, Coordinator, SingleProcess
@@ -144,6 +145,7 @@ class Trainer(ProcessLocal):
         self._resume_point: ResumePoint | None = None
         self._fit: Fit | None = None  # the running one
         self._progress: dict[str, Any] = {}  # at the end of the last `fit`
+        self._carried: Callable[[], Mapping[str, Array]] = dict  # rows at the end of it
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class Trainer(ProcessLocal):
         *,
         progress: bool = False,
         stop: Callable[[], bool] = lambda: False,
+        carry: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Return ``"loss"`` and every metric over the batches of `loader`.
 
@@ -197,13 +200,13 @@ class Trainer(ProcessLocal):
         the mean of the batches' losses, weighted by their numbers of graphs; a sum thus grows with
         the batch. Without terms the loss is NaN.
 
-        Ends early, with the result so far, once `stop` returns True. Raises `NumericsError` if the
-        loss of a batch is not finite.
+        Ends early, with the result so far, once `stop` returns True. carry: as for `fit`, on one
+        process. Raises `NumericsError` if the loss of a batch is not finite.
         """
         self.land()
         in_fit = self._fit is not None and self._fit.evaluating
         return self._evaluator.evaluate(
-            loader, metrics, progress=progress, stop=stop, in_fit=in_fit
+            loader, metrics, progress=progress, stop=stop, in_fit=in_fit, carry=carry
         )
 
     # ---- runs ----------------------------------------------------------------------------------
@@ -225,6 +228,7 @@ class Trainer(ProcessLocal):
         on_event: OnEvent | None = None,
         policies: Sequence[Policy] = (),
         monitors: Sequence[Monitor] = (),
+        carry: Mapping[str, str] | None = None,
     ) -> FitResult:
         """Train for `epochs` epochs (counted from the start of a resumed run).
 
@@ -258,6 +262,10 @@ class Trainer(ProcessLocal):
             monitors: Further monitors than those of the policies; see `cavs.train.monitors`. With
                 policies or monitors, the log has a record ``"step"`` of every step, and
                 ``"change"`` of every change of a setting.
+            carry: For truncated backpropagation: the name of a value that ``Model.loss`` returns
+                with the loss, by the feature of graphs in which the next batch gets it. Graph i
+                continues graph i of the batch before; the first batch of an epoch has what its
+                graphs bring, and so has the first of `dev`. See ``docs/states.md``.
 
         Ctrl-C lets the running step end, writes the checkpoint and raises `KeyboardInterrupt`.
         """
@@ -275,6 +283,7 @@ class Trainer(ProcessLocal):
             on_event=on_event,
             policies=policies,
             monitors=monitors,
+            carry=carry,
         )
         with self.coordinator.fitting(train, options):
             options = replace(options, metrics=as_metrics(metrics))
@@ -294,7 +303,7 @@ class Trainer(ProcessLocal):
                 resume_point=self._resume_point,
             )
             self._resume_point = None  # kept until now, since a refused call may be repeated
-            self._fit = fit
+            self._fit, self._carried = fit, fit.carry.arrays
             try:
                 return fit.go()
             finally:
@@ -328,6 +337,8 @@ class Trainer(ProcessLocal):
                 raise DeviceError(f"the GPU has failed\n  {lost}", hint="save() writes that step")
             warnings.warn(DeviceWarning(f"the GPU has failed\n  {lost}"), stacklevel=2)
 
+        carry = self._carried() if states else {}
+
         def write(extra: Mapping[str, Array]) -> None:
             saving.save(
                 path,
@@ -336,7 +347,7 @@ class Trainer(ProcessLocal):
                 progress=reached,
                 overrides=progress,
                 states=states,
-                extra=extra,
+                extra={**extra, **carry},
                 held=(self.checkpoint_lock, None if self._fit is None else self._fit.lock),
             )
 
@@ -369,7 +380,9 @@ class Trainer(ProcessLocal):
             stored = saving.restore(path, self.state, self.session, strict=strict)
             self._progress = fit_progress(stored.progress)
             self.last_checkpoint = Path(path)
-            self._resume_point = ResumePoint(self.last_checkpoint, self._progress)
+            arrays = carried(stored.extra)
+            self._resume_point = ResumePoint(self.last_checkpoint, self._progress, arrays)
+            self._carried = lambda: arrays
             return stored
 
         return self.coordinator.resume(path, read)

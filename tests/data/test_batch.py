@@ -180,3 +180,27 @@ def test_graphs_of_a_class_made_from_graph_batch_too():
 
     graphs = [Sentence([[]], {"token": [i]}) for i in range(2)]
     assert batch(graphs)["token"].tolist() == [0, 1]
+
+
+def test_graph_features_may_be_replaced():
+    graphs = [Graph([[]], {"x": [0]}, graph_features={"h": [0.0, 0.0], "y": i}) for i in range(3)]
+    before = batch(graphs, ids=[4, 5, 6])
+    schedule = before.schedule()
+    rows = np.arange(6, dtype=np.float64).reshape(3, 2)
+    after = before.with_graph_features({"h": rows})
+    assert after["h"] is rows and not before["h"].any() and after["y"].tolist() == [0, 1, 2]
+    assert after.schedule() is schedule and after.ids == before.ids
+    assert after.feature_schema() == before.feature_schema()
+    assert after.with_graph_features({})["h"] is rows
+    for copy in (pickle.loads(pickle.dumps(after)), after.select([0, 1, 2])):
+        assert np.array_equal(copy["h"], rows) and copy["h"].dtype == np.float64
+    assert after.select([2, 0])["h"].tolist() == [[4, 5], [0, 1]]
+    for values, message in (
+        ({"z": rows}, "no feature \"z\" of graphs in the batch; it has 'h', 'y'"),
+        ({"x": rows}, 'no feature "x" of graphs'),
+        ({"h": rows[:2]}, r'"h" are float64\[2, 2\], those of the batch float32\[3, 2\]'),
+        ({"h": rows.astype(int)}, r'"h" are int64\[3, 2\]'),
+        ({"y": rows[:, 0]}, r'"y" are float64\[3\], those of the batch int32\[3\]'),
+    ):
+        with pytest.raises(FeatureError, match=message):
+            before.with_graph_features(values)

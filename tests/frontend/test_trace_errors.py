@@ -314,7 +314,32 @@ def no_values(m, b):
     return ops.concat([])  # here
 
 
+def none_with_the_loss(m, b):
+    return ops.mean_rows(b["dense"]).sum(), {"h": None}
+
+
+def integers_with_the_loss(m, b):
+    return ops.mean_rows(b["dense"]).sum(), {"t": b["token"]}
+
+
+def taken_name_with_the_loss(m, b):
+    return ops.mean_rows(b["dense"]).sum(), {"loss": b["dense"]}
+
+
+def several_with_the_loss(m, b):
+    return ops.mean_rows(b["dense"]).sum(), {"h": several(m, b)}
+
+
+def three_values(m, b):
+    return ops.mean_rows(b["dense"]).sum(), {}, {}
+
+
 IN_LOSS = [
+    (none_with_the_loss, TraceError, "loss returned NoneType for 'h'.*{'h': final.h}"),
+    (integers_with_the_loss, DTypeError, "loss returned i32.* for 't', not floats"),
+    (taken_name_with_the_loss, TraceError, "loss returned a value by the name 'loss', which is ta"),
+    (several_with_the_loss, TraceError, "loss returned Pushed for 'h'.*'h': out.h"),
+    (three_values, TraceError, "loss returned tuple, not a traced value.*or a pair"),
     (loss_of_rows, ShapeError, r"loss returned f32\[\]@vertex, not one number.*mean_rows"),
     (loss_is_none, TraceError, "loss returned NoneType, not a traced value.*return"),
     (graph_handle, TraceError, r"batch.graph, not SymbolicBatch.*cell\(batch.graph"),

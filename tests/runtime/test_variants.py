@@ -43,14 +43,14 @@ def test_a_program_may_be_dropped_while_another_thread_prepares(monkeypatch):
     """A trace for new features, or a session of another dtype, drops programs."""
     session = cavs.Session(Classifier())
     session.gradients(large(0))
-    rows = session._programs._rows
+    rows = session._programs.rows_of
 
     def dropping(variant, batch):
         found = rows(variant, batch)
         session._variants.drop_builds()
         return found
 
-    monkeypatch.setattr(session._programs, "_rows", dropping)
+    monkeypatch.setattr(session._programs, "rows_of", dropping)
     session.prepare(large(1))
     monkeypatch.undo()
     session.gradients(large(1))

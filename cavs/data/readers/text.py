@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from cavs.config import require_count
+from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph
 from cavs.data.source import as_path, data_error, read_lines
 from cavs.data.vocabulary import Vocabulary, check_vocabulary
@@ -52,12 +56,63 @@ def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[G
     The first vertex reads ``<eos>`` (the end of the text before) and predicts the first token, so
     that every token is predicted once. The vocabulary should hold ``<eos>``.
     """
+    graphs = []
+    for number, tokens in enumerate(_token_lists(sentences, vocabulary)):
+        label = vocabulary.encode(tokens)
+        token = vocabulary.encode([END, *tokens[:-1]])
+        features = {"token": token, "label": label}
+        graphs.append(Graph.chain(len(tokens), features=features, name=f"sentence {number}"))
+    return graphs
+
+
+def parallel_chains(
+    sentences: Iterable[Sequence[str]],
+    vocabulary: Vocabulary,
+    count: int,
+    length: int,
+    graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
+) -> list[Graph]:
+    """Return chains of ``length`` vertices for truncated backpropagation through a whole text.
+
+    The text is cut into ``count`` equal parts, and each part into chains. The first chains of all
+    parts come first, then the second ones, and so on: in batches of ``count`` graphs, without
+    shuffling, each graph continues that at the same position of the batch before. The last chains
+    may be shorter; fewer than ``count`` tokens at the end are left out. Features are those of
+    `chains`, and ``graph_features``, such as zeros for the states of the first batch.
+    """
+    require_count("count", count)
+    require_count("length", length)
+    lists = _token_lists(sentences, vocabulary)
+    label = np.concatenate([vocabulary.encode([]), *map(vocabulary.encode, lists)])
+    token = np.concatenate([vocabulary.encode([END]), label[:-1]])
+    each = len(label) // count
+    if each == 0:
+        raise ConfigError(
+            f"a text of {len(label)} tokens cannot be cut into {count} parts",
+            hint=f"count is the number of graphs of a batch: at most {len(label)} here",
+        )
+    graphs = []
+    for begin in range(0, each, length):
+        size = min(length, each - begin)
+        for part in range(count):
+            rows = slice(part * each + begin, part * each + begin + size)
+            features = {"token": token[rows], "label": label[rows]}
+            name = f"part {part}, token {begin}"
+            graphs.append(
+                Graph.chain(size, features=features, graph_features=graph_features, name=name)
+            )
+    return graphs
+
+
+def _token_lists(
+    sentences: Iterable[Sequence[str]], vocabulary: Vocabulary
+) -> Iterator[Sequence[str]]:
+    """Yield the lists of tokens; ConfigError for anything else."""
     check_vocabulary("vocabulary", vocabulary)
     if isinstance(sentences, str | bytes) or not isinstance(sentences, Iterable):
         raise ConfigError(
             f"sentences are lists of tokens, not {sentences!r:.80}", hint="chains([text.split()])"
         )
-    graphs = []
     for number, tokens in enumerate(sentences):
         if isinstance(tokens, str | bytes):
             raise ConfigError(
@@ -68,8 +123,4 @@ def chains(sentences: Iterable[Sequence[str]], vocabulary: Vocabulary) -> list[G
             raise ConfigError(
                 f"sentence {number} is a list of tokens, not {tokens!r:.80}", hint="list(tokens)"
             )
-        label = vocabulary.encode(tokens)
-        token = vocabulary.encode([END, *tokens[:-1]])
-        features = {"token": token, "label": label}
-        graphs.append(Graph.chain(len(tokens), features=features, name=f"sentence {number}"))
-    return graphs
+        yield tokens

@@ -109,6 +109,13 @@ class ShardedBatch(WholeBatch):
     content: int
 
     @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions in the global batch of the graphs that this rank computes."""
+        rank, ranks = self.position
+        own = self.split(self.graphs, ranks)[rank] if rank < ranks else ()
+        return np.array(list(own), np.int64)
+
+    @property
     def computed(self) -> int:
         """Graphs of the global batch that this rank computes."""
         return 0 if self.empty else self.local.num_graphs

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -265,7 +265,7 @@ class Survivors:
 def _encode(result: Any) -> Any:
     """Return a result as JSON values."""
     if isinstance(result, StepReport):
-        return {"report": asdict(result)}
+        return {"report": asdict(replace(result, aux={}))}  # each rank has values of its own part
     if isinstance(result, np.ndarray):
         return {"array": result.tolist(), "dtype": result.dtype.name}
     if isinstance(result, list):

@@ -40,7 +40,7 @@ from cavs.train.stepping import TrainingState
 _PATIENCE = 30.0  # seconds that a failing rank waits for the others to hear of its error
 _SHORT_PATIENCE = 3.0  # the same if it has also sent them a message
 _PROGRESS = ("epoch", "position", "batch_sizes")  # state of a loader
-_COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every")
+_COMPARED = ("epochs", "patience", "monitor", "restore_best", "checkpoint_every", "carry")
 
 
 @dataclass(eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class StepReport:
     the gradients of every rank travel longer than those of the rank with the best link, as far as
     that is known of the steps before (`unequal_delays`); empty where no gradients travel alone.
     dropped: the ranks that the step did not wait for, whose graphs are not in loss and gradients
-    (`CountedRanks`).
+    (`CountedRanks`). aux: values that ``Model.loss`` returned with the loss, of this rank's part;
+    empty on a rank that computes nothing, or that was dropped.
     """
 
     loss: float
@@ -38,6 +41,7 @@ class StepReport:
     dropped: tuple[int, ...] = ()
     seconds: float = 0.0
     reduced_norm: float = 0.0
+    aux: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rank_loads(self) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from cavs.distributed.step.synchronous_step import SynchronousStep
 from cavs.distributed.strategy import Strategy
 from cavs.errors import ProcessLocal
 from cavs.runtime import EvalResult
+from cavs.train.carry import CARRIED
 from cavs.train.engine import Engine
 
 
@@ -64,7 +65,8 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     def take_memory(self, kept: dict[str, Array], updates: int | None = None) -> None:
         """Continue from the results of `memory` and `updates` of any number of ranks."""
-        self.kept_memory = self.replicas.keep(kept)
+        own = {name: array for name, array in kept.items() if not name.startswith(CARRIED)}
+        self.kept_memory = self.replicas.keep(own)
         if updates is not None:
             self.stale.resume(updates)
         for exchange in self.exchanges:

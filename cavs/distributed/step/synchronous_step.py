@@ -34,8 +34,8 @@ class Run:
     """Forward and backward on the calling thread, exchanges in the background.
 
     part: what this rank computes; None on a server. counting: decides which ranks are counted; None
-    if all are. loss, error: of `part`, once computed. begun, ended: when the run began, and when it
-    had computed, by `time.perf_counter`. counted: what `counting` has decided.
+    if all are. loss, aux, error: of `part`, once computed. begun, ended: when the run began, and
+    when it had computed, by `time.perf_counter`. counted: what `counting` has decided.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Run:
         self.update, self.part, self.counting = update, part, counting
         self.counted: Counted | None = None
         self.loss, self.begun, self.ended = 0.0, time.perf_counter(), 0.0
+        self.aux: dict[str, Array] = {}
         self.error: Exception | None = None
         self.pieces: list[Piece] = []
         self.observer = Observer(context.monitors, context.session.parameters)
@@ -70,6 +71,16 @@ class Run:
         scale = 0.0 if part.empty else float(self.roles.count if context.average else 1)
         words = context.session.readable_errors(part.local)
         self.go(words, (*inputs, own_seed, update.step, scale, totals.tolist()))
+        if self.error is None and self.counts(self.roles.rank):
+            self._read_aux(part)
+
+    def _read_aux(self, part: ShardedBatch) -> None:
+        """Keep the values that the loss came with; where a rank has no graph, another stands in."""
+        try:
+            aux = self.context.session.aux(part.local)
+            self.aux = {name: rows[:0] if part.empty else rows for name, rows in aux.items()}
+        except DeviceError as error:  # raised on all ranks at the end of the step
+            self.error = error
 
     def go(self, words: AbstractContextManager[None], inputs: tuple[Any, ...]) -> None:
         """Run the part and keep its loss or its error; exchanges take place in any case.
@@ -164,7 +175,7 @@ class Run:
     def report(self, loss: float, norm: float, sent_bytes: int, **known: Any) -> StepReport:
         """Return the result of the step. known: further fields of it."""
         seconds = self.compute_seconds, self.communication_seconds, self.exposed_seconds
-        return StepReport(loss, norm, *seconds, sent_bytes, **known)
+        return StepReport(loss, norm, *seconds, sent_bytes, aux=self.aux, **known)
 
     def _start(self) -> list[Handle[list[Piece]]]:
         start = self.roles.everyone.start

@@ -1,9 +1,10 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cavs.data import Vocabulary, batch, chains, read_text
+from cavs.data import Vocabulary, batch, chains, parallel_chains, read_text
 from cavs.errors import ConfigError, DataError
 
 DATA = os.environ.get("CAVS_DATA")
@@ -68,3 +69,32 @@ def test_wikitext():
     vocabulary = Vocabulary.build(token for tokens in sentences for token in tokens)
     graphs = chains(sentences[:200], vocabulary)
     assert batch(graphs).schedule().num_levels == 70
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 4), (2, 3), (3, 2), (4, 9)])
+def test_parallel_chains_continue_each_other(count, length):
+    words = [*"abcabcaab", "<eos>", *"cb"]
+    vocabulary = Vocabulary(["<eos>", "a", "b", "c"])
+    graphs = parallel_chains([words[:9], words[9:]], vocabulary, count, length, {"h": [0.0, 1.0]})
+    each = len(words) // count
+    assert len(graphs) == count * -(-each // length)
+    for part in range(count):
+        own = graphs[part::count]
+        label = np.concatenate([g.features["label"] for g in own])
+        token = np.concatenate([g.features["token"] for g in own])
+        first = part * each
+        assert vocabulary.decode(label) == words[first : first + each]
+        assert vocabulary.decode(token) == ["<eos>", *words][first : first + each]
+        assert own[0].graph_features["h"].tolist() == [0.0, 1.0]
+        assert [g.num_vertices for g in own[:-1]] == [length] * (len(own) - 1)
+        assert own[-1].name == f"part {part}, token {length * (len(own) - 1)}"
+
+
+def test_texts_that_are_too_short_are_refused():
+    vocabulary = Vocabulary(["<eos>", "a"])
+    with pytest.raises(ConfigError, match=r"text of 3 tokens .* into 4 parts\n(.|\n)*at most 3"):
+        parallel_chains([["a", "a"], ["a"]], vocabulary, 4, 2)
+    with pytest.raises(ConfigError, match="length is 0"):
+        parallel_chains([["a"]], vocabulary, 1, 0)
+    with pytest.raises(ConfigError, match="sentence 0 is a list of tokens, not the text"):
+        parallel_chains(["a b"], vocabulary, 1, 1)

@@ -1,0 +1,94 @@
+"""States that a rank carries from each batch of an epoch into the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.distributed.balance.shards import ShardedBatch
+from cavs.distributed.step.session import DistributedSession
+from cavs.errors import ConfigError, FeatureError
+from cavs.train.carry import Carry
+from cavs.train.engine import EvalOutcome, StepOutcome
+from cavs.train.fit_options import FitOptions
+
+Array = NDArray[Any]
+
+
+class RankCarry(Carry):
+    """A `Carry` whose states stay on the rank that computes their graphs.
+
+    After a resume or a change of the ranks, every rank has the rows of all graphs for one batch.
+    """
+
+    def __init__(self, options: FitOptions, session: DistributedSession, *, elastic: bool) -> None:
+        super().__init__(options.carry)
+        self.session = session
+        self._whole = False  # True if the rows are those of all graphs
+        if not self.names:
+            return
+        learns = hasattr(session.split, "update")
+        evaluates = options.dev is not None and session.communicator.size > 1
+        for found, cure in (
+            ("elastic=True" * elastic, "without it, the states of a rank that dies are not lost"),
+            ("a split that learns" * learns, "split=contiguous keeps graph i on one rank"),
+            ("dev on many ranks" * evaluates, "evaluate on one process: cavs.Trainer.evaluate"),
+        ):
+            if found:
+                raise ConfigError(f"carry={self.names!r} with {found}", hint=cure)
+
+    def into(self, batch: Any) -> Any:
+        """See `Carry`; returns this rank's part of the global batch."""
+        if not self._rows:
+            return batch
+        part = self.session.shard(batch)
+        graphs = part.positions
+        if self._whole and self._graphs.size == part.num_graphs:
+            self._rows = {name: rows[graphs] for name, rows in self._rows.items()}
+            self._graphs, self._whole = graphs, False
+        return part if part.empty else replace(part, local=self._with_rows(part.local, graphs))
+
+    def take(self, batch: Any, outcome: StepOutcome | EvalOutcome) -> None:
+        """See `Carry`. A rank that has repeated the step without a dead one begins again."""
+        if not self.session.roles.computes:
+            return
+        if dropped := getattr(outcome, "dropped", ()):
+            raise ConfigError(
+                f"carry={self.names!r}, but a step went on without ranks {list(dropped)}, whose "
+                "states are not known",
+                hint="use no backup ranks",
+            )
+        part = self.session.shard(batch)
+        if isinstance(batch, ShardedBatch) and batch.position != part.position:
+            self.clear()
+        else:
+            self._take(outcome.aux, part.positions)
+
+    def _other_graphs(self, graphs: Array) -> FeatureError:
+        if len(graphs) != len(self._graphs):
+            return super()._other_graphs(graphs)
+        return FeatureError(
+            f"carry={self.names!r}: this rank computed the graphs {self._graphs.tolist()!s:.80} of "
+            f"a batch, and of the next one {graphs.tolist()!s:.80}, whose states other ranks have",
+            hint="split batches by position alone, as split=contiguous does",
+        )
+
+    def arrays(self) -> dict[str, Array]:
+        """See `Carry`. Replicas gather the rows of all graphs; all of them call it."""
+        rank, count = self.session.position
+        if self._whole or not self._rows or rank >= count:
+            return super().arrays()
+        gather = self.session.roles.replicas.all_gather
+        order = np.argsort(np.concatenate(gather(self._graphs)))
+        return {
+            name: np.concatenate(gather(np.ascontiguousarray(rows)))[order]
+            for name, rows in super().arrays().items()
+        }
+
+    def restore(self, stored: Mapping[str, Array]) -> None:
+        super().restore(stored)
+        self._whole = True
