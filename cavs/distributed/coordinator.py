@@ -19,10 +19,10 @@ from cavs.distributed.comm.agreement import Consensus, agreed, may_save
 from cavs.distributed.comm.interrupt import INTERRUPT
 from cavs.distributed.comm.launcher_pipe import report
 from cavs.distributed.comm.mpi.communicator import MPICommunicator
+from cavs.distributed.elastic.carry import RankCarry
 from cavs.distributed.elastic.resize import Resizer
 from cavs.distributed.elastic.survivors import Survivors
 from cavs.distributed.elastic.training import RankTraining
-from cavs.distributed.step.carry import RankCarry
 from cavs.distributed.step.report import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.batches import Loader
@@ -261,7 +261,7 @@ class RankCoordinator(Coordinator):
         self._reset_split()
 
     def carry(self, options: FitOptions) -> RankCarry:
-        return RankCarry(options, self.session, elastic=self.training.elastic)
+        return RankCarry(options, self.training)
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.balance.shards import ShardedBatch
-from cavs.distributed.step.session import DistributedSession
+from cavs.distributed.elastic.training import RankTraining
 from cavs.errors import ConfigError, FeatureError
 from cavs.train.carry import Carry
 from cavs.train.engine import EvalOutcome, StepOutcome
@@ -25,12 +26,13 @@ class RankCarry(Carry):
     After a resume or a change of the ranks, every rank has the rows of all graphs for one batch.
     """
 
-    def __init__(self, options: FitOptions, session: DistributedSession, *, elastic: bool) -> None:
+    def __init__(self, options: FitOptions, training: RankTraining) -> None:
         super().__init__(options.carry)
-        self.session = session
+        self.training, self.session = training, training.session
         self._whole = False  # True if the rows are those of all graphs
         if not self.names:
             return
+        session, elastic = self.session, training.elastic
         learns = hasattr(session.split, "update")
         evaluates = options.dev is not None and session.communicator.size > 1
         for found, cure in (
@@ -45,7 +47,19 @@ class RankCarry(Carry):
         """See `Carry`; returns this rank's part of the global batch."""
         if not self._rows:
             return batch
-        part = self.session.shard(batch)
+        with self._reporting():
+            return self._into_part(self.session.shard(batch))
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report an error to the other ranks, which are about to make the next step."""
+        try:
+            yield
+        except Exception as error:
+            self.training.report_error("batch", error)
+            raise
+
+    def _into_part(self, part: ShardedBatch) -> ShardedBatch:
         graphs = part.positions
         if self._whole and self._graphs.size == part.num_graphs:
             self._rows = {name: rows[graphs] for name, rows in self._rows.items()}
@@ -56,6 +70,10 @@ class RankCarry(Carry):
         """See `Carry`. A rank that has repeated the step without a dead one begins again."""
         if not self.session.roles.computes:
             return
+        with self._reporting():
+            self._take_part(batch, outcome)
+
+    def _take_part(self, batch: Any, outcome: StepOutcome | EvalOutcome) -> None:
         if dropped := getattr(outcome, "dropped", ()):
             raise ConfigError(
                 f"carry={self.names!r}, but a step went on without ranks {list(dropped)}, whose "
@@ -67,6 +85,7 @@ class RankCarry(Carry):
             self.clear()
         else:
             self._take(outcome.aux, part.positions)
+            self._whole = False
 
     def _other_graphs(self, graphs: Array) -> FeatureError:
         if len(graphs) != len(self._graphs):
@@ -91,4 +110,4 @@ class RankCarry(Carry):
 
     def restore(self, stored: Mapping[str, Array]) -> None:
         super().restore(stored)
-        self._whole = True
+        self._whole = bool(self._rows)
