@@ -94,11 +94,11 @@ def test_gradients_are_those_of_a_long_chain_that_is_cut():
 
 
 def test_fit_carries_as_a_loop_by_hand_does():
-    made, again, apart = trainer(), trainer(), trainer()
+    made, again, without = trainer(), trainer(), trainer()
     result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
     losses = by_hand(again, list(loader()), 2)
-    apart.fit(loader(), epochs=2, progress=False)
-    assert bits(made) == bits(again) != bits(apart)
+    without.fit(loader(), epochs=2, progress=False)
+    assert bits(made) == bits(again) != bits(without)
     means = np.mean(np.reshape(losses, (2, -1)), axis=1)
     np.testing.assert_allclose([e["train_loss"] for e in result.epochs], means, rtol=1e-12)
 
