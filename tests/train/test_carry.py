@@ -118,10 +118,11 @@ def test_an_evaluation_carries_states_too():
     graphs = text_chains()
     result = made.fit(loader(), epochs=1, dev=loader(), carry=CARRY, progress=False)
     model = _Whole()
+    session = cavs.Session(model, dtype=F64)
     for name, p in model.parameters().items():
         p.value[...] = made.parameters[name].value
     whole = whole_text(graphs)
-    expected = cavs.Session(model, dtype=F64).evaluate(whole).loss / whole.num_vertices
+    expected = session.evaluate(whole).loss / whole.num_vertices
     assert result.epochs[0]["dev_loss"] == pytest.approx(expected, rel=1e-12)
     found = made.evaluate(loader(), carry=CARRY)["loss"]
     assert found == result.epochs[0]["dev_loss"] != made.evaluate(loader())["loss"]
@@ -196,7 +197,7 @@ class _Returns(LanguageModel):
 
     def loss(self, batch):
         loss, _ = super().loss(batch)
-        return loss, self.values(batch)
+        return loss, self.values(self, batch)
 
 
 def fit(values, graphs=None, carry=None, **options):
@@ -208,20 +209,35 @@ def fit(values, graphs=None, carry=None, **options):
 @pytest.mark.parametrize(
     ("values", "options", "error", "message"),
     [
-        (lambda b: {}, {}, ConfigError, "returns no value 'h' with the loss; it returns none"),
-        (lambda b: {"x": b["h0"]}, {}, ConfigError, "no value 'h' .* it returns 'x'"),
-        (lambda b: {"h": nn.Embedding(9, 5)(b["token"])}, {}, ConfigError, "12 rows .* 4 graphs"),
-        (lambda b: {"h": b["h0"].sum(-1)}, {}, FeatureError, r"float32\[4\], those .*\[4, 5\]"),
-        (lambda b: {"h": b["h0"]}, {"batch_size": 3}, FeatureError, "of 2 graphs follows one of 3"),
-        (lambda b: {"h": b["h0"]}, {"carry": {"z": "h"}}, FeatureError, 'no feature "z" of graphs'),
+        (lambda m, b: {}, {}, ConfigError, "returns no value 'h' with the loss; it returns none"),
+        (lambda m, b: {"x": b["h0"]}, {}, ConfigError, "no value 'h' .* it returns 'x'"),
+        (lambda m, b: {"h": m.word(b["token"])}, {}, ConfigError, "12 rows .* 4 graphs"),
+        (lambda m, b: {"h": b["h0"].sum(-1)}, {}, FeatureError, r"float32\[4\], those .*\[4, 5\]"),
         (
-            lambda b: {"h": b["h0"]},
+            lambda m, b: {"h": b["h0"]},
+            {"batch_size": 3},
+            FeatureError,
+            "of 2 graphs follows one of 3",
+        ),
+        (
+            lambda m, b: {"h": b["h0"]},
+            {"carry": {"z": "h"}},
+            FeatureError,
+            'no feature "z" of graphs',
+        ),
+        (
+            lambda m, b: {"h": b["h0"]},
             {"carry": {"token": "h"}},
             FeatureError,
             'no feature "token" of',
         ),
-        (lambda b: {"h": b["h0"]}, {"carry": ["h"]}, ConfigError, "carry is .'h'., but must be a"),
-        (lambda b: {"h": b["h0"]}, {"carry": {"h0": 1}}, ConfigError, "carry is .'h0': 1., but"),
+        (
+            lambda m, b: {"h": b["h0"]},
+            {"carry": ["h"]},
+            ConfigError,
+            "carry is .'h'., but must be a",
+        ),
+        (lambda m, b: {"h": b["h0"]}, {"carry": {"h0": 1}}, ConfigError, "carry is .'h0': 1., but"),
     ],
 )
 def test_bad_states_are_refused(values, options, error, message):
@@ -240,16 +256,18 @@ def test_a_trainer_returns_values_of_any_rows():
             return loss, {"vertex": self.more(batch["token"]), "one": ops.mean_rows(batch["h0"])}
 
     model = Model()
+    weight = model.parameters()["more.weight"]
+    weight.value[...] = np.arange(45.0).reshape(9, 5)
     batch = next(iter(loader()))
-    found = cavs.Trainer(model, cavs.optim.SGD(lr=0.0)).advance(batch).aux
+    expected = weight.value[batch["token"]].copy()
+    found = cavs.Trainer(model, cavs.optim.SGD(lr=0.1)).advance(batch).aux
     assert {name: rows.shape for name, rows in found.items()} == {
         "vertex": (PARTS * LENGTH, 5),
         "one": (1, 5),
     }
-    expected = model.more.parameters()["weight"].value[batch["token"]]
     np.testing.assert_array_equal(found["vertex"], expected)
     result = cavs.Session(model).evaluate(batch)
-    np.testing.assert_array_equal(result.aux["vertex"], expected)
+    np.testing.assert_array_equal(result.aux["vertex"], weight.value[batch["token"]])
     assert result.outputs == {}
 
 

@@ -8,7 +8,7 @@ import cavs
 from cavs import data, nn, ops
 
 CARRY = {"c0": "c", "h0": "h"}
-WORDS, SIZE, PARTS, LENGTH = 7, 5, 4, 3
+WORDS, SIZE, PARTS, LENGTH = 8, 5, 4, 3
 
 
 class LanguageModel(cavs.Model):
