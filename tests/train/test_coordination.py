@@ -58,6 +58,7 @@ def test_a_fit_asks_its_coordinator(tmp_path):
     assert order == [
         "fitting",
         "shard_loader",
+        "carry",
         "group",
         "agreed_size",
         "detached",
