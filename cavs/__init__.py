@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cavs.config import num_threads, set_num_threads
     from cavs.data import Graph, GraphBatch, batch  # type: ignore[no-redef]
     from cavs.frontend import Model, Module, Parameter, State, VertexFunction
+    from cavs.frontend.typed import vertex
     from cavs.inspect import Explanation, explain  # type: ignore[no-redef]
     from cavs.runtime import Session
     from cavs.train import DataLoader, Trainer, optim
@@ -43,6 +44,7 @@ __all__ = [
     "optim",
     "set_num_threads",
     "train",
+    "vertex",
 ]
 
 __getattr__ = on_first_use(
@@ -55,6 +57,7 @@ __getattr__ = on_first_use(
         **dict.fromkeys(("Model", "Module", "Parameter", "State", "VertexFunction"), "frontend"),
         **dict.fromkeys(("Explanation", "explain"), "inspect"),
         "Session": "runtime",
+        "vertex": "frontend.typed",
         **dict.fromkeys(("DataLoader", "Trainer", "optim"), "train"),
     },
 )

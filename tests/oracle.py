@@ -33,7 +33,9 @@ def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
             graph_of.append(g)
     names = batch.feature_schema()
     features = {n: batch[n] for n in names}
-    return Inputs(offsets, children, graph_of, features, seed, step, positions)
+    types = [of for graph in batch.graphs for of in graph.types or ()]
+    rows = {f"#row {of}": batch[f"#row {of}"] for of in set(types)}
+    return Inputs(offsets, children, graph_of, features | rows, seed, step, positions, types)
 
 
 def traced(model, batch, *, training=True):
@@ -41,7 +43,7 @@ def traced(model, batch, *, training=True):
     from cavs.frontend.batch import Feature
 
     schema = {
-        n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent)
+        n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent, s.type)
         for n, s in batch.feature_schema().items()
     }
     graph = trace_model(model, schema, training=training)

@@ -36,6 +36,7 @@ DOCUMENTS = [
     "docs/policies.md",
     "docs/states.md",
     "docs/strategies.md",
+    "docs/types.md",
     "docs/passes/README.md",
     *CONTINUED,
     "docs/operators.md",

@@ -14,6 +14,7 @@ from cavs.compiler.options import CompileOptions, Passes, default_passes
 from cavs.compiler.program import Program
 from cavs.compiler.reuse_buffers import keep_buffers, reuse_buffers
 from cavs.compiler.save_memory import PLAIN, MemoryPlan, least_memory
+from cavs.data.vertex_types import ROW
 from cavs.ir import INT, Graph, Node
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
@@ -37,7 +38,7 @@ from cavs.passes.partition import Partition, partition
 from cavs.passes.restrict_to_labelled import restrict_to_labelled
 from cavs.passes.scale_for_replicas import scale_for_replicas
 from cavs.passes.simplify import CANONICAL, RULES, simplify
-from cavs.passes.specialise import Kind, optional_features, specialise
+from cavs.passes.specialise import Kind, optional_features, specialise, types_of
 from cavs.passes.split_gradients import split_gradients
 from cavs.passes.split_lookups import split_lookups
 from cavs.passes.trim_gradients import trim_gradients
@@ -142,7 +143,7 @@ KINDS = (
     Pass(
         "specialise",
         specialise,
-        lambda c: c.passes.specialise,
+        lambda c: c.passes.specialise or bool(c.types),
         lambda c: {"kinds": c.kinds_of_vertices, "products": not c.passes.partition},
         simplified=True,
     ),
@@ -179,9 +180,9 @@ PIPELINE = FORWARD + GRADIENTS + KINDS
 class _Compilation:
     """The facts that passes need beyond the graph.
 
-    optional: features that number the kinds. summed_slots: cotangents of edges that ``plan`` sums
-    at the child. stages: texts for `cavs.explain`. results: of passes, by name, each with its graph
-    and arguments; those of two memory plans often agree.
+    optional, types: features and types of vertices that number the kinds. summed_slots: cotangents
+    of edges that ``plan`` sums at the child. stages: texts for `cavs.explain`. results: of passes,
+    by name, each with its graph and arguments; those of two memory plans often agree.
     """
 
     traced: Graph
@@ -189,6 +190,7 @@ class _Compilation:
     parameters: Sequence[str]
     options: CompileOptions
     optional: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     plan: MemoryPlan = PLAIN
     summed_slots: Collection[SlotKey] = ()
     stages: list[tuple[str, str]] = field(default_factory=list)
@@ -202,7 +204,7 @@ class _Compilation:
     @property
     def kinds_of_vertices(self) -> list[Kind]:
         """The kinds, in the order of their keys in the program."""
-        return [Kind.of(key, self.optional) for key in self.kinds]
+        return [Kind.of(key, self.optional, self.types) for key in self.kinds]
 
     @property
     def rules(self) -> Any:
@@ -289,12 +291,15 @@ class _Compilation:
         features = [n for n in nodes if n.op.name == "feature"]
         present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
         ints = present | {n.attr("name") for n in features if n.type.dtype == INT}
+        typed = [dict(n.attrs) for n in features if n.type.dtype != INT]
+        ints |= {ROW + attrs["vertex_type"] for attrs in typed if "vertex_type" in attrs}
         return Program(
             kinds=list(self.kinds),
             parameters=list(self.parameters),
             int_features=sorted(ints),
             float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
             optional=self.optional,
+            types=self.types,
         )
 
 
@@ -308,7 +313,7 @@ def compile_graph(
     """Compile a traced model for vertices of the ``kinds``, keys of the schedule."""
     c = _Compilation(traced, kinds, parameters, options)
     graph = c.run(FORWARD, traced)
-    c.optional = optional_features(graph)
+    c.optional, c.types = optional_features(graph), types_of(graph)
     graph = c.run(GRADIENTS, graph)
 
     def compile_with(plan: MemoryPlan) -> Compiled:

@@ -164,6 +164,7 @@ class Program:
     int_features: list[str]
     float_features: list[str]
     optional: tuple[str, ...]
+    types: tuple[str, ...] = ()  # types of vertices, which number the kinds with ``optional``
     buffers: list[Buffer] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)

@@ -9,6 +9,7 @@ from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import MapOp, reads_of
 from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
 from cavs.ops.primitives import PRIMITIVES
+from cavs.passes.specialise import Kind
 
 _SUMMED = {
     "children": "child", "edges": "edge", "out": "parent edge", "parents": "parent",
@@ -188,8 +189,11 @@ def instruction_text(program: Program, i: Instruction) -> list[str]:
 
 
 def program_text(program: Program) -> str:
-    """Return every stage with its instructions, in the order they run."""
+    """Return every stage with its instructions, in the order they run; first kinds with types."""
     lines = []
+    for k, key in enumerate(program.kinds if program.types else ()):
+        kind = Kind.of(key, program.optional, program.types)
+        lines.append(f"kind {k}: {kind.text(program.optional)}")
     for number, stage in enumerate(program.stages):
         over = "" if stage.type != "rows" else f" over {space_name(program, stage.space)}"
         backward = ", tasks in reverse" if stage.reversed else ""

@@ -11,14 +11,23 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.config import is_whole
-from cavs.data.features import Array, FeatureDomain, FeatureSpec, FeatureTable
+from cavs.data.feature_table import FeatureTable
+from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec
 from cavs.data.graph import Graph, names_of, names_where
 from cavs.data.merge import MergedBatch
-from cavs.errors import FeatureError, NoAttributeError, user_line
+from cavs.data.vertex_types import (
+    TYPE,
+    VertexTypes,
+    feature_name,
+    number_of_bits,
+    type_names,
+)
+from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _Spec = tuple[str, str, tuple[int, ...]]  # domain, dtype and row shape of a feature
 _DOMAINS: tuple[FeatureDomain, ...] = ("vertex", "edge", "graph")
+_OF_TYPE = "vertex of type "
 _AS_FLOATS = "np.asarray(values, np.float32)"
 _IDS = "ids are indices in the data set, as range(len(graphs)); without them graphs count from 0"
 
@@ -46,7 +55,7 @@ class GraphBatch:
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         self.topology, self._table = _collated(graphs, self.graph_label)
-        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
+        self._schedules: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
     @property
@@ -84,8 +93,28 @@ class GraphBatch:
         """Features of whole graphs: [num_graphs, ...], int32 or float32, read-only."""
         return self._table.graph
 
-    def __getitem__(self, name: str) -> Array:
-        return self._table[name]
+    @property
+    def typed_features(self) -> Mapping[str, Mapping[str, Array]]:
+        """Features of each type of vertices: a row for each vertex of the type, read-only."""
+        return {} if self._types is None else self._types.features
+
+    @property
+    def types(self) -> tuple[str, ...] | None:
+        """The type of every vertex; None in a batch without types."""
+        return None if self._types is None else type_names(self._types.numbers)
+
+    @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur, sorted; None in a batch without types."""
+        return None if self._types is None else self._types.names
+
+    @property
+    def _types(self) -> VertexTypes | None:
+        return self._table.types
+
+    def __getitem__(self, name: str) -> Any:
+        typed = self.typed_features
+        return typed[name] if name in typed else self._table[name]
 
     @property
     def graph(self) -> NoReturn:
@@ -97,7 +126,7 @@ class GraphBatch:
         )
 
     def __contains__(self, name: object) -> bool:
-        return name in self._table
+        return name in self._table or name in self.typed_features
 
     def select(self, indices: Sequence[int]) -> GraphBatch:
         """Return a batch of the graphs at ``indices``; FeatureError for indices out of range."""
@@ -152,21 +181,65 @@ class GraphBatch:
         """Return the `FeatureSpec` of every feature by name."""
         return self._table.schema()
 
-    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
+    def schedule(
+        self,
+        optional: tuple[str, ...] = (),
+        by_number: bool = True,
+        types: tuple[str, ...] = (),
+    ) -> _engine.Schedule:
         """Return the engine's schedule, cached for the next call with the same arguments.
 
         ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask is
         set where ``optional[i]`` is present (>= 0). by_number: order the vertices of a task by
         their number among the children of their parent, as the CPU engine reads them; otherwise
-        siblings are neighbours. FeatureError if a name is no int feature of vertices.
+        siblings are neighbours. types: of vertices; the number of the type of a vertex among them
+        comes before the presence bits. FeatureError if a name is no int feature of vertices,
+        GraphError for a vertex of another type.
         """
-        found = self._schedules.get((optional, by_number))
+        found = self._schedules.get((optional, by_number, types))
         if found is None:
-            features = self._table.optional(optional)
+            features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
             masks = _engine.presence_masks(features) if features else None
+            if types:
+                self.check_types(types)
+                assert self._types is not None
+                masks = self._types.bits(types, masks)
             found = _engine.make_schedule(self.topology, masks, by_number=by_number)
-            self._schedules[optional, by_number] = found
+            self._schedules[optional, by_number, types] = found
         return found
+
+    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
+        """Return the mask of the vertices of a type; of none in a batch without types."""
+        types = self._types
+        return np.zeros(self.num_vertices, np.bool_) if types is None else types.is_of(vertex_type)
+
+    def check_types(self, types: Sequence[str], where: str = "", owner: str = "the model") -> None:
+        """GraphError for a vertex without type, or whose type is none of ``types``.
+
+        where, owner: the user's line and the name of the cell with a function for each of them.
+        """
+        if self._types is None:
+            raise GraphError(
+                f"{self.graph_label(0)} has no types of vertices; {owner} has a vertex function "
+                f"for each of {', '.join(types)}",
+                where=where,
+                hint="give every vertex a type: cavs.Graph(children, types=[...])",
+            )
+        wrong = np.flatnonzero(self._types.numbered_by(types) < 0)
+        if not wrong.size:
+            return
+        vertex = int(wrong[0])
+        graph = self.graph_of_vertex(vertex)
+        number = vertex - int(self.topology.vertex_offsets[graph])
+        name = self._types.name_of(vertex)
+        error = GraphError(
+            f'vertex {number} of {self.graph_label(graph)} has the type "{name}"; {owner} has '
+            f"vertex functions for {', '.join(types) or 'no types, but one for all vertices'}",
+            where=where,
+            hint=f'define its function, decorated by @cavs.vertex("{name}"), or correct the type',
+        )
+        error.vertex = number
+        raise error
 
     def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:
         """Return the batch with vertices that agree in the features ``names`` merged; cached."""
@@ -215,7 +288,7 @@ def _collated(
     first = graphs[0]
     if len(graphs) == 1 and type(first) is Graph:  # shared, as it is read-only
         table = first.features, first.edge_features, _of_one(first.graph_features), first.absent
-        return _engine.collate([first.topology]), FeatureTable(*table)
+        return _engine.collate([first.topology]), FeatureTable(*table, first.of_types)
     found = _engine.collate_samples(graphs, _arrays(first)) if type(first) is Graph else None
     if found is None:
         _require_graphs(graphs)
@@ -231,7 +304,15 @@ def _collated(
         return MappingProxyType({name: named[name] for name in group})
 
     groups = of(first.features), of(first.edge_features), of(first.graph_features)
-    return topology, FeatureTable(*groups, names_where(first.schema, absent))
+    names = names_where(first.schema, absent)
+    types = None
+    if TYPE in named:
+        typed = {
+            t: {name: named[feature_name(t, name)] for name in group}
+            for t, group in first.typed_features.items()
+        }
+        types = VertexTypes(named[TYPE], typed, names)
+    return topology, FeatureTable(*groups, names, types)
 
 
 def _of_one(group: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -250,51 +331,72 @@ def _require_graphs(graphs: Sequence[Any]) -> None:
 
 
 def _arrays(graph: Graph) -> tuple[list[Array], ...]:
-    """Return the features of vertices, edges and graph, each sorted by name."""
-    groups = graph.features, graph.edge_features, graph.graph_features
-    return tuple([group[name] for name in sorted(group)] for group in groups)
+    """Return the features of vertices, edges, graph and types, each sorted by name."""
+    return tuple([group[name] for name in sorted(group)] for group in graph.columns())
 
 
 def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
     """Return graphs whose schemas differ with one schema; FeatureError for two that disagree.
 
     A graph without edges takes dtype and shape of edge features from the others, and may leave them
-    out. The order of the names does not matter.
+    out; so does one without vertices of a type. The order of the names does not matter.
     """
     # The type of every feature, and the first graph that has it.
     brought: dict[str, tuple[_Spec, int]] = {}
-    idle = dict(brought)  # edge features of graphs without edges
+    idle = dict(brought)  # features without rows
     names: list[set[str]] = []
     for i, graph in enumerate(graphs):
-        names.append({entry[0] for group in graph.schema for entry in group})
-        for domain, group in zip(_DOMAINS, graph.schema, strict=True):
-            for name, dtype, shape in group:
-                here = (domain, dtype, shape)
-                if domain == "edge" and graph.num_edges == 0:
-                    idle.setdefault(name, (here, i))
-                    continue
-                there, j = brought.setdefault(name, (here, i))
-                if there != here:
-                    raise _differs(name, (there, j), (here, i), label)
-    for name, empty in idle.items():  # no rows have no dtype, but belong to edges
+        names.append(set())
+        for name, here in _specs(graph):
+            names[-1].add(name)
+            if not _has_rows(graph, here[0]):
+                idle.setdefault(name, (here, i))
+                continue
+            there, j = brought.setdefault(name, (here, i))
+            if there != here:
+                raise _differs(name, (there, j), (here, i), label)
+    for name, empty in idle.items():  # no rows have no dtype, but belong to edges or a type
         found = brought.get(name, empty)
-        if found[0][0] != "edge":
+        if found[0][0] != empty[0][0]:
             raise _differs(name, found, empty, label)
-    if not any(graph.num_edges for graph in graphs):
-        brought = {**idle, **brought}
-    of_edges = {name for name, ((domain, *_), _) in brought.items() if domain == "edge"}
+        if not any(_has_rows(graph, empty[0][0]) for graph in graphs):
+            brought[name] = empty
     names = [
-        own if graph.num_edges else own | of_edges for graph, own in zip(graphs, names, strict=True)
+        own | {name for name, ((domain, *_), _) in brought.items() if not _has_rows(graph, domain)}
+        for graph, own in zip(graphs, names, strict=True)
     ]
     for i, own in enumerate(names):
         if own != names[0]:
-            name = sorted(own ^ names[0])[0]
+            name = min(own ^ names[0], key=lambda n: (n != TYPE, n))
             has, lacks = (i, 0) if name in own else (0, i)
+            if name == TYPE:
+                raise FeatureError(
+                    f"{label(has)} has types of vertices, {label(lacks)} has none",
+                    hint="give a type to every vertex of all graphs: cavs.Graph(..., types=[...])",
+                )
             raise FeatureError(
                 f'feature "{name}" is in {label(has)}, but not in {label(lacks)}',
                 hint="graphs of a batch need the same features; -1 says absent at a vertex",
             )
     return [_with_dtypes(graph, brought) for graph in graphs]
+
+
+def _specs(graph: Graph) -> Iterable[tuple[str, _Spec]]:
+    """Iterate over the names and specs of all features of a graph."""
+    for domain, group in zip(_DOMAINS, graph.schema, strict=False):  # those of types follow
+        for name, dtype, shape in group:
+            yield name, (domain, dtype, shape)
+    for vertex_type, features in graph.typed_features.items():
+        for name, rows in features.items():
+            of = f'{_OF_TYPE}"{vertex_type}"'
+            yield feature_name(vertex_type, name), (of, rows.dtype.char, rows.shape[1:])
+
+
+def _has_rows(graph: Graph, domain: str) -> bool:
+    """True if a graph has rows of a domain: vertices of a type, edges."""
+    if domain.startswith(_OF_TYPE):
+        return domain[len(_OF_TYPE) + 1 : -1] in (graph.type_names or ())
+    return domain != "edge" or graph.num_edges > 0
 
 
 def _differs(
@@ -313,21 +415,20 @@ def _differs(
 
 
 def _with_dtypes(graph: Graph, brought: Mapping[str, tuple[_Spec, int]]) -> Graph:
-    if graph.num_edges:
-        return graph
-    empty = dict.fromkeys(graph.edge_features, np.zeros(0, np.int32))
-    empty |= {
-        name: np.zeros((0, *shape), dtype)
-        for name, ((domain, dtype, shape), _) in brought.items()
-        if domain == "edge"
-    }
-    return Graph(
-        graph.topology,
-        graph.features,
-        empty,
-        graph_features=graph.graph_features,
-        name=graph.name,
-    )
+    """Return ``graph`` with all features of ``brought`` that have no rows in it."""
+    of_edges: dict[str, Array] = {}
+    of_types: dict[str, dict[str, Array]] = {}
+    for name, ((domain, dtype, shape), _) in brought.items():
+        if _has_rows(graph, domain):
+            continue
+        rows = np.zeros((0, *shape), dtype)
+        if domain == "edge":
+            of_edges[name] = rows
+        else:
+            vertex_type = domain[len(_OF_TYPE) + 1 : -1]
+            group = of_types.setdefault(vertex_type, {})
+            group[name.removeprefix(feature_name(vertex_type, ""))] = rows
+    return graph.with_features(of_types, of_edges) if of_edges or of_types else graph
 
 
 def _words(spec: _Spec) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,10 @@ _ROWS: dict[FeatureDomain, str] = {
     "edge": "give a row for every edge, ordered by parent and position of the child",
     "graph": "",
 }
+_ROWS_OF_TYPE = (
+    "give a row for every vertex of the type, in the order of the vertices; the graph's types name "
+    "that of each vertex"
+)
 
 
 @renamed({"kind": "domain"})
@@ -36,107 +40,39 @@ class FeatureSpec(NamedTuple):
     """The part of a feature that a model is compiled for.
 
     ``domain``: it has one row for every vertex, every edge, or the graph; ``dtype``: int (int32) or
-    float (float32); ``shape``: of one row; ``has_absent``: True if an int feature holds -1.
+    float (float32); ``shape``: of one row; ``has_absent``: True if an int feature holds -1;
+    ``type``: of the vertices that have it, "" for all.
     """
 
     domain: FeatureDomain
     dtype: Literal["int", "float"]
     shape: tuple[int, ...]
     has_absent: bool
+    type: str = ""
 
 
-class FeatureTable:
-    """The features of a batch: a mapping for vertices, edges and graphs each; no name is twice."""
-
-    def __init__(
-        self,
-        vertex: Mapping[str, Array],
-        edge: Mapping[str, Array],
-        graph: Mapping[str, Array],
-        absent: frozenset[str],
-        replaced: Mapping[str, Array] = MappingProxyType({}),
-    ) -> None:
-        self.vertex, self.edge, self.graph = vertex, edge, graph
-        self._absent = absent  # int features that hold -1
-        self.replaced = replaced  # rows of graph features that no graph brings
-        self._schema: dict[str, FeatureSpec] | None = None
-
-    def with_graph_rows(self, rows: Mapping[str, Array]) -> FeatureTable:
-        """Return a table with these rows of graph features, of the same shapes."""
-        graph = MappingProxyType({**self.graph, **rows})
-        new = {**self.replaced, **rows}
-        return FeatureTable(self.vertex, self.edge, graph, self._absent, new)
-
-    def __getitem__(self, name: str) -> Array:
-        for group in (self.vertex, self.edge, self.graph):
-            if name in group:
-                return group[name]
-        raise self._unknown(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.vertex or name in self.edge or name in self.graph
-
-    def schema(self) -> dict[str, FeatureSpec]:
-        """Return the `FeatureSpec` of every feature."""
-        if self._schema is None:
-            groups: dict[FeatureDomain, Mapping[str, Array]] = {
-                "vertex": self.vertex,
-                "edge": self.edge,
-                "graph": self.graph,
-            }
-            self._schema = {
-                name: _spec(domain, values, name in self._absent)
-                for domain, group in groups.items()
-                for name, values in group.items()
-            }
-        return dict(self._schema)
-
-    def optional(self, names: Sequence[str]) -> list[Array]:
-        """Return int features of vertices that may be absent; FeatureError if one cannot."""
-        if len(names) > MAX_OPTIONAL:
-            raise FeatureError(
-                f"{len(names)} features may be absent; at most {MAX_OPTIONAL} can",
-                hint="give vertices without such a feature an index of their own instead of -1",
-            )
-        for name in names:
-            if name not in self.vertex:
-                raise self._unknown(name, "vertex ")
-            values = self.vertex[name]
-            if values.dtype != np.int32 or values.ndim != 1:
-                raise FeatureError(
-                    f'feature "{name}" cannot be absent: it is {values.dtype} with rows of shape '
-                    f"{values.shape[1:]}; only int features with one number per vertex can",
-                    hint="give each column as a feature of its own",
-                )
-        return [self.vertex[name] for name in names]
-
-    def _unknown(self, name: str, domain: str = "") -> FeatureError:
-        known = ", ".join(f'"{k}" ({v.domain})' for k, v in self.schema().items())
-        return FeatureError(
-            f'no {domain}feature "{name}" in the batch; it has {known or "none"}',
-            hint="correct the name, or give it to every graph: cavs.Graph(children, {name: rows})",
-        )
-
-
-def _spec(domain: FeatureDomain, values: Array, has_absent: bool) -> FeatureSpec:
+def spec_of(
+    domain: FeatureDomain, values: Array, has_absent: bool, vertex_type: str = ""
+) -> FeatureSpec:
+    """Return the `FeatureSpec` of a feature with the rows ``values``."""
     dtype: Literal["int", "float"] = "int" if values.dtype == np.int32 else "float"
-    return FeatureSpec(domain, dtype, values.shape[1:], has_absent)
+    return FeatureSpec(domain, dtype, values.shape[1:], has_absent, vertex_type)
 
 
-def _first(wrong: NDArray[np.bool_], domain: FeatureDomain) -> str:
-    """Return the position of the first wrong value in words."""
-    if domain == "graph":
+def _first(wrong: NDArray[np.bool_], row: str) -> str:
+    """Return the position of the first wrong value in words; row: the name of a row."""
+    if row == "graph":
         return ""
-    return f" at {domain} {int(np.argwhere(wrong)[0][0])}"
+    return f" at {row} {int(np.argwhere(wrong)[0][0])}"
 
 
-def _integers(array: Array, domain: FeatureDomain, what: str) -> Array:
+def _integers(array: Array, row: str, what: str) -> Array:
     if array.dtype.kind != "b" and array.size:
         too_small, too_large = array < -1, array > _INT32.max
         if too_small.any():
             found = array[too_small][0]
             raise FeatureError(
-                f"{what} holds {found}{_first(too_small, domain)}; "
+                f"{what} holds {found}{_first(too_small, row)}; "
                 "an index is at least 0, or -1 where the feature is absent",
                 hint="-1 stands for no value, such as a missing label; give numbers that are no "
                 "indices as floats",
@@ -144,15 +80,14 @@ def _integers(array: Array, domain: FeatureDomain, what: str) -> Array:
         if too_large.any():
             found = array[too_large][0]
             raise FeatureError(
-                f"{what} holds {found}{_first(too_large, domain)}; "
-                f"the largest index is {_INT32.max}",
+                f"{what} holds {found}{_first(too_large, row)}; the largest index is {_INT32.max}",
                 hint="count indices from 0, as cavs.data.Vocabulary does; give numbers that are no "
                 "indices as floats",
             )
     return array.astype(np.int32, order="C")
 
 
-def _floats(array: Array, domain: FeatureDomain, what: str) -> Array:
+def _floats(array: Array, row: str, what: str) -> Array:
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32, order="C")
     wrong = ~np.isfinite(narrow)
@@ -163,7 +98,7 @@ def _floats(array: Array, domain: FeatureDomain, what: str) -> Array:
             if not np.isfinite(found)
             else f"float32 ends at {np.finfo(np.float32).max:.4g}; scale the feature"
         )
-        raise FeatureError(f"{what} holds {found}{_first(wrong, domain)}", hint=cure)
+        raise FeatureError(f"{what} holds {found}{_first(wrong, row)}", hint=cure)
     return narrow
 
 
@@ -217,26 +152,34 @@ def _cure(array: NDArray[Any]) -> str:
 
 
 def check_feature(
-    name: str, values: ArrayLike, domain: FeatureDomain, rows: int | None, label: str
+    name: str,
+    values: ArrayLike,
+    domain: FeatureDomain,
+    rows: int | None,
+    label: str,
+    vertex_type: str = "",
 ) -> Array:
     """Return a feature as a read-only int32 or float32 copy, C-contiguous.
 
     ``rows``: the length it must have, None for a feature of the graph itself, which is one row.
-    Raises FeatureError, naming ``label`` (the graph), the feature and the first bad row.
+    ``vertex_type``: of the vertices that have it, "" for all. Raises FeatureError, naming ``label``
+    (the graph), the feature and the first bad row.
     """
-    what = f'{label}: {domain} feature "{name}"'
+    of = f' of type "{vertex_type}"' if vertex_type else ""
+    what, row = f'{label}: {domain} feature "{name}"{of}', "row" if of else domain
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():  # NumPy drops the mask
         raise FeatureError(
-            f"{what} is masked{_first(np.atleast_1d(values.mask), domain)}",
+            f"{what} is masked{_first(np.atleast_1d(values.mask), row)}",
             hint="fill it, integers with -1 for absent: values.filled(-1)",
         )
     array = numbers(values, what)
     if rows is not None and (array.ndim == 0 or array.shape[0] != rows):
         found = "a single number" if array.ndim == 0 else f"{array.shape[0]} rows"
         raise FeatureError(
-            f"{what} has {found}, but the graph has {rows} {_plural(domain)}", hint=_ROWS[domain]
+            f"{what} has {found}, but the graph has {rows} {_plural(domain)}{of}",
+            hint=_ROWS_OF_TYPE if of else _ROWS[domain],
         )
-    checked = (_floats if array.dtype.kind == "f" else _integers)(array, domain, what)
+    checked = (_floats if array.dtype.kind == "f" else _integers)(array, row, what)
     checked.flags.writeable = False
     return checked
 
@@ -246,12 +189,17 @@ def _plural(domain: FeatureDomain) -> str:
 
 
 def check_features(
-    features: Mapping[str, ArrayLike], domain: FeatureDomain, rows: int | None, label: str
+    features: Mapping[str, ArrayLike],
+    domain: FeatureDomain,
+    rows: int | None,
+    label: str,
+    vertex_type: str = "",
 ) -> Mapping[str, Array]:
     """Return ``check_feature`` of every feature; the result is read-only and keeps the order.
 
-    An empty list for no edges has no type: it is left out.
+    An empty list for no edges, or for no vertices of a type, has no dtype: it is left out.
     """
+    may_be_empty = domain == "edge" or bool(vertex_type)
     if not isinstance(features, Mapping):
         raise FeatureError(
             f"{label}: {domain} features are a dict of arrays, not {features!r:.80}",
@@ -264,8 +212,8 @@ def check_features(
             )
     return MappingProxyType(
         {
-            name: check_feature(name, values, domain, rows, label)
+            name: check_feature(name, values, domain, rows, label, vertex_type)
             for name, values in features.items()
-            if domain != "edge" or rows or not isinstance(values, list | tuple) or values
+            if not may_be_empty or rows or not isinstance(values, list | tuple) or values
         }
     )

@@ -20,6 +20,17 @@ from cavs.data.readers.newick_parser import NewickTree
 from cavs.data.readers.parsed_tree import BracketTree
 from cavs.data.readers.sentence import Sentence
 from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
+from cavs.data.vertex_types import (
+    NO_TYPES,
+    TYPE,
+    VertexTypes,
+    check_typed_features,
+    feature_name,
+    flat_features,
+    number_types,
+    split_features,
+    type_names,
+)
 from cavs.errors import FeatureError
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
@@ -66,9 +77,12 @@ class Graph(_engine.Sample):
     ``[[-1, 1], []]`` vertex 0 has a right child and no left one, so that ``gather(0)`` is zeros
     there, and ``gather()`` has one row.
 
+    ``types``: a name for every vertex, for models with a vertex function for each type.
+
     ``features``: arrays with a row for every vertex; ``edge_features``: with a row for every edge,
     ordered by (parent, position of the child), and none for an empty position; ``graph_features``:
-    one row for the whole graph.
+    one row for the whole graph. A dict among ``features`` holds those of a type of vertices, with a
+    row for every vertex of the type: ``features={"depth": rows, "join": {"cost": rows}}``.
     Integers and booleans become int32, where -1 stands for an absent value; floats become float32.
     A graph without edges may leave its edge features out, or give an empty list, which has no
     dtype.
@@ -84,15 +98,17 @@ class Graph(_engine.Sample):
         "_name",
         "_schema",
         "_topology",
+        "_types",
     )
 
     def __init__(
         self,
         children: Sequence[Sequence[int]] | tuple[Array, Array] | Any,
-        features: Mapping[str, ArrayLike] = NO_FEATURES,
+        features: Mapping[str, ArrayLike | Mapping[str, ArrayLike]] = NO_FEATURES,
         edge_features: Mapping[str, ArrayLike] = NO_FEATURES,
         *,
         graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
+        types: Iterable[str] | None = None,
         name: str = "",
     ) -> None:
         if not isinstance(name, str):
@@ -111,33 +127,44 @@ class Graph(_engine.Sample):
         else:
             self._topology = make_topology(children, name)
         label = graph_label(name)
+        numbers = None if types is None else number_types(types, self.num_vertices, name)
+        whole, of_types = split_features(features)
+        typed = check_typed_features(of_types, numbers, label) if of_types else NO_TYPES
         given = (
-            check_features(features, "vertex", self.num_vertices, label),
+            check_features(whole, "vertex", self.num_vertices, label),
             check_features(edge_features, "edge", self.num_edges, label),
             check_features(graph_features, "graph", None, label),
         )
         # Names share one space, so that batch["x"] means one thing.
         of_vertices, of_edges, of_graph = given
+        columns = of_vertices if numbers is None else {**of_vertices, TYPE: numbers}
+        flat = flat_features(typed)
         self._schema: tuple[Any, ...] = _shared(
             (
-                _row_types(of_vertices),
+                _row_types(columns),
                 _row_types(of_edges),
                 tuple(sorted((k, v.dtype.char, v.shape) for k, v in of_graph.items())),
+                _row_types(flat),
             )
         )
-        names = names_of(self._schema)
+        names = [*names_of(self._schema), *typed, *of_vertices.keys() & {TYPE}]
         if len(set(names)) != len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FeatureError(
-                f'{label}: "{twice}" names two features, of vertices, edges or the graph',
+                f'{label}: "{twice}" names two features, of vertices, edges or the graph, or types',
                 hint="rename one of them",
             )
-        arrays = [group[name] for group in given for name in sorted(group)]
+        groups = columns, of_edges, of_graph, flat
+        arrays = [group[name] for group in groups for name in sorted(group)]
         super().__init__(self._topology, arrays, self._schema)
-        found = dict(zip(names, self.views(arrays), strict=True))
+        found = dict(zip(names_of(self._schema), self.views(arrays), strict=True))
         self._features, self._edge_features, self._graph_features = (
             MappingProxyType({name: found[name] for name in group}) for group in given
         )
+        self._types: VertexTypes | None = None
+        if numbers is not None:
+            shared = {t: {k: found[feature_name(t, k)] for k in of} for t, of in typed.items()}
+            self._types = VertexTypes(found[TYPE], shared, self.absent)
 
     @property
     def topology(self) -> EngineGraph:
@@ -153,6 +180,32 @@ class Graph(_engine.Sample):
     def features(self) -> Mapping[str, Array]:
         """Vertex features: read-only arrays [num_vertices, ...], int32 or float32."""
         return self._features
+
+    @property
+    def typed_features(self) -> Mapping[str, Mapping[str, Array]]:
+        """Features of each type: read-only arrays with a row for each of its vertices."""
+        return NO_TYPES if self._types is None else self._types.features
+
+    @property
+    def types(self) -> tuple[str, ...] | None:
+        """The type of every vertex; None in a graph without types."""
+        return None if self._types is None else type_names(self._types.numbers)
+
+    @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur, sorted; None in a graph without types."""
+        return None if self._types is None else self._types.names
+
+    @property
+    def of_types(self) -> VertexTypes | None:
+        """The types of the vertices, and what belongs to them; None in a graph without types."""
+        return self._types
+
+    def columns(self) -> tuple[Mapping[str, Array], ...]:
+        """Return all features as the engine collates them: of vertices, edges, graph and types."""
+        types = self._types
+        whole = self._features if types is None else {**self._features, TYPE: types.numbers}
+        return whole, self._edge_features, self._graph_features, flat_features(self.typed_features)
 
     @property
     def edge_features(self) -> Mapping[str, Array]:
@@ -227,27 +280,34 @@ class Graph(_engine.Sample):
         moved = np.argsort(self._topology.children, kind="stable")
         return Graph(
             self._topology.reversed(),
-            self._features,
+            {**self._features, **self.typed_features},
             {name: values[moved] for name, values in self._edge_features.items()},
             graph_features=self._graph_features,
+            types=self.types,
             name=self._name,
         )
 
     def with_features(
         self,
-        features: Mapping[str, ArrayLike] | None = None,
+        features: Mapping[str, ArrayLike | Mapping[str, ArrayLike]] | None = None,
         edge_features: Mapping[str, ArrayLike] | None = None,
         graph_features: Mapping[str, ArrayLike] | None = None,
     ) -> Graph:
         """Return the graph with features added, or replaced where the name is the same.
 
-        They are checked as in the constructor.
+        They are checked as in the constructor. Features of a type are added to those that it has.
         """
+        whole, typed = split_features(features or {})
+        groups = {
+            t: {**self.typed_features.get(t, {}), **typed.get(t, {})}
+            for t in (*self.typed_features, *typed)
+        }
         return Graph(
             self._topology,
-            {**self._features, **(features or {})},
+            {**self._features, **groups, **whole},
             {**self._edge_features, **(edge_features or {})},
             graph_features={**self._graph_features, **(graph_features or {})},
+            types=self.types,
             name=self._name,
         )
 
@@ -386,15 +446,16 @@ class Graph(_engine.Sample):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
             self._topology,
-            dict(self._features),
+            {**self._features, **{t: dict(of) for t, of in self.typed_features.items()}},
             dict(self._edge_features),
             dict(self._graph_features),
             self._name,
+            self.types,
         )
 
     def __repr__(self) -> str:
         name = f'"{self._name}", ' if self._name else ""
-        names = names_of(self._schema)
+        names = [name for name in names_of(self._schema) if name != TYPE]
         features = f", features {', '.join(names)}" if names else ""
         return (
             f"Graph({name}{self.num_vertices} vertices, {self.num_edges} edges, "
@@ -419,8 +480,11 @@ def _rebuild(
     edge_features: Mapping[str, Array],
     graph_features: Mapping[str, Array],
     name: str,
+    types: tuple[str, ...] | None = None,  # left out by pickles of former versions
 ) -> Graph:
-    return Graph(topology, features, edge_features, graph_features=graph_features, name=name)
+    return Graph(
+        topology, features, edge_features, graph_features=graph_features, types=types, name=name
+    )
 
 
 F = TypeVar("F", bound=Callable[..., Graph])

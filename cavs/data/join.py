@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from cavs.data.features import Array, numbers
 from cavs.data.graph import Graph, graph_constructor
+from cavs.data.vertex_types import split_features
 from cavs.errors import FeatureError, GraphError
 
 _NONE: Mapping[str, ArrayLike] = MappingProxyType({})
@@ -18,10 +19,11 @@ _NONE: Mapping[str, ArrayLike] = MappingProxyType({})
 @graph_constructor
 def join(
     graphs: Sequence[Graph],
-    features: Mapping[str, ArrayLike] = _NONE,
+    features: Mapping[str, ArrayLike | Mapping[str, ArrayLike]] = _NONE,
     edge_features: Mapping[str, ArrayLike] = _NONE,
     *,
     graph_features: Mapping[str, ArrayLike] = _NONE,
+    type: str | None = None,
     name: str = "",
 ) -> Graph:
     """Return one graph of all, with a new last vertex whose children are their roots, in order.
@@ -31,8 +33,9 @@ def join(
 
     ``features``: of the new vertex, ``edge_features``: of its edges, one row each, by the names
     that the graphs have; by default integers are absent (-1) and floats 0. ``graph_features``: of
-    the new graph; those of the joined graphs are left out. GraphError without a graph, FeatureError
-    for names and rows that do not fit the graphs.
+    the new graph; those of the joined graphs are left out. ``type``: of the new vertex, where
+    vertices have types; a dict among ``features`` holds those of its type. GraphError without a
+    graph or that type, FeatureError for names and rows that do not fit the graphs.
     """
     graphs = list(graphs) if isinstance(graphs, Iterable) else graphs
     if (
@@ -54,18 +57,40 @@ def join(
     ]
     top = np.concatenate(roots)
     offsets = np.cumsum(np.concatenate([[0], *arity, [len(top)]])).astype(np.int32)
-    of_vertices = _stacked([graph.features for graph in graphs], features, 1, "vertex", name)
+    types, typed = _types_of(graphs, type, name), {}
+    whole, given = split_features(features)
+    of_vertices = _stacked([graph.features for graph in graphs], whole, 1, "vertex", name)
+    for key in dict.fromkeys([*given, *(t for graph in graphs for t in graph.typed_features)]):
+        own, having = given.get(key, {}), [g for g in graphs if key in (g.type_names or ())]
+        rows = [graph.typed_features.get(key, {}) for graph in having]
+        typed[key] = _stacked(rows, own, int(key == type), f'"{key}" vertex', name) or own
     with_edges = [graph.edge_features for graph in graphs if graph.num_edges]
     if not with_edges:
         with_edges = [graph.edge_features for graph in graphs[:1]]
     of_edges = _stacked(with_edges, edge_features, len(top), "edge", name)
     return Graph(
         (offsets, np.concatenate([*children, top]).astype(np.int32)),
-        of_vertices,
+        {**of_vertices, **typed},
         of_edges,
         graph_features=graph_features,
+        types=types,
         name=name,
     )
+
+
+def _types_of(graphs: Sequence[Graph], last: str | None, name: str) -> list[str] | None:
+    """Return the types of all vertices, with that of the new one ``last``; None without types."""
+    with_types = [graph.types is not None for graph in graphs]
+    if not any(with_types) and last is None:
+        return None
+    if not all(with_types) or last is None:
+        label = f'graph "{name}"' if name else "the joined graph"
+        found = "none is given" if last is None else f"it is {last!r}, but a part has no types"
+        raise GraphError(
+            f"{label}: types of the new vertex and of the parts go together; {found}",
+            hint='Graph.join(graphs, type="document") where vertices have types, else without type',
+        )
+    return [*(t for graph in graphs for t in graph.types or ()), last]
 
 
 def _stacked(
@@ -76,6 +101,8 @@ def _stacked(
     name: str,
 ) -> dict[str, Array]:
     """Return the rows of all parts in order, then ``rows`` more: those given, or absent."""
+    if not parts:  # no part has vertices of the type
+        return {}
     names = list(parts[0])
     label = f'graph "{name}"' if name else "the joined graph"
     for part in parts[1:]:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from cavs import _engine
+from cavs.data.features import MAX_OPTIONAL
+from cavs.data.vertex_types import number_of_bits
 
 if TYPE_CHECKING:
-    from cavs.data.features import Array, FeatureTable
+    from cavs.data.feature_table import FeatureTable
+    from cavs.data.features import Array
 
 
 # + k: present at vertices without children that are the k-th child of another, and at vertices
@@ -21,10 +24,10 @@ LEAF = "#leaf child "
 class MergedBatch:
     """The distinct vertices of ``batch``, as one input graph whose vertices share children.
 
-    Two vertices are copies of each other if the features ``names`` are equal at them and at their
-    edges to children, and their children are copies in the same order. Equal words, phrases and
-    subexpressions of a batch are thus computed once. ValueError if a name is no feature of vertices
-    or edges; a batch without edges may lack edge features.
+    Two vertices are copies of each other if they have one type, if the features ``names`` are equal
+    at them and at their edges to children, and if their children are copies in the same order.
+    Equal words, phrases and subexpressions of a batch are thus computed once. ValueError if a name
+    is no feature of vertices or edges; a batch without edges may lack edge features.
 
     ``distinct``: int32 [vertices of batch], the distinct vertex that represents each. ``copies``:
     int32 [distinct vertices], the number of vertices that it represents. ``leaf``: uint32 [distinct
@@ -42,17 +45,26 @@ class MergedBatch:
         child_numbers: int = 0,
     ) -> None:
         self._batch, self._features = batch, features
+        types = features.types
         of_vertices = [features.vertex[n] for n in names if n in features.vertex]
         of_edges = [features.edge[n] for n in names if n in features.edge]
+        if types is not None:
+            of_vertices += [types.column(n) for n in names if n in types]
         if batch.num_edges and len(of_vertices) + len(of_edges) != len(names):
             known = ", ".join((*features.vertex, *features.edge))
             raise ValueError(f"{names} are not all features of vertices or edges: {known}")
         self.topology: _engine.GraphBatch
         self.topology, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
-            _engine.merge_copies(batch, of_vertices, of_edges, child_numbers)
+            _engine.merge_copies(
+                batch,
+                of_vertices if types is None else [types.numbers, *of_vertices],
+                of_edges,
+                child_numbers,
+            )
         )
+        self._types = None if types is None else types.at(self._vertex)
         self._child_numbers = child_numbers
-        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
+        self._schedules: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], _engine.Schedule] = {}
         # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
 
@@ -61,9 +73,15 @@ class MergedBatch:
         """The number of distinct vertices."""
         return len(self.copies)
 
+    @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur, sorted; None in a batch without types."""
+        return None if self._types is None else self._types.names
+
     def copies_of(self, name: str) -> Array:
         """Return int32 [rows of a feature]: the number of rows that each represents."""
-        if name in self._features.vertex:
+        typed = self._types is not None and name in self._types
+        if typed or name in self._features.vertex:
             return self.copies
         arity = np.diff(self.topology.offsets).astype(np.intp)
         found: Array = np.repeat(self.copies, arity)
@@ -73,23 +91,34 @@ class MergedBatch:
         """Return a feature of graphs, or its rows at the distinct vertices or edges."""
         if name in self._features.graph:
             return self._features.graph[name]
+        if self._types is not None and name in self._types:
+            return self._types[name]
         rows = self._vertex if name in self._features.vertex else self._edge
         found: Array = self._features[name][rows]
         return found
 
-    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
+    def schedule(
+        self,
+        optional: tuple[str, ...] = (),
+        by_number: bool = True,
+        types: tuple[str, ...] = (),
+    ) -> _engine.Schedule:
         """Return the engine's schedule, as `GraphBatch.schedule` does.
 
         ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """
-        found = self._schedules.get((optional, by_number))
+        found = self._schedules.get((optional, by_number, types))
         if found is None:
             numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
-            features = self._features.optional(optional[len(numbers) :])
+            most = MAX_OPTIONAL - number_of_bits(types) - len(numbers)
+            features = self._features.optional(optional[len(numbers) :], most)
             masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
+            if types:
+                assert self._types is not None
+                masks = self._types.bits(types, masks)
             merged_from = self._batch, self.distinct
             found = _engine.make_schedule(self.topology, masks, merged_from, by_number)
-            self._schedules[optional, by_number] = found
+            self._schedules[optional, by_number, types] = found
         return found
 
     @property

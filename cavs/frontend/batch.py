@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
+from cavs.data.vertex_types import feature_name
 from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
+from cavs.frontend.typed import TypeFeatures
 from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node
 from cavs.ops.leaves import feature
 
@@ -18,13 +21,14 @@ class Feature:
     """Declared type of a feature.
 
     where: "vertex", "edge" or "graph"; dtype: "int" or "float"; shape: of one row; optional: an
-    integer feature that may be -1, absent.
+    integer feature that may be -1, absent; type: of the vertices that have it, "" for all.
     """
 
     where: str
     dtype: str
     shape: tuple[int, ...] = ()
     optional: bool = False
+    type: str = ""
 
 
 Schema = Mapping[str, Feature]
@@ -96,6 +100,11 @@ class SymbolicBatch(_Uncounted):
 
     def __init__(self, schema: Schema, edges: bool = True) -> None:
         self.schema, self.edges = schema, edges
+        self._of_types: dict[str, dict[str, str]] = {}
+        for flat, declared in schema.items():
+            if declared.type:
+                name = flat.removeprefix(feature_name(declared.type, ""))
+                self._of_types.setdefault(declared.type, {})[name] = flat
         self.graph = SymbolicGraph(self)
         self.reversed_graph = SymbolicGraph(self, top_down=True)
 
@@ -107,7 +116,15 @@ class SymbolicBatch(_Uncounted):
             "ops.mean_graph divide by the number of rows",
         )
 
-    def __getitem__(self, name: str) -> Node:
+    def __getitem__(self, name: str) -> Any:
+        if name in self._of_types:
+            nodes = {
+                key: partial(self._feature, flat) for key, flat in self._of_types[name].items()
+            }
+            return TypeFeatures(name, nodes)
+        return self._feature(name)
+
+    def _feature(self, name: str) -> Node:
         declared = self.schema.get(name)
         if declared is None:
             known = ", ".join(sorted(self.schema)) or "none"
@@ -127,5 +144,5 @@ class SymbolicBatch(_Uncounted):
                 hint="give it at least one number per row, or leave it out of the model",
             )
         dtype = INT if declared.dtype == "int" else FLOAT
-        domain = _DOMAIN[declared.where]
+        domain = _DOMAIN[declared.where].of_type(declared.type or None)
         return feature(name, domain, dtype, declared.shape, declared.optional)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from inspect import unwrap
 from types import CodeType
 from typing import Any
@@ -27,8 +27,8 @@ def _constants(code: CodeType) -> tuple[set[str], set[str]]:
     return texts, names
 
 
-def _callable_texts(cell: object, base: type) -> set[str]:
-    """Return the texts in code that ``vertex`` and ``__init__`` of a cell may call.
+def _callable_texts(cell: object, base: type, functions: Iterable[Any]) -> set[str]:
+    """Return the texts in code that ``functions`` and ``__init__`` of a cell may call.
 
     Among them are names of inputs that only some variants of the cell read. An overridden method
     counts where ``super()``, or the base class by its name, is called; where ``getattr`` is called,
@@ -41,7 +41,7 @@ def _callable_texts(cell: object, base: type) -> set[str]:
 
     found: set[str] = set()
     seen: set[CodeType] = set()
-    left = [*versions("vertex")[:1], *versions("__init__")[:1]]
+    left = [*functions, *versions("__init__")[:1]]
     while left:
         attribute = left.pop()
         function = unwrap(getattr(attribute, "fget", None) or attribute)
@@ -59,18 +59,27 @@ def _callable_texts(cell: object, base: type) -> set[str]:
     return found
 
 
-def check_inputs(cell: object, base: type, given: Iterable[str], read: Iterable[str]) -> None:
+def check_inputs(
+    cell: object,
+    base: type,
+    functions: Mapping[str, Any],
+    given: Iterable[str],
+    read: Iterable[str],
+) -> None:
     """FeatureError for an input that ``cell`` does not know, as a mistyped name has no effect.
 
-    base: the class of all cells, whose own code reads no input.
+    base: the class of all cells, whose own code reads no input. functions: the vertex functions
+    that may read the input, by name.
     """
     unread = [name for name in given if name not in read]
-    unknown = [name for name in unread if name not in _callable_texts(cell, base)]
+    unknown = [
+        name for name in unread if name not in _callable_texts(cell, base, functions.values())
+    ]
     if unknown:
         name = type(cell).__name__
         raise FeatureError(
-            f"{name} is called with {', '.join(unknown)}, which {name}.vertex never reads; it "
-            f"reads {', '.join(read) or 'no input'}",
+            f"{name} is called with {', '.join(unknown)}, which {' or '.join(functions)} never "
+            f"reads; it reads {', '.join(read) or 'no input'}",
             where=user_line(),
             hint=f"correct the name, leave it out, or read it: v.pull({unknown[0]!r}) of a vertex, "
             f"v.edge({unknown[0]!r}) of its edges",

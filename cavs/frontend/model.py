@@ -22,8 +22,9 @@ class Model(Module):
     of it and a dict of further values by name, which steps return too: see docs/states.md.
     """
 
-    # Features of edges that its batches had: dtype and row shape by name. Sessions write it.
-    _edge_types: Mapping[str, tuple[str, tuple[int, ...]]] = MappingProxyType({})
+    # Features of edges, and of types of vertices, that its batches had: dtype, row shape and type
+    # ("" of edges) by name. Sessions write it.
+    _edge_types: Mapping[str, tuple[str, tuple[int, ...], str]] = MappingProxyType({})
 
     def parameters(self) -> dict[str, Parameter]:
         """Return all parameters by dotted name, which is their name from now on."""
@@ -168,6 +169,14 @@ def _check_outputs(values: Mapping[Any, Any], method: str, function: Callable[..
                 f"{method} returned {node.type} for {key!r}, not floats",
                 where=where,
                 hint="read integers from the batch itself: batch['token']",
+            )
+        if (of := node.type.domain.vertex_type) is not None:
+            raise TraceError(
+                f"{method} returned {node.type} for {key!r}, a value of vertices of the type "
+                f"{of!r} alone",
+                where=where,
+                hint="return a value of all vertices, such as what the cell pushes, or of graphs: "
+                "ops.sum_graph(value)",
             )
         if not isinstance(key, str) or key in _RESERVED or key.startswith(("grad:", AUX)):
             raise TraceError(

@@ -2,7 +2,9 @@
 
 The schedule does not change. States move down as cotangents do in backward: tasks run in reverse, a
 value of every edge is computed at the parent and summed over the edges that leave the child. So the
-slots of such a structure are backward slots, and their gradients use forward slots.
+slots of such a structure are backward slots, and their gradients use forward slots. Values of
+edges are those of all edges, whatever the type of their ends; a type reads the sums at its own
+vertices.
 """
 
 from __future__ import annotations
@@ -35,6 +37,13 @@ def turned(
     return values, turner.slots()
 
 
+def _of_all(x: Node) -> Node:
+    """Return an input or a gathered value of the edges of one type for all edges."""
+    if x.type.domain.vertex_type is None:
+        return x
+    return x.inputs[0] if x.op.name == "broadcast" else rebuild(x, (), EDGE)
+
+
 class _Turner:
     def __init__(
         self, structure: Structure, scattered: Mapping[Slot, Node], pulled: Iterable[Node]
@@ -58,6 +67,13 @@ class _Turner:
     def pushed(self, value: Node) -> Node:
         """Return a value of the vertex, or of its edges, for the outside."""
         of_edges = value.type.domain.base == "edge"
+        if of_edges and (name := value.type.domain.vertex_type) is not None:
+            raise TraceError(
+                f"{self.structure.name} runs on a reversed graph and pushes a value of edges at "
+                f"vertices of the type {name!r}",
+                where=value.where,
+                hint="push a sum over the parents, or build reversed graphs: cavs.Graph.reversed()",
+            )
         return self._at_edge(value) if of_edges else self.at_vertex(value)
 
     def _inside(self, root: Node) -> Iterable[Node]:
@@ -81,7 +97,11 @@ class _Turner:
         if name == "sum_children":
             return self._sum(n.inputs[0])
         if name == "nth_child":
-            self.structure.parents = 1
+            vertex_type = n.type.domain.vertex_type
+            if vertex_type is None:
+                self.structure.parents = 1
+            else:
+                self.structure.of_types[vertex_type] = 1
             parent = self._sum(n.inputs[0])  # creates the slot, also for the check of arity
             zero = apply("broadcast", constant(0.0), shape=n.shape, domain=VERTEX)
             return zero if n.attr("k") else parent
@@ -97,13 +117,15 @@ class _Turner:
         return rebuild(n, tuple(self.vertex[x] for x in n.inputs))
 
     def _sum(self, x: Node) -> Node:
+        at = VERTEX.of_type(x.type.domain.vertex_type)
+        x = _of_all(x) if x.op.name == "gather" else x
         if x not in self.summed:
             gathers = [n for n in self._inside(x) if n.op.name == "gather"]
             # A value that depends on no state is outside of the recurrence.
             of = self.structure if gathers else Structure(self.structure.name, top_down=True)
             name = gathers[0].attr("slot").name if x in gathers else f"sum {len(self.summed)}"
             self.summed[x] = Slot(name, of, x.shape, backward=True)
-        return apply("gather_grad", slot=self.summed[x], domain=VERTEX)
+        return apply("gather_grad", slot=self.summed[x], domain=at)
 
     def _at_edge(self, value: Node) -> Node:
         """Return a value of an edge, from the state of the parent and values of the child."""
@@ -113,22 +135,32 @@ class _Turner:
             with origin(n.where):
                 if base == "vertex":
                     continue
-                if base != "edge" or n in self.pulled:
+                if base != "edge":
                     computed[n] = n
+                elif n in self.pulled:
+                    computed[n] = _of_all(n)
                 elif n.op.name == "gather":
                     state = self.at_vertex(self.scattered[n.attr("slot")])
                     computed[n] = apply("broadcast", state, shape=n.shape, domain=EDGE)
                 else:
-                    computed[n] = rebuild(
-                        n,
-                        tuple(
-                            computed[x] if x in computed else self._of_child(x, n) for x in n.inputs
-                        ),
+                    inputs = (
+                        computed[x] if x in computed else self._of_child(x, n) for x in n.inputs
                     )
+                    domain = None if n.type.domain.vertex_type is None else EDGE
+                    computed[n] = rebuild(n, tuple(inputs), domain)
         return computed[value]
 
     def _of_child(self, x: Node, reader: Node) -> Node:
         value = self.at_vertex(x)
+        if (name := value.type.domain.vertex_type) is not None:
+            raise TraceError(
+                f"{self.structure.name} runs on a reversed graph, and this value of an edge needs "
+                f"a value of its own vertex, which has the type {name!r}",
+                where=reader.where,
+                hint="a value of an edge is computed at the parent, for children of all types: "
+                "combine the sum over the parents with values of the vertex, or build reversed "
+                "graphs, cavs.Graph.reversed(), for a model that runs top-down only",
+            )
         gathers = (n for n in toposort([value]) if n.op.name == "gather_grad")
         if any(n.attr("slot").structure is self.structure for n in gathers):
             raise TraceError(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.initial_state import initial_rows, with_initial_state
-from cavs.frontend.input_names import check_inputs
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
+from cavs.frontend.typed import (
+    CellInputs,
+    at_type,
+    functions_of,
+    merged_pushes,
+    merged_states,
+    name_of,
+    split_inputs,
+)
 from cavs.frontend.values import Gathered, Pushed, Values, check_names
 from cavs.ir import (
     EDGE,
@@ -55,9 +63,15 @@ class Vertex:
     """The symbolic vertex that a vertex function is called with."""
 
     def __init__(
-        self, function: VertexFunction, slots: dict[str, Slot], pulled: dict[str, Node]
+        self,
+        function: VertexFunction,
+        slots: dict[str, Slot],
+        pulled: Mapping[str, Node],
+        vertex_type: str | None = None,
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
+        self._type = vertex_type
+        self._outside = list(pulled.values())  # nodes that the function does not compute
         self._read: dict[str, None] = {}  # names of inputs that were read, in order
         self._arity = 0  # number of children that gather(k) has read
         self._scattered: dict[str, Node] = {}
@@ -65,7 +79,8 @@ class Vertex:
 
     def gather(self, k: int | None = None) -> Gathered:
         """Return states of the children: one row per child, or the ``k``-th (zeros if absent)."""
-        edge = {n: apply("gather", slot=s, domain=EDGE) for n, s in self._slots.items()}
+        domain = EDGE.of_type(self._type)
+        edge = {n: apply("gather", slot=s, domain=domain) for n, s in self._slots.items()}
         if k is None:
             return Gathered(edge)
         if not is_whole(k) or not 0 <= k < _NUMBERED:
@@ -84,7 +99,12 @@ class Vertex:
     @property
     def num_children(self) -> Node:
         """Number of children of the vertex, as a float."""
-        return apply("num_children")
+        return at_type(apply("num_children"), self._type)
+
+    @property
+    def type(self) -> str | None:
+        """The type of the vertices that the function is traced for; None for all vertices."""
+        return self._type
 
     def scatter(self, /, *values: Any, **states: Any) -> None:
         """Write the state, which parents gather: every declared value by name, once."""
@@ -147,7 +167,7 @@ class Vertex:
                 where=user_line(),
                 hint=f"read it with v.edge({name!r}): one row per child",
             )
-        return value
+        return self._from_outside(value)
 
     def edge(self, name: str) -> Node:
         """Return a feature of the edges to the children: one row per child."""
@@ -166,7 +186,12 @@ class Vertex:
                 where=user_line(),
                 hint=f"read it with v.pull({name!r})",
             )
-        return value
+        return self._from_outside(value)
+
+    def _from_outside(self, value: Node) -> Node:
+        found = at_type(value, self._type)
+        self._outside.append(found)
+        return found
 
     def _check_name(self, method: str, name: object) -> None:
         if not isinstance(name, str):
@@ -232,8 +257,7 @@ def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
         )
         if reduces and over and n.serial > before:
             raise TraceError(
-                f"{name}.vertex is written for one vertex, [{n.op.name}] sums over the rows of "
-                "the batch",
+                f"{name} is written for one vertex, [{n.op.name}] sums over the rows of the batch",
                 where=n.where,
                 hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); compute "
                 "values of all vertices outside, and pull them",
@@ -344,53 +368,74 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="set self.state = cavs.State(h=...) in __init__",
             )
-        pulled = {k: as_node(x) for k, x in inputs.items()}
+        functions = functions_of(self, VertexFunction)
+        given = split_inputs(type(self).__name__, inputs, [t for t in functions if t])
         rows = initial_rows(type(self).__name__, initial, self.state.shapes)
-        given = [*pulled.items(), *((f"initial {k}", x) for k, x in rows.items())]
-        key = (self, graph, tuple(sorted((k, x.serial) for k, x in given)))
+        named = [*given.named(), *((f"initial {k}", x) for k, x in rows.items())]
+        key = (self, graph, tuple(sorted((k, x.serial) for k, x in named)))
         if key in trace.memo:
             found: tuple[Any, dict[str, Node]] = trace.memo[key][1]
             return found
         drawn = trace.streams
-        found = self._trace(pulled, rows, graph.top_down, offered)
+        found = self._trace(functions, given, rows, graph.top_down, offered)
         if trace.streams == drawn:  # each call with dropout draws its own
-            trace.memo[key] = given, found  # keeps the inputs of the key alive
+            trace.memo[key] = named, found  # keeps the inputs of the key alive
         return found
 
     def _trace(
         self,
-        pulled: dict[str, Node],
+        functions: Mapping[str | None, Callable[[Vertex], None]],
+        given: CellInputs,
         initial: dict[str, Node],
         top_down: bool,
         offered: Collection[str],
     ) -> tuple[Any, dict[str, Node]]:
-        for name, x in pulled.items():
+        name = type(self).__name__
+        for key, x in given.named():
             if x.type.domain.base not in ("vertex", "edge", "one", "graph") or (
                 x.type.dtype != FLOAT and len(x.shape) > 1
             ):
                 raise FeatureError(
-                    f"{name} cannot be pulled: {x.type}",
+                    f"{key} cannot be pulled: {x.type}",
                     where=user_line(),
                     hint="look integers up in an nn.Embedding first, or give floats",
                 )
-        where = line_of(type(self).vertex) or user_line()
-        structure = Structure(type(self).__name__, where=where, top_down=top_down)
+        lines = {t: line_of(f) or user_line() for t, f in functions.items()}
+        where = next(iter(lines.values()))
+        structure = Structure(name, where=where, top_down=top_down)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
-        v = Vertex(self, slots, pulled)
         before = next_serial()
-        self.vertex(v)
-        name = type(self).__name__
-        if not v._scattered:
+        vertices = {t: Vertex(self, slots, given.of(t), t) for t in functions}
+        inner: dict[tuple[str, str | None, str], Node] = {}
+        pushes: dict[str, Node] = {}
+        nodes: dict[str | None, list[Node]] = {}
+        for t, v in vertices.items():
+            functions[t](v)
+            whose = name_of(name, t, functions[t])
+            if not v._scattered:
+                raise TraceError(
+                    f"{whose} never calls scatter", where=lines[t], hint="v.scatter(h=h)"
+                )
+            pushed = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
+            named = {k: x for k, x in pushed.items() if x is not None}
+            nodes[t] = toposort([*v._scattered.values(), *named.values()])
+            pushes |= named
+            # The states are values like those that are pushed.
+            inner |= {
+                ("pushed", t, k): x.inputs[0] if x.op.name == "push" else x
+                for k, x in named.items()
+            }
+            inner |= {("state", t, n): x for n, x in v._scattered.items()}
+            _check_rows(nodes[t], before, whose)
+        if not pushes:
+            whole = [name_of(name, t, f) for t, f in functions.items()]
             raise TraceError(
-                f"{name}.vertex never calls scatter", where=where, hint="v.scatter(h=h)"
+                f"{' or '.join(whole)} never calls push",
+                where=where,
+                hint="v.push(h)",
             )
-        if v._pushed is None:
-            raise TraceError(f"{name}.vertex never calls push", where=where, hint="v.push(h)")
-        named = v._pushed if isinstance(v._pushed, dict) else {"": v._pushed}
-        nodes = toposort([*v._scattered.values(), *named.values()])
-        _check_rows(nodes, before, name)
         # A gathered state counts as read only if an output depends on it.
-        read = {n.attr("slot") for n in nodes if n.op.name == "gather"}
+        read = {n.attr("slot") for of in nodes.values() for n in of if n.op.name == "gather"}
         unread = sorted(n for n, slot in slots.items() if slot not in read)
         if unread:
             raise TraceError(
@@ -399,36 +444,42 @@ class VertexFunction(Module):
                 where=where,
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
-        given = (k for k in pulled if k not in offered)
-        check_inputs(self, VertexFunction, given, v._read)
-        if not top_down:
-            # Any number of children is read if a value of gather() or of all edges is used, not if
-            # v.gather() is merely called.
-            every = any(
-                x.op.name == "gather" or (x.type.domain == EDGE and n.type.domain != EDGE)
-                for n in nodes
-                if n.op.name != "nth_child"
-                for x in n.inputs
-            )
-            structure.arity = None if every else v._arity
-        # The states are values like those that are pushed.
-        values = {k: x.inputs[0] if x.op.name == "push" else x for k, x in named.items()}
-        inner = {("pushed", k): x for k, x in values.items()}
-        inner |= {("state", n): x for n, x in v._scattered.items()}
+        given.check_read(self, VertexFunction, functions, vertices, offered)
+        structure.of_types = {t: None for t in functions if t is not None}
+        for t, v in vertices.items() if not top_down else ():
+            most = _arity(v, nodes[t])
+            if t is None:
+                structure.arity = most
+            else:
+                structure.of_types[t] = most
+        outside = [x for v in vertices.values() for x in v._outside]
         if initial:
             starts = {slots[n]: x for n, x in initial.items()}
-            inner = with_initial_state(inner, starts, pulled.values())
-        filled = {slot: inner["state", n] for n, slot in slots.items()}
+            inner = with_initial_state(inner, starts, outside)
+        states = merged_states(inner, slots, functions)
+        filled = {slot: states[n] for n, slot in slots.items()}
         if top_down:
-            found, filled = turned(structure, filled, inner.values(), pulled.values())
+            found, filled = turned(structure, filled, inner.values(), outside)
             inner = dict(zip(inner, found, strict=True))
-        named = {
-            k: apply("push", inner["pushed", k]) if x.op.name == "push" else x
-            for k, x in named.items()
-        }
-        states = {n: inner["state", n] for n in slots}
+            states = merged_states(inner, slots, functions)
+        named = merged_pushes(name, inner, pushes)
         current_trace().slots.update(filled)
-        return (Pushed(named) if isinstance(v._pushed, dict) else named[""]), states
+        unnamed = "" in pushes
+        return (named[""] if unnamed else Pushed(named)), states
+
+
+def _arity(v: Vertex, nodes: Iterable[Node]) -> int | None:
+    """Return the number of children that a traced function reads; None for any number.
+
+    That is so if a value of gather() or of all edges is used, not if v.gather() is merely called.
+    """
+    every = any(
+        x.op.name == "gather" or (x.type.domain.base == "edge" and n.type.domain.base != "edge")
+        for n in nodes
+        if n.op.name != "nth_child"
+        for x in n.inputs
+    )
+    return None if every else v._arity
 
 
 def _split_initial(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, FeatureError
 from cavs.frontend.batch import Feature, SymbolicBatch
 from cavs.frontend.model import Model, trace_model
+from cavs.frontend.typed import functions_of
 from cavs.frontend.values import Pushed
 from cavs.frontend.vertex import VertexFunction
 from cavs.ir import Graph as Traced
 from cavs.ir import Node
 from cavs.ir.trace import tracing
 
+_COLOURS = 12  # colours in the scheme set312 of Graphviz
 _LAYOUT = "  rankdir=BT; node [shape=box];"
 Shape = int | tuple[int, ...]
 
@@ -51,6 +53,7 @@ def dot_graph(
 ) -> str:
     """Return a graph as DOT text: edges go from child to parent, vertices show their features.
 
+    Vertices with types show and are filled by their type.
     The graphs of a batch are drawn next to each other, each in a frame. ``words``: vocabularies of
     features that are indices. ConfigError for more than ``max_vertices``, which Graphviz cannot lay
     out in reasonable time, and for anything but a graph or a batch.
@@ -68,20 +71,31 @@ def dot_graph(
     words = words or {}
     if isinstance(graph, Graph):
         lines = [f"digraph {_quoted(graph.name or 'graph')} {{", _LAYOUT]
-        return "\n".join([*lines, *_graph_lines(graph, "", words), "}", ""])
+        own = graph.type_names or ()
+        return "\n".join([*lines, *_graph_lines(graph, "", words, own), "}", ""])
     lines = ["digraph batch {", _LAYOUT]
     for i, one in enumerate(graph.graphs):
         # Graphviz draws a frame around a subgraph whose name begins with "cluster".
         lines.append(f"  subgraph cluster{i} {{ label={_quoted(graph.graph_label(i))};")
-        lines += [*_graph_lines(one, f"g{i}", words), "  }"]
+        lines += [*_graph_lines(one, f"g{i}", words, graph.type_names or ()), "  }"]
     return "\n".join([*lines, "}", ""])
 
 
-def _graph_lines(graph: Graph, prefix: str, words: Mapping[str, Vocabulary]) -> Iterator[str]:
-    for v in range(graph.num_vertices):
+def _graph_lines(
+    graph: Graph, prefix: str, words: Mapping[str, Vocabulary], types: Sequence[str]
+) -> Iterator[str]:
+    """Iterate over vertices and edges; ``types``: those of the drawing, which number colours."""
+    rows = {name: iter(range(graph.num_vertices)) for name in types}
+    for v, of in enumerate(graph.types or [""] * graph.num_vertices):
         parts = [_shown(values[v], name, words) for name, values in graph.features.items()]
-        label = "\n".join([str(v), *(part for part in parts if part is not None)])
-        yield f"  {prefix}v{v} [label={_quoted(label)}];"
+        head, fill = str(v), ""
+        if of:
+            own, row = graph.typed_features.get(of, {}), next(rows[of])
+            parts += [_shown(values[row], name, words) for name, values in own.items()]
+            head = f"{v} {of}"
+            fill = f', style=filled, fillcolor="/set312/{types.index(of) % _COLOURS + 1}"'
+        label = "\n".join([head, *(part for part in parts if part is not None)])
+        yield f"  {prefix}v{v} [label={_quoted(label)}{fill}];"
     edge = 0
     for v in range(graph.num_vertices):
         for position, child in enumerate(graph.children(v)):
@@ -123,7 +137,7 @@ def _features(batch: GraphBatch | Graph) -> dict[str, Feature]:
     """Return the features that a model is traced with for such a batch."""
     found = batch if isinstance(batch, GraphBatch) else GraphBatch([batch])
     return {
-        name: Feature(s.domain, s.dtype, s.shape, s.has_absent)
+        name: Feature(s.domain, s.dtype, s.shape, s.has_absent, s.type)
         for name, s in found.feature_schema().items()
     }
 
@@ -147,7 +161,10 @@ def _traced_cell(
         try:
             with tracing(False) as trace:
                 batch = SymbolicBatch(schema)
-                every = {name: batch[name] for name in schema}
+                every = {name: batch[name] for name, f in schema.items() if not f.type}
+                of_cell = functions_of(cell, VertexFunction)
+                types = {f.type for f in schema.values()}.intersection(of_cell)
+                every |= {name: batch[name] for name in types}
                 pushed, _ = cell._over(batch.graph, None, every, offered=known)
                 values = pushed._values if isinstance(pushed, Pushed) else {"output": pushed}
                 return Traced(dict(values), dict(trace.slots))
@@ -233,7 +250,7 @@ def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
     if isinstance(schedule, Graph):
         schedule = GraphBatch([schedule])
     if isinstance(schedule, GraphBatch):
-        schedule = schedule.schedule()
+        schedule = schedule.schedule(types=schedule.type_names or ())
     if not hasattr(schedule, "tasks"):
         raise ConfigError(
             f"dot_schedule draws a schedule or a batch, not {type(schedule).__name__}",

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
-from cavs.data.merge import LEAF
 from cavs.inspect.loop_report import LoopReport
 from cavs.ir import BatchRule, Node
 from cavs.passes.merge_vertices import features_of_vertices, why_separate
@@ -41,14 +40,15 @@ def _narrow(compiled: Compiled, loops: Sequence[LoopReport]) -> Iterator[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     forward = [loop for loop in loops if not loop.gradient]
     for loop in forward:
-        lines = tuple(_narrow_in(loop, compiled.program.optional))
+        program = compiled.program
+        lines = tuple(_narrow_in(loop, program.optional, program.types))
         alike.setdefault(lines, []).append(f"{loop.label} (stage {loop.stage})")
     for lines, labels in alike.items():
         where = f"{', '.join(labels)}: " if len(forward) > 1 else ""
         yield from (where + line for line in lines)
 
 
-def _narrow_in(loop: LoopReport, optional: Sequence[str]) -> Iterator[str]:
+def _narrow_in(loop: LoopReport, optional: Sequence[str], types: Sequence[str]) -> Iterator[str]:
     levels = Counter(loop.levels)
     narrow = [lv for lv, width in zip(loop.levels, loop.widths, strict=True) if width == 1]
     alone = sum(1 for level in narrow if levels[level] == 1)
@@ -61,26 +61,11 @@ def _narrow_in(loop: LoopReport, optional: Sequence[str]) -> Iterator[str]:
         yield f"{len(narrow)} of {loop.tasks} tasks have one vertex: {why}"
     split = [level for level, count in levels.items() if count > 1]
     if split:
-        found = "; ".join(_kind_text(key, optional) for key in loop.keys)
+        found = "; ".join(Kind.of(key, optional, types).text(optional) for key in loop.keys)
         yield (
             f"{len(split)} levels run as several tasks: their vertices are of different kinds, "
             f"which have different bodies ({sum(levels[x] - 1 for x in split)} more tasks): {found}"
         )
-
-
-def _kind_text(key: int, optional: Sequence[str]) -> str:
-    """Return a kind in words: ``with children, without token``."""
-    kind = Kind.of(key, optional)
-    words = ["with children" if kind.inner else "without children"]
-    for name in optional:
-        own = name in kind.present
-        if not name.startswith(LEAF):
-            words.append(f"{'with' if own else 'without'} {name}")
-        elif kind.inner:
-            words.append(f"child {name.removeprefix(LEAF)} {'a' if own else 'no'} leaf")
-        elif own:
-            words.append(f"child {name.removeprefix(LEAF)} of others")
-    return ", ".join(words)
 
 
 def _unmerged(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:

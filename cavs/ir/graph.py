@@ -16,7 +16,9 @@ class Structure:
     """One application of a vertex function to the input graphs.
 
     arity: number of children that it reads; None for all. where: the user's line. top_down: it runs
-    from the roots down; parents: number of parents that it reads then.
+    from the roots down; parents: number of parents that it reads then. of_types: the number of
+    children, or parents, that the function of each type of vertices reads; empty where one function
+    runs at all vertices.
     """
 
     name: str
@@ -24,6 +26,11 @@ class Structure:
     where: str = ""
     top_down: bool = False
     parents: int | None = None
+    of_types: dict[str, int | None] = field(default_factory=dict)
+
+    def arity_of(self, vertex_type: str | None) -> int | None:
+        """Return the number of children that vertices of a type read; None for all."""
+        return self.of_types.get(vertex_type, self.arity) if vertex_type else self.arity
 
 
 @dataclass(eq=False)

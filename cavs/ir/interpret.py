@@ -26,8 +26,12 @@ class Inputs:
     """The batch that a graph is evaluated on: children as CSR, graph of each vertex, features.
 
     offsets, children: child lists of all vertices of the batch, as global vertex ids.
-    graph_of: graph of each vertex. features: by name, in vertex, edge or graph order. positions: of
-    each edge among the children of its parent, if some are empty.
+    graph_of: graph of each vertex. features: by name, in vertex, edge or graph order; of a type, in
+    the order of its vertices, but integers for all vertices, -1 at other types. positions: of each
+    edge among the children of its parent, if some are empty. types: of each vertex, if they have
+    any.
+
+    A row of the vertices of a type, or of their edges, has the number that it has among all.
     """
 
     offsets: Sequence[int]
@@ -37,6 +41,7 @@ class Inputs:
     seed: int = 0
     step: int = 0
     positions: Sequence[int] = ()
+    types: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.offsets = [int(x) for x in self.offsets]
@@ -57,9 +62,24 @@ class Inputs:
         for v, g in enumerate(self.graph_of):
             self.members[g].append(v)
         self._present: dict[Domain, list[int]] = {}
+        self.rank: list[int] = []  # number of each vertex among those of its type
+        seen: dict[str, int] = {}
+        for of in self.types:
+            self.rank.append(seen.get(of, 0))
+            seen[of] = self.rank[-1] + 1
+
+    def ids(self, domain: Domain) -> Sequence[int]:
+        """Return the numbers of the rows of a domain."""
+        of = domain.vertex_type
+        if of is None:
+            return range(self.rows(domain))
+        ends = self.parent if domain.base == "edge" else range(self.num_vertices)
+        return [row for row, v in enumerate(ends) if self.types[v] == of]
 
     def rows(self, domain: Domain) -> int:
         """Number of rows of a domain."""
+        if domain.vertex_type is not None:
+            return len(self.ids(domain))
         if domain.base == "present":
             return len(self.present(domain))
         return {
@@ -144,12 +164,16 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         return [(node.inputs[0], v) for v in inputs.members[row]]
     if name == "to_members":
         return [(node.inputs[0], inputs.graph_of[row])] if _is_member(node, row, inputs) else []
+    if name == "merge_types":
+        v = inputs.parent[row] if node.type.domain.base == "edge" else row
+        of = zip(node.attr("types"), node.inputs, strict=True)
+        return [(x, row) for name, x in of if name == inputs.types[v]]
     base = node.type.domain.base
     if node.op.rule is BatchRule.REDUCE:
-        top = max((x.type.domain for x in node.inputs), key=lambda d: d.rank)
+        top = max((x.type.domain for x in node.inputs), key=lambda d: (d.rank, d.kind is not None))
         return [
             (x, _row(x.type.domain.base, top.base, r, inputs))
-            for r in range(inputs.rows(top))
+            for r in inputs.ids(top)
             for x in node.inputs
         ]
     return [(x, _row(x.type.domain.base, base, row, inputs)) for x in node.inputs]
@@ -162,6 +186,8 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     if node.type.domain.base == "present" and not node.inputs:
         row = inputs.present(node.type.domain)[row]
     if name == "feature":
+        if node.type.dtype != INT and "vertex_type" in dict(node.attrs):
+            row = inputs.rank[row]
         value = inputs.features[node.attr("name")][row]
         return value if node.type.dtype == INT else np.asarray(value, dtype=np.float64)
     if name == "uniform":
@@ -197,7 +223,7 @@ def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
     result: dict[str, Float] = {}
     for key, output in graph.outputs.items():
         rows = []
-        for row in range(inputs.rows(output.type.domain)):
+        for row in inputs.ids(output.type.domain):
             stack: list[tuple[Node, int, list[tuple[Node, int]] | None]] = [(output, row, None)]
             while stack:
                 node, r, needs = stack.pop()

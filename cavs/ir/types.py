@@ -31,9 +31,9 @@ class Domain(NamedTuple):
     """The set that the rows of a value are indexed by: one row, or one per graph, vertex or edge.
 
     A row of "edge" is an edge at its parent, a row of "out" an edge at its child; no operator reads
-    both. ``kind`` restricts vertices, or their edges, to one kind; None means all. The rows of
-    "present" are the vertices that have an integer feature, whose name is ``kind``; only the
-    operators take and place connect them with others.
+    both. ``kind`` restricts vertices, or their edges, to one kind, or by a text to one type; None
+    means all. The rows of "present" are the vertices that have an integer feature, whose name is
+    ``kind``; only the operators take and place connect them with others.
     """
 
     base: str
@@ -49,9 +49,18 @@ class Domain(NamedTuple):
         """True for vertices and edges, whose rows the schedule orders."""
         return self.base in ("vertex", "edge", "out")
 
+    @property
+    def vertex_type(self) -> str | None:
+        """The type that vertices, or their edges, are restricted to; None where to none."""
+        return self.kind if self.by_structure and isinstance(self.kind, str) else None
+
     def of_kind(self, kind: int | str | None) -> Domain:
-        """Return the same base restricted to ``kind``."""
+        """Return the same base restricted to ``kind``, a kind or a type."""
         return _of_kind(self.base, kind) if self.by_structure else self
+
+    def of_type(self, vertex_type: str | None) -> Domain:
+        """Return the same base restricted to a type of vertices; None is all of them."""
+        return self.of_kind(vertex_type)
 
     def __str__(self) -> str:
         return self.base if self.kind is None else f"{self.base}.{self.kind}"
@@ -88,7 +97,7 @@ class TensorType(NamedTuple):
 def join_domains(domains: list[Domain]) -> Domain:
     """Return the domain that all ``domains`` broadcast to.
 
-    ValueError if they are of two kinds of vertices.
+    ValueError if they are of two kinds, or types, of vertices.
     """
     first = domains[0]
     if first.base != "present" and all(d is first or d == first for d in domains):
@@ -101,6 +110,11 @@ def join_domains(domains: list[Domain]) -> Domain:
         raise ValueError("values of edges at parents and at children cannot be combined")
     kinds = {d.kind for d in domains if d.kind is not None}
     if len(kinds) > 1:
+        if types := sorted(repr(d.kind) for d in set(domains) if d.vertex_type is not None):
+            raise ValueError(
+                f"values of vertices of the types {' and '.join(types)} cannot be combined",
+                "no vertex has both types; a vertex reads the state of another one by gather",
+            )
         raise ValueError(f"values of vertex kinds {sorted(kinds)} cannot be combined")
     return top.of_kind(kinds.pop()) if kinds else top
 

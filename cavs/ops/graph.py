@@ -24,6 +24,7 @@ from cavs.ir import (
     defop,
     need_floats,
 )
+from cavs.ops.types import at_all_types
 
 
 def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -252,8 +253,17 @@ _NO_VERTICES = {
 }
 
 
-def _of_vertices(value: Any, name: str) -> Node:
+def _of_vertices(value: Any, name: str, sums: bool = True) -> Node:
+    """Return a value of all vertices; one of a type with zeros at others, if ``sums`` allows."""
     x = as_node(value)
+    of = x.type.domain.vertex_type
+    if of is not None and not sums:
+        raise TraceError(
+            f"[{name}] needs values of all vertices, not of those of the type {of!r}: {x.type}",
+            where=user_line(),
+            hint="push a value at every type, and read that",
+        )
+    x = at_all_types(x)
     if x.type.domain.base != "vertex":
         raise TraceError(
             f"[{name}] needs vertex values: {x.type}",
@@ -272,20 +282,26 @@ def sum_graph(value: Any) -> Node:
 
 
 def mean_graph(value: Any) -> Node:
-    """Return the mean over the vertices of each graph: one row per graph."""
-    return sum_graph(value) / sum_graph(apply("broadcast", 1.0, shape=(), domain=VERTEX))
+    """Return the mean over the vertices of each graph: one row per graph.
+
+    A value of one type has the mean over the vertices of the type, and 0 without any.
+    """
+    domain = as_node(value).type.domain
+    one = apply("broadcast", 1.0, shape=(), domain=domain if domain.vertex_type else VERTEX)
+    number = sum_graph(one)
+    return sum_graph(value) / (apply("maximum", number, 1.0) if domain.vertex_type else number)
 
 
 def max_graph(value: Any) -> Node:
     """Return the maximum over the vertices of each graph, a row per graph; ties share the
     gradient.
     """
-    return apply("max_vertices", _of_vertices(value, "max_graph"))
+    return apply("max_vertices", _of_vertices(value, "max_graph", sums=False))
 
 
 def softmax_graph(value: Any) -> Node:
     """Return the softmax over the vertices of each graph: elements sum to one over a graph."""
-    x = _of_vertices(value, "softmax_graph")
+    x = _of_vertices(value, "softmax_graph", sums=False)
     weight = apply("exp", x - apply("stop_gradient", max_graph(x)))
     return weight / sum_graph(weight)
 

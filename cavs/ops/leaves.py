@@ -31,7 +31,8 @@ defop(
     view=True,
     program_input=True,
 )
-# attrs: name, dtype, shape, domain, optional (integer features: -1 occurs, the value is absent).
+# attrs: name, dtype, shape, domain, optional (integer features: -1 occurs, the value is absent),
+# and vertex_type if it belongs to a type: its rows are those of the vertices of the type.
 defop(
     "feature",
     infer=lambda types, attrs: TensorType(attrs["dtype"], attrs["shape"], attrs["domain"]),
@@ -49,7 +50,10 @@ def feature(
     optional: bool = False,
 ) -> Node:
     """Return the feature ``name``: a row of ``shape`` for each vertex, edge or graph of a batch."""
-    return apply("feature", name=name, dtype=dtype, shape=shape, domain=domain, optional=optional)
+    attrs = {"name": name, "dtype": dtype, "shape": shape, "domain": domain, "optional": optional}
+    if domain.vertex_type is not None:
+        attrs["vertex_type"] = domain.vertex_type
+    return apply("feature", **attrs)
 
 
 def _lookup_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:

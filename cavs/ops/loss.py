@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cavs.config import require
+from cavs.data.vertex_types import ROW
 from cavs.errors import ShapeError, user_line
 from cavs.ir import (
     FLOAT,
@@ -18,6 +19,7 @@ from cavs.ir import (
     TO_FLOATS,
     TO_INTEGERS,
     BatchRule,
+    Domain,
     Node,
     Reads,
     TensorType,
@@ -29,6 +31,7 @@ from cavs.ir import (
     toposort,
 )
 from cavs.ops.elementwise import softplus
+from cavs.ops.leaves import feature
 
 
 def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -45,7 +48,7 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
             "ops.sum_roots(h) or ops.mean_graph(h) before the output layer makes one row a graph"
         ] * (label.domain.base == "graph" and logits.domain.base == "vertex")
         raise ValueError(f"labels of every {label.domain}, logits of every {logits.domain}", *cures)
-    return TensorType(FLOAT, (), logits.domain)
+    return TensorType(FLOAT, (), join_domains([logits.domain, label.domain]))
 
 
 def _grad_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -156,8 +159,8 @@ def mean_rows(value: Any, weight: Any = None) -> Node:
     """
     x = as_node(value)
     if weight is None:
-        base = x.type.domain.base
-        return x if base == "one" else sum_rows(x) / apply("maximum", _count(base), 1.0)
+        domain = x.type.domain
+        return x if domain == ONE else sum_rows(x) / apply("maximum", _count(domain), 1.0)
     w = as_node(weight)
     if w.shape:
         raise ShapeError(
@@ -174,14 +177,17 @@ def mean_rows(value: Any, weight: Any = None) -> Node:
     return sum_rows(weighed) / apply("maximum", sum_rows(w), _TINY)
 
 
-def _count(base: str) -> Node:
-    return apply("count_rows", base=base)
+def _count(domain: Domain) -> Node:
+    """Return the number of rows of a domain."""
+    if domain.vertex_type is None:
+        return apply("count_rows", base=domain.base)
+    return apply("count_present", feature(ROW + domain.vertex_type, domain, INT))
 
 
 def _mean(x: Node) -> Node:
     """Return the mean over all elements of all rows."""
-    base, width = x.type.domain.base, float(x.type.width)
-    count = width if base == "one" else _count(base) * width
+    domain, width = x.type.domain, float(x.type.width)
+    count = width if domain == ONE else _count(domain) * width
     total = apply("sum_rows", x)
     total = total.sum() if total.shape else total
     return total / apply("maximum", count, 1.0)

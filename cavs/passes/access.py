@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from cavs.data.vertex_types import ROW
 from cavs.ir import (
     INT,
     ONE,
@@ -138,6 +139,8 @@ class Accesses:
             return [Piece(node, 0, width, "one")]
         if name == "feature":
             domain = node.type.domain
+            if of := dict(node.attrs).get("vertex_type"):
+                return [Piece(node, 0, width, "index", "index_feature", ROW + of)]
             array = _ORDER.get(domain.base, "none")
             return [Piece(node, 0, width, _map_of(array), array, _feature_of(domain))]
         if name == "num_children":

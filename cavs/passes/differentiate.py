@@ -6,8 +6,10 @@ The cycle of the recurrence is cut at the slots: the cotangent of what a vertex 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
 
 from cavs.errors import FAULT, CompileError
 from cavs.ir import (
@@ -27,6 +29,7 @@ from cavs.ir import (
     toposort,
     users,
 )
+from cavs.ops.types import add_types, at_all_types
 from cavs.passes.branches import Branches
 from cavs.passes.rules import constant_of
 
@@ -36,9 +39,11 @@ def reduce_to(d: Node, target: TensorType) -> Node:
     while d.type.domain.rank > target.domain.rank:
         if target.domain == ONE:
             d = apply("sum_rows", d)
+        elif d.type.domain.base == "edge":
+            d = apply("sum_children", d)
         else:
-            d = apply("sum_children" if d.type.domain.base == "edge" else "sum_vertices", d)
-    return _reduce_shape(d, target.shape)
+            d = apply("sum_vertices", at_all_types(d))
+    return _reduce_shape(d if target.domain.kind else at_all_types(d), target.shape)
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -100,25 +105,32 @@ def gradients(
         if d is None or node not in forward:
             return
         d = expand(reduce_to(d, node.type), node.type) if d.type != node.type else d
-        cotangent[node] = d if node not in cotangent else cotangent[node] + d
+        cotangent[node] = d if node not in cotangent else add_types(cotangent[node], d)
 
-    backward: dict[Slot, Node] = {}  # the gathered value whose cotangent each new slot holds
+    # The gathered values whose cotangent each new slot holds: one for each type of vertices.
+    backward: dict[Slot, list[Node]] = defaultdict(list)
     readers = users(nodes)
+    gathers: dict[Slot, list[Node]] = defaultdict(list)
+    for n in nodes:
+        if n.op.reads_slot:
+            gathers[n.attr("slot")].append(n)
     for slot, source in graph.slots.items():
         if slot.backward:  # the structure runs top-down
-            summed = apply("gather_grad", slot=slot, domain=VERTEX)
             if source in forward:
                 back = replace(slot, backward=False)
-                backward[back] = summed
+                unread = [apply("gather_grad", slot=slot, domain=VERTEX)]
+                backward[back] = gathers[slot] or unread
                 add(source, apply("gather", slot=back, domain=EDGE))
             continue
-        gather = apply("gather", slot=slot, domain=EDGE)
-        for n in gathered(gather, readers.get(gather, ())) if source in forward else ():
+        of_child: dict[int | None, Slot] = {}
+        every = [n for g in gathers[slot] for n in gathered(g, readers.get(g, ()))]
+        for n in every if source in forward else ():
             k = n.attr("k") if n.op.name == "nth_child" else None
-            back = replace(slot, backward=True, child=k)
-            backward[back] = n
-            add(source, apply("gather_grad", slot=back, domain=VERTEX))
-    stops = set(backward.values())
+            if k not in of_child:
+                of_child[k] = replace(slot, backward=True, child=k)
+                add(source, apply("gather_grad", slot=of_child[k], domain=VERTEX))
+            backward[of_child[k]].append(n)
+    stops = {n for values in backward.values() for n in values}
     add(output, constant(1.0))
     for node in reversed(nodes):
         d = cotangent.get(node)
@@ -135,9 +147,11 @@ def gradients(
             for x, dx in zip(node.inputs, branches.vjp(node, d), strict=True):
                 add(x, dx)
     slots: dict[Slot, Node] = {}
-    for back, n in backward.items():
-        zero = apply("broadcast", constant(0.0), shape=n.shape, domain=n.type.domain)
-        slots[back] = cotangent.get(n, zero)
+    for back, values in backward.items():
+        found = [at_all_types(cotangent[n]) for n in values if n in cotangent]
+        domain = values[0].type.domain.of_kind(None)
+        zero = apply("broadcast", constant(0.0), shape=values[0].shape, domain=domain)
+        slots[back] = reduce(add_types, found) if found else zero
     for w in wanted:
         if w not in cotangent:
             cotangent[w] = apply("broadcast", constant(0.0), shape=w.shape, domain=ONE)

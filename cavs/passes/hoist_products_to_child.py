@@ -46,7 +46,9 @@ def hoist_products_to_child(graph: Graph) -> Graph:
     made: dict[Slot, tuple[Node, ...]] = {}
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
-        structure = _child_of(inputs[0]) if n.op.name == "matmul" else None
+        # The function of one type would have the product computed at all children.
+        whole = n.op.name == "matmul" and n.type.domain == EDGE
+        structure = _child_of(inputs[0]) if whole else None
         if structure is None:
             return None
         slot = Slot(f"product {len(made)}", structure, n.shape)

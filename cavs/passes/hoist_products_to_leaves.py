@@ -64,9 +64,10 @@ def hoist_products_to_leaves(graph: Graph) -> Graph:
         if parts is None:
             return None
         children = []
+        domain = EDGE.of_kind(n.type.domain.kind)
         for s, k, _, _ in parts:
             same = inner.setdefault(s, replace(s, leaf=False))
-            gather = apply("gather", slot=same, domain=EDGE)
+            gather = apply("gather", slot=same, domain=domain)
             children.append(apply("nth_child", gather, k=k))
         joined = children[0] if len(children) == 1 else apply("concat", *children, axis=-1)
         total = apply("matmul", joined, inputs[1])
@@ -75,7 +76,7 @@ def hoist_products_to_leaves(graph: Graph) -> Graph:
             structure = of_child[0][0].structure
             slot = Slot(f"product {len(slots)}", structure, n.shape, child=k, leaf=True)
             slots[slot] = inputs[1], of_child
-            gather = apply("gather", slot=slot, domain=EDGE)
+            gather = apply("gather", slot=slot, domain=domain)
             total = total + apply("nth_child", gather, k=k)
         return total
 

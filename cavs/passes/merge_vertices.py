@@ -9,6 +9,7 @@ because cotangents add up.
 
 from __future__ import annotations
 
+from cavs.data.vertex_types import ROW
 from cavs.ir import EDGE, VERTEX, Graph, Node, apply, rewrite
 from cavs.ops.leaves import feature
 
@@ -22,9 +23,10 @@ def distinguishing(graph: Graph, training: bool = True) -> tuple[str, ...] | Non
 
 
 def features_of_vertices(graph: Graph) -> tuple[str, ...]:
-    """Return the features of vertices and edges that ``graph`` reads."""
+    """Return the features of vertices and edges that ``graph`` reads; ROW features are numbers."""
     found = (n for n in graph.nodes() if n.op.name == "feature" and n.type.domain.by_structure)
-    return tuple(sorted({n.attr("name") for n in found}))
+    names = {n.attr("name") for n in found}
+    return tuple(sorted(name for name in names if not name.startswith(ROW)))
 
 
 def why_separate(graph: Graph, training: bool = True) -> str:
@@ -61,7 +63,8 @@ def _weighed(node: Node, inputs: tuple[Node, ...]) -> Node | None:
 def _counted(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.name == "count_present" and inputs[0].type.domain.by_structure:
         (index,) = inputs
-        return apply("sum_rows", feature(PRESENT + index.attr("name"), index.type.domain))
+        domain = index.type.domain.of_kind(None)  # those of one type are absent at others
+        return apply("sum_rows", feature(PRESENT + index.attr("name"), domain))
     if node.op.name == "count_rows" and node.attr("base") == "vertex":
         return apply("sum_rows", feature(COPIES, VERTEX))
     if node.op.name == "count_rows" and node.attr("base") == "edge":

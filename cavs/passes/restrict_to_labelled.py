@@ -26,7 +26,7 @@ def _taken(x: Node, domain: Domain) -> Node:
     """Return ``x`` restricted to the rows of ``domain``."""
     if x.type.domain in (ONE, domain):
         return x
-    if x.op.name == "feature" and x.type.domain == VERTEX:
+    if x.op.name == "feature" and x.type.domain.base == "vertex":
         return rebuild(x, (), domain)
     if x.type.domain != VERTEX:
         x = apply("broadcast", x, shape=x.shape, domain=VERTEX)
@@ -47,8 +47,9 @@ def _place_losses(graph: Graph) -> Graph:
         if n in loops:
             return None
         if name == "cross_entropy_rows":
-            label = inputs[1]
-            if n.type.domain != VERTEX or not label.attr("optional") or n.inputs[0] in roots:
+            logits, label = inputs
+            some = label.attr("optional") or label.type.domain.vertex_type is not None
+            if logits.type.domain != VERTEX or not some or n.inputs[0] in roots:
                 return None
             present = Domain("present", label.attr("name"))
             return apply("place", apply(name, *(_taken(x, present) for x in inputs)))

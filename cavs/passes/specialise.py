@@ -1,8 +1,9 @@
 """Specialise F for every kind of vertex in the data, by partial evaluation.
 
-A kind is (has children or not, which optional features are present). Values that depend on the kind
-are computed per kind, where gathered zeros and absent inputs fold away: leaves do not multiply by
-U, and vertices without input not by W. Other values stay whole. The paper has no such pass.
+A kind is (type, has children or not, which optional features are present). Values that depend on
+the kind are computed per kind, where gathered zeros and absent inputs fold away: leaves do not
+multiply by U, and vertices without input not by W. A kind computes the function of its own type
+alone. Other values stay whole. The paper has no such pass.
 """
 
 from __future__ import annotations
@@ -13,24 +14,52 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cavs.data.merge import LEAF
-from cavs.ir import BatchRule, Graph, Node, Slot, apply, make, rebuild, users
-from cavs.passes.rules import constant_of, full, zeros
+from cavs.data.vertex_types import number_of_bits
+from cavs.ir import BatchRule, Graph, Node, Slot, TensorType, apply, make, rebuild, users
+from cavs.passes.rules import as_type, constant_of, full, zeros
 from cavs.passes.simplify import simplify_node
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of vertices. key: its number in the schedule, 2 * presence bits + inner."""
+    """A kind of vertices. key: its number in the schedule, 2 * (presence bits, type) + inner."""
 
     key: int
     inner: bool
     present: frozenset[str]
+    vertex_type: str | None = None
 
     @staticmethod
-    def of(key: int, optional: Sequence[str]) -> Kind:
-        """Return the kind with number ``key``; bit i of the presence bits is ``optional[i]``."""
-        present = frozenset(n for i, n in enumerate(optional) if (key >> 1) >> i & 1)
-        return Kind(key, bool(key & 1), present)
+    def of(key: int, optional: Sequence[str], types: Sequence[str] = ()) -> Kind:
+        """Return the kind with number ``key``.
+
+        Its lowest bit says that it has children; then come the number of its type in ``types``, and
+        the presence bits, of which bit i is ``optional[i]``.
+        """
+        bits = number_of_bits(types)
+        of_type, presence = (key >> 1) & ((1 << bits) - 1), key >> 1 >> bits
+        present = frozenset(n for i, n in enumerate(optional) if presence >> i & 1)
+        return Kind(key, bool(key & 1), present, types[of_type] if types else None)
+
+    def text(self, optional: Sequence[str]) -> str:
+        """Return the kind in words: ``join with children, without token``."""
+        of = "" if self.vertex_type is None else f"{self.vertex_type} "
+        words = [f"{of}with children" if self.inner else f"{of}without children"]
+        for name in optional:
+            own = name in self.present
+            if not name.startswith(LEAF):
+                words.append(f"{'with' if own else 'without'} {name}")
+            elif self.inner:
+                words.append(f"child {name.removeprefix(LEAF)} {'a' if own else 'no'} leaf")
+            elif own:
+                words.append(f"child {name.removeprefix(LEAF)} of others")
+        return ", ".join(words)
+
+
+def types_of(graph: Graph) -> tuple[str, ...]:
+    """Return the types of vertices that every vertex function with types has, sorted."""
+    found = [set(s.structure.of_types) for s in graph.slots if s.structure.of_types]
+    return tuple(sorted(set.intersection(*found))) if found else ()
 
 
 def optional_features(graph: Graph) -> tuple[str, ...]:
@@ -62,6 +91,7 @@ class _Specialiser:
         for n in self.order:
             if n.type.domain.by_structure and self._depends(n):
                 self.dependent.add(n)
+        self.needed = self._needed_kinds() if types_of(graph) else {}
         self.only_by_kind = self._only_by_kind()
         sources = Counter(n for s, n in graph.slots.items() if s.backward)
         self.of_many = {n for n, slots in sources.items() if slots > 1}
@@ -71,6 +101,8 @@ class _Specialiser:
     def _depends(self, n: Node) -> bool:
         if n.type.domain.base in ("edge", "out") or n.op.reads_slot:
             return True
+        if n.type.domain.vertex_type is not None or n.op.name == "merge_types":
+            return True
         if n.op.zero_at_leaves or n.op.one_at_leaves:
             return True
         if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
@@ -78,6 +110,23 @@ class _Specialiser:
         if n.op.name == "push":
             return False
         return any(x in self.dependent for x in n.inputs)
+
+    def _needed_kinds(self) -> dict[Node, set[int]]:
+        """Return the kinds for which values that depend on them are read."""
+        every = set(range(len(self.kinds)))
+        found = {n: set(every) for n in self.graph.roots()}
+        for n in reversed(self.order):
+            kinds = found.setdefault(n, set()) if n in self.dependent else every
+            of = n.type.domain.vertex_type
+            if of is not None:
+                kinds &= {k for k in every if self.kinds[k].vertex_type == of}
+            for i, x in enumerate(n.inputs):
+                read = kinds
+                if n.op.name == "merge_types":
+                    of = n.attr("types")[i]
+                    read = {k for k in kinds if self.kinds[k].vertex_type == of}
+                found.setdefault(x, set()).update(read)
+        return found
 
     def _only_by_kind(self) -> set[Node]:
         """Return elementwise values (and products) equal for all kinds that only kinds read."""
@@ -103,7 +152,8 @@ class _Specialiser:
 
     def _slot(self, slot: Slot, n: Node) -> Node:
         """Return the value of ``slot``. A cotangent for a child is needed at vertices with
-        children, and a value of a child at vertices that are children."""
+        children, whose type reads that child, and a value of a child at vertices that are
+        children."""
         if (slot.child is None and not slot.alike) or n not in self.dependent:
             return self._merged(n)
         if not slot.backward:
@@ -129,6 +179,9 @@ class _Specialiser:
     def _is_parent(self, slot: Slot, kind: Kind) -> bool:
         """True if vertices of ``kind`` may have the child that ``slot`` is for."""
         name = f"{LEAF}{slot.child}"
+        arity = slot.structure.arity_of(kind.vertex_type)
+        if arity is not None and slot.child is not None and slot.child >= arity:
+            return False
         return kind.inner and slot.leaf in (None, name in kind.present)
 
     def _of_parents(self, kinds: Sequence[int], values: Sequence[Node]) -> Node:
@@ -151,14 +204,16 @@ class _Specialiser:
         return apply("merge", *values, **attrs)
 
     def _each_kind(self, n: Node) -> None:
-        for k in range(len(self.kinds)):
+        for k in self.needed[n] if self.needed else range(len(self.kinds)):
             self.kinded[n, k] = self._of_kind(n, k)
 
     def _of_kind(self, n: Node, k: int) -> Node | None:
-        """Return ``n`` for kind ``k``; None if it has no rows (edges of leaves)."""
+        """Return ``n`` for kind ``k``; None if it has no rows (edges of leaves, other types)."""
         kind = self.kinds[k]
         domain = n.type.domain.of_kind(k)
         if n.type.domain.base == "edge" and not kind.inner:
+            return None
+        if n.type.domain.vertex_type not in (None, kind.vertex_type):
             return None
         t = type(n.type)(n.type.dtype, n.shape, domain)
         if n.op.zero_at_leaves and not kind.inner:
@@ -171,15 +226,26 @@ class _Specialiser:
             return make(n.op, (), {**dict(n.attrs), "domain": domain}, t, n.where)
         if n.op.name == "lookup" and self._absent(n.inputs[1], kind):
             return zeros(t)
-        inputs = []
-        for x in n.inputs:
-            y = self.kinded[x, k] if x in self.dependent else self._restricted(self.whole[x], k)
-            assert y is not None, n
-            inputs.append(y)
-        new = rebuild(n, tuple(inputs), domain)
+        if n.op.name == "merge_types":
+            return self._of_own_type(n, k, t)
+        new = rebuild(n, tuple(self._in_kind(x, k) for x in n.inputs), domain)
         if new.type.domain != domain:  # no input has a kind: the value is equal for all kinds
             new = apply("broadcast", new, shape=n.shape, domain=domain)
         return simplify_node(new)
+
+    def _of_own_type(self, n: Node, k: int, t: TensorType) -> Node:
+        """Return the input of a merged value for the type of kind ``k``; zeros if it has none."""
+        for name, x in zip(n.attr("types"), n.inputs, strict=True):
+            if name == self.kinds[k].vertex_type:
+                found = self._in_kind(x, k)
+                return as_type(found, t)
+        return zeros(t)
+
+    def _in_kind(self, x: Node, k: int) -> Node:
+        """Return an input of a value of kind ``k``."""
+        found = self.kinded[x, k] if x in self.dependent else self._restricted(self.whole[x], k)
+        assert found is not None, x
+        return found
 
     def _reads_nothing(self, n: Node, kind: Kind) -> bool:
         """True if no vertex of ``kind`` has the child, or parent, whose slot ``n`` reads."""
@@ -243,7 +309,9 @@ class _Specialiser:
         total: Node | None = None
         for k, kind in enumerate(self.kinds):
             inputs = [
-                self.kinded[x, k] if x in self.dependent else self._restricted(self.whole[x], k)
+                self.kinded.get((x, k))
+                if x in self.dependent
+                else self._restricted(self.whole[x], k)
                 for x in n.inputs
             ]
             if any(x is None for x in inputs):
@@ -262,7 +330,7 @@ class _Specialiser:
         if n not in self.dependent:
             return self.whole[n]
         asked = range(len(self.kinds)) if kinds is None else kinds
-        parts = [(k, self.kinded[n, k]) for k in asked]
+        parts = [(k, self.kinded.get((n, k))) for k in asked]
         found = [(k, x) for k, x in parts if x is not None]
         if not found:
             return zeros(n.type)

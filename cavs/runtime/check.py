@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cavs.errors import FeatureError, GraphError, NumericsError
 from cavs.frontend.batch import Feature
-from cavs.ir import Graph, Node
+from cavs.ir import Graph, Node, Structure
 
 # Features and parameters are checked where they are set: other values come from computing.
 NOT_FINITE = (
@@ -43,6 +43,20 @@ def check_batch(batch: object) -> None:
         )
 
 
+def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
+    """GraphError if a vertex has a type without a vertex function; ``types``: those that have one.
+
+    Likewise for vertices without types where vertex functions are for types, and for vertices with
+    types where none is.
+    """
+    found = getattr(batch, "type_names", None)
+    if found is None if not types else found is not None and set(found) <= set(types):
+        return
+    for structure in dict.fromkeys(slot.structure for slot in traced.slots):
+        if structure.of_types or not types:
+            batch.check_types(tuple(structure.of_types), structure.where, structure.name)
+
+
 def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     """GraphError if a vertex has children that its vertex function never reads.
 
@@ -50,30 +64,46 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     the children up to the largest k. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        of_parents = structure.parents is not None
-        most = structure.parents if of_parents else structure.arity
-        if most is None or (not of_parents and max_arity <= most):
-            continue
-        schedule = batch.schedule()
-        number = np.diff(np.asarray(schedule.out_offsets if of_parents else schedule.edge_offsets))
-        present = number.copy()
-        if not of_parents:  # empty positions before a child count
-            np.maximum.at(number, np.asarray(schedule.parent), schedule.positions + 1)
-        wrong = np.asarray(schedule.order)[number > most]
-        if not wrong.size:
-            continue
-        vertex = int(wrong.min())
-        row = int(np.asarray(schedule.row)[vertex])
-        count = int(number[row])
-        what, one = ("parents", "parent") if of_parents else ("children", "child")
-        has = f"{count} {what}" if count == present[row] else f"a child in position {count - 1}"
-        error = GraphError(
-            f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by gather(k)",
-            where=structure.where,
-            hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
-        )
-        error.vertex = vertex
-        raise error
+        of_parents = structure.top_down
+        for vertex_type, most in _most_read(structure):
+            if most is not None and (of_parents or max_arity > most):
+                _check_number(structure, vertex_type, most, of_parents, batch)
+
+
+def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
+    """Return the number of neighbours that are read, None for any, by type of vertices."""
+    if structure.of_types:
+        return structure.of_types.items()
+    return [(None, structure.arity if structure.parents is None else structure.parents)]
+
+
+def _check_number(
+    structure: Structure, vertex_type: str | None, most: int, of_parents: bool, batch: Any
+) -> None:
+    """GraphError if a vertex of a type has more than ``most`` children, or parents."""
+    schedule = batch.schedule()
+    number = np.diff(np.asarray(schedule.out_offsets if of_parents else schedule.edge_offsets))
+    present = number.copy()
+    if not of_parents:  # empty positions before a child count
+        np.maximum.at(number, np.asarray(schedule.parent), schedule.positions + 1)
+    wrong = np.asarray(schedule.order)[number > most]
+    if vertex_type is not None:
+        wrong = wrong[batch.is_of(vertex_type)[wrong]]
+    if not wrong.size:
+        return
+    vertex = int(wrong.min())
+    row = int(np.asarray(schedule.row)[vertex])
+    count = int(number[row])
+    what, one = ("parents", "parent") if of_parents else ("children", "child")
+    has = f"{count} {what}" if count == present[row] else f"a child in position {count - 1}"
+    of = "" if vertex_type is None else f' at vertices of type "{vertex_type}"'
+    error = GraphError(
+        f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by gather(k){of}",
+        where=structure.where,
+        hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
+    )
+    error.vertex = vertex
+    raise error
 
 
 def check_schema(

@@ -3,71 +3,92 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from cavs.compiler.program import Program
-from cavs.data.features import split_name
+from cavs.data.features import FeatureSpec, spec_of, split_name
+from cavs.data.vertex_types import feature_name
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
 from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
 
-class _EdgeFeature(NamedTuple):
-    """The entry of ``feature_schema`` for a feature of edges."""
-
-    domain: str
-    dtype: str
-    shape: tuple[int, ...]
-    has_absent: bool
-
-
 class EdgeTypes:
-    """Types of edge features, learnt from batches that have edges: empty arrays have none.
+    """Types of features that a batch may have no row of: empty arrays have none.
 
-    The model stores them, for other sessions and for checkpoints.
+    They are features of edges and of types of vertices, and learnt from batches that have some. The
+    model stores them, for other sessions and for checkpoints.
     """
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
-        """Return the type of every feature of ``batch``; without edges, edge features as learnt."""
-        schema, known = batch.feature_schema(), self._model._edge_types
-        if batch.topology.num_edges == 0:
-            others = {n: s for n, s in schema.items() if s.domain != "edge"}
-            of_edges = {n: _EdgeFeature("edge", *known[n], False) for n in known}
-            return {**schema, **of_edges, **others}
-        self._learn({n: (s.dtype, tuple(s.shape)) for n, s in schema.items() if s.domain == "edge"})
-        return schema
+        """Return the type of every feature of ``batch``; as learnt, where it has no row of it."""
+        schema = batch.feature_schema()
+        types = getattr(batch, "type_names", None)
+        edges = batch.topology.num_edges > 0
+        if edges and types is None:
+            self._learn({n: s for n, s in schema.items() if s.domain == "edge"})
+            return schema
 
-    def learn(self, features: Mapping[str, Array]) -> None:
-        """Learn types of edge features of other ranks, unless a batch has shown them."""
-        new = {n: a for n, a in features.items() if n not in self._model._edge_types}
-        kinds = {n: "int" if a.dtype.kind == "i" else "float" for n, a in new.items()}
-        self._learn({n: (kinds[n], a.shape[1:]) for n, a in new.items()})
+        def has_rows(spec: Any) -> bool:
+            return spec.type in (types or ()) if spec.type else spec.domain != "edge" or edges
 
-    def _learn(self, found: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        own = {n: s for n, s in schema.items() if has_rows(s)}
+        self._learn({n: s for n, s in own.items() if s.domain == "edge" or s.type})
+        learnt = {
+            n: s for n, s in self._known() if not has_rows(s) and (types is not None or not s.type)
+        }
+        return {**schema, **learnt, **own}
+
+    def _known(self) -> Iterator[tuple[str, FeatureSpec]]:
+        dtype: Any
+        for name, (dtype, shape, of) in self._model._edge_types.items():
+            yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
+
+    def learn(
+        self, features: Mapping[str, Array], of_types: Mapping[str, Mapping[str, Array]]
+    ) -> None:
+        """Learn types of features of other ranks, unless a batch has shown them.
+
+        features: of edges. of_types: of types of vertices, by type.
+        """
+        found = {n: spec_of("edge", rows, False) for n, rows in features.items()}
+        found |= {
+            feature_name(t, n): spec_of("vertex", rows, False, t)
+            for t, group in of_types.items()
+            for n, rows in group.items()
+        }
+        self._learn({n: s for n, s in found.items() if n not in self._model._edge_types})
+
+    def _learn(self, specs: Mapping[str, Any]) -> None:
+        found = {n: (s.dtype, tuple(s.shape), s.type) for n, s in specs.items()}
         known = self._model._edge_types
         if found.items() - known.items():
             self._model._edge_types = {**known, **found}
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
-        """Return a feature for the engine; without edges, also one that ``source`` lacks."""
+        """Return a feature for the engine; also one that ``source`` lacks, without a row of it."""
         whole, column = split_name(name)
         if column is not None:
             return np.ascontiguousarray(self.rows(source, whole, dtype)[:, column])
-        known = self._model._edge_types
-        if name in known and source.topology.num_edges == 0:
+        _, shape, of = self._model._edge_types.get(name, ("", (), None))
+        if of == "" and source.topology.num_edges == 0:
             try:  # other data may have a feature of vertices by the same name
                 found = source[name]
             except FeatureError:
                 found = ()
             if len(found) == 0:
-                return np.zeros((0, *known[name][1]), dtype)
+                return np.zeros((0, *shape), dtype)
+        if of and of not in (source.type_names or ()):  # indices are those of all vertices
+            if dtype == np.int32:
+                return np.full((source.num_vertices, *shape), -1, dtype)
+            return np.zeros((0, *shape), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
 
 

@@ -13,13 +13,14 @@ from cavs.compiler.pipeline import Compiled, compile_graph
 from cavs.compiler.program import Program
 from cavs.cuda.engine import CudaEngine
 from cavs.data.features import MAX_OPTIONAL
+from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FAULT, CompileError, DeviceError
 from cavs.frontend.model import Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import optional_features
-from cavs.runtime.check import check_arity, check_batch
+from cavs.runtime.check import check_arity, check_batch, check_types
 from cavs.runtime.encode import encode
 from cavs.runtime.features import EdgeTypes, features
 from cavs.runtime.interface import BatchLike, Executor, Inputs
@@ -218,6 +219,7 @@ class ProgramCache:
         ``batch`` itself.
         """
         names = variant.traced.distinguishing
+        check_types(variant.traced.graph, variant.traced.types, batch)
         if names is None:
             return batch
         if variant.decisions.child_numbers is None:
@@ -230,7 +232,8 @@ class ProgramCache:
         wanted = self.passes.hoist_products_to_leaves and self.passes.specialise
         wanted &= not self._replicas(variant.key.training)
         numbers = multiplied_children(graph) if wanted else 0
-        room = min(MAX_CHILD_NUMBERS, MAX_OPTIONAL - len(optional_features(graph)))
+        taken = len(optional_features(graph)) + number_of_bits(variant.traced.types)
+        room = min(MAX_CHILD_NUMBERS, MAX_OPTIONAL - taken)
         if 0 < numbers <= room:
             merged = batch.merged(names, numbers)
             numbers = numbers if merged.reads_per_product >= MIN_READERS else 0
@@ -240,7 +243,10 @@ class ProgramCache:
         # On devices siblings are neighbours: the children of complete trees are then rows of a
         # matrix, and are not gathered.
         by_number = self.cuda is None
-        found: _engine.Schedule = rows.schedule(variant.traced.optional, by_number=by_number)
+        traced = variant.traced
+        found: _engine.Schedule = rows.schedule(
+            traced.optional, by_number=by_number, types=traced.types
+        )
         return found
 
     def _inputs(

@@ -9,12 +9,13 @@ from cavs import _engine
 from cavs.compiler.memory import Shape
 from cavs.data.features import MAX_OPTIONAL
 from cavs.data.merge import LEAF
+from cavs.data.vertex_types import number_of_bits
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
-from cavs.passes.specialise import optional_features
+from cavs.passes.specialise import optional_features, types_of
 from cavs.runtime.check import check_schema
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
@@ -42,11 +43,14 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
             known.last_schema = schema
             return
     found = _traced(variant.key, decisions, known, model, schema, batch)
-    while len(found.optional) > MAX_OPTIONAL:
+    while len(found.optional) > MAX_OPTIONAL - number_of_bits(found.types):
         decisions.merge_features(_mergeable(found))
         found = _traced(variant.key, decisions, known, model, schema, batch)
     if known is not None and known.optional != found.optional:
         decisions.kinds = ()
+    if decisions.types not in (None, found.types):
+        decisions.kinds = ()
+    decisions.types = found.types
     variant.trace, variant.build = found, None
 
 
@@ -67,6 +71,7 @@ def _traced(
             s.dtype,
             tuple(s.shape),
             n not in decisions.merged_features and bool(s.has_absent or n in absent),
+            s.type,
         )
         for n, s in schema.items()
     }
@@ -81,6 +86,7 @@ def _traced(
         distinguishing(graph, key.training) if key.merging else None,
         decisions.merged_features,
         not edges and any(f.where == "edge" for f in features.values()),
+        types_of(graph),
     )
 
 

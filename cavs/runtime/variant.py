@@ -36,15 +36,17 @@ class Decisions:
 
     absent: features known to be absent somewhere, before any batch shows it. merged_features:
     features whose absence makes no kind of vertex. child_numbers: products of so many first
-    children are computed at the child; None: undecided. kinds: of vertices, by schedule key.
-    recompiles: how often new kinds came after compilation. shared: edges outnumber vertices; None:
-    undecided. shape: of the first graphs with edges.
+    children are computed at the child; None: undecided. kinds: of vertices, by schedule key. types:
+    of vertices, which number the kinds; None: not known. recompiles: how often new kinds came after
+    compilation. shared: edges outnumber vertices; None: undecided. shape: of the first graphs with
+    edges.
     """
 
     absent: frozenset[str] = frozenset()
     merged_features: frozenset[str] = frozenset()
     child_numbers: int | None = None
     kinds: tuple[int, ...] = ()
+    types: tuple[str, ...] | None = None
     recompiles: int = 0
     shared: bool | None = None
     shape: Shape | None = None
@@ -59,7 +61,8 @@ class Decisions:
 class Trace:
     """A traced model.
 
-    schema: declared type of every feature. optional: features whose absence makes kinds.
+    schema: declared type of every feature. optional: features whose absence makes kinds. types: of
+    vertices, in the order in which they number kinds; empty where one function runs at all.
     distinguishing: features in which vertices that are not merged differ; None: merging does not
     apply. merged_features: those decided when it was traced. without_edges: its batch had no
     edges, so that types of edge features are a guess. last_schema: of the last batch that fitted.
@@ -71,6 +74,7 @@ class Trace:
     distinguishing: tuple[str, ...] | None
     merged_features: frozenset[str]
     without_edges: bool
+    types: tuple[str, ...] = ()
     last_schema: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -126,6 +130,7 @@ class Variant:
             "merged_features": sorted(d.merged_features),
             "recompiles": d.recompiles,
             "kinds": [int(k) for k in d.kinds],
+            "types": None if d.types is None else list(d.types),
             "shared": d.shared,
             "shape": d.shape,
         }
@@ -137,6 +142,7 @@ class Variant:
         Raises KeyError, TypeError or ValueError on anything else.
         """
         numbers, shape = entry["child_numbers"], entry.get("shape")
+        types = entry.get("types")
         entry = {"merged_features": entry.get("lumped", ()), **entry}  # former names
         entry = {"recompiles": entry.get("grown", 0), **entry}  # former names
         return Variant(
@@ -151,6 +157,7 @@ class Variant:
                 merged_features=frozenset(str(n) for n in entry["merged_features"]),
                 child_numbers=None if numbers is None else int(numbers),
                 kinds=tuple(sorted(int(k) for k in entry["kinds"])),
+                types=None if types is None else tuple(map(str, types)),
                 recompiles=int(entry["recompiles"]),
                 shared=entry.get("shared"),
                 shape=None if shape is None else Shape(*map(float, shape)),

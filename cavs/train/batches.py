@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from cavs.config import require_count
 from cavs.errors import CavsError, CheckpointError, DataError, raised_at
-from cavs.train.data_set import edge_types, with_edge_types
+from cavs.train.data_set import (
+    edge_types,
+    type_features,
+    with_edge_types,
+    with_missing_types,
+)
 from cavs.train.epoch import Parts, changed, parts_of
 
 Collate = Callable[[Sequence[Any], NDArray[np.int64]], Any]
@@ -57,6 +62,7 @@ class Loader(ABC):
         self._running = False
         self._ahead: Generator[Any] | None = None  # batches of the running iteration
         self._edge_types: Mapping[str, Any] | None = None  # edge features, without rows
+        self._type_features: dict[str, dict[str, Any]] | None = None  # without rows, too
 
     @property
     def caches(self) -> bool:
@@ -198,6 +204,11 @@ class Loader(ABC):
         if self._edge_types is None:
             found = edge_types(graphs)
             self._edge_types = self._edge_types_of_all() if found is None else found
+        if getattr(graphs[0], "type_names", None) is not None:
+            if self._type_features is None:
+                self._type_features = self._type_features_of_all()
+            self._type_features |= type_features(graphs)
+            graphs = with_missing_types(graphs, self._type_features)
         item = collate(with_edge_types(graphs, self._edge_types or {}), ids)
         prepare = self.prepare
         if prepare is not None:
@@ -214,6 +225,10 @@ class Loader(ABC):
     def _edge_types_of_all(self) -> Mapping[str, Any] | None:
         """Return the `edge_types` of the data set; None if they are not known yet."""
         return None
+
+    def _type_features_of_all(self) -> dict[str, dict[str, Any]]:
+        """Return the `type_features` of the data set, as far as they are known."""
+        return {}
 
     # ---- resuming ------------------------------------------------------------------------------
 

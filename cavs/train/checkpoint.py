@@ -82,7 +82,8 @@ class Checkpoint:
         progress: JSON object with the progress of the run and the settings of its steps.
         version: Version of cavs that wrote the file.
         extra: Further arrays of the engine, such as the residuals of compressors.
-        edge_types: Dtype and row shape of the edge features that the model was trained with.
+        edge_types: Dtype, row shape and type of vertices of the features of types, and of edges,
+            whose type is "", that the model was trained with.
     """
 
     parameters: dict[str, Array]
@@ -92,7 +93,7 @@ class Checkpoint:
     progress: dict[str, Any] = field(default_factory=dict)
     version: str = ""
     extra: dict[str, Array] = field(default_factory=dict)
-    edge_types: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    edge_types: dict[str, tuple[str, tuple[int, ...], str]] = field(default_factory=dict)
 
 
 def model_name(model: object) -> str:
@@ -199,7 +200,10 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         names = json.loads(metadata["parameters"])
         config, progress = json.loads(metadata["config"]), json.loads(metadata["progress"])
         types = json.loads(metadata.get("edge_types", "{}")).items()
-        edge_types = {str(n): (str(d), tuple(int(x) for x in shape)) for n, (d, shape) in types}
+        edge_types = {
+            str(n): (str(d), tuple(int(x) for x in shape), str(*of))  # former files have no types
+            for n, (d, shape, *of) in types
+        }
         parameters = {name: tensors.pop(name) for name in names}
         states: dict[str, list[Array]] = {name: [] for name in names}
         for name in names:
@@ -259,7 +263,7 @@ def check_fit(
 
 
 def recall_edge_types(model: ParameterizedModel, stored: Checkpoint) -> None:
-    """Set the types of edge features that `model` was trained with."""
+    """Set the types of features of edges and types that `model` was trained with."""
     if isinstance(model, Model):
         model._edge_types = {**model._edge_types, **stored.edge_types}
 

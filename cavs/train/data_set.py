@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cavs.data.vertex_types import flat_features
+
 
 def sizes_of(graphs: Sequence[Any]) -> dict[str, int]:
     """Return a fingerprint of the sizes of graphs; empty if they are built on access."""
@@ -34,8 +36,10 @@ def digest_of(graphs: Sequence[Any]) -> int:
         if not hasattr(graph, "topology"):  # no graph of cavs
             return 0
         arrays = [*graph.topology.child_lists]
-        for group in (graph.features, graph.edge_features, graph.graph_features):
+        for group in _groups(graph):
             arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
+        if graph.types is not None:
+            found = zlib.crc32("\n".join(graph.types).encode(errors="replace"), found)
         for array in arrays:
             found = zlib.crc32(array.tobytes(), found)
     return found
@@ -47,12 +51,21 @@ def digests_of(graphs: Sequence[Any]) -> dict[str, int]:
     for graph in graphs:
         for array in graph.topology.child_lists:
             found["structure"] = zlib.crc32(array.tobytes(), found["structure"])
-        for group in (graph.features, graph.edge_features, graph.graph_features):
+        if graph.types is not None:
+            text = "\n".join(graph.types).encode(errors="replace")
+            found["types of vertices"] = zlib.crc32(text, found.get("types of vertices", 0))
+        for group in _groups(graph):
             for name, array in group.items():
                 if array.dtype == np.int32:
                     key = f"feature {name!r}"
                     found[key] = zlib.crc32(array.tobytes(), found.get(key, 0))
     return found
+
+
+def _groups(graph: Any) -> list[Mapping[str, Any]]:
+    """Return the features of a graph, or batch, by name: those of a type as ``type.name``."""
+    typed = flat_features(graph.typed_features)
+    return [graph.features, graph.edge_features, graph.graph_features, typed]
 
 
 def edge_types(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
@@ -75,11 +88,34 @@ def with_edge_types(graphs: list[Any], types: Mapping[str, Any]) -> list[Any]:
     ]
 
 
+def type_features(graphs: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Return the features of each type of vertices that occurs in graphs, without rows."""
+    found: dict[str, dict[str, Any]] = {}
+    for graph in graphs:
+        for name in getattr(graph, "type_names", None) or ():
+            if name not in found:
+                features = graph.typed_features.get(name, {})
+                found[name] = {key: rows[:0] for key, rows in features.items()}
+    return found
+
+
+def with_missing_types(graphs: list[Any], known: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Return ``graphs``, one of them with the features of the ``known`` types that none has.
+
+    Collation gives them to the others, so that a batch has the features of all types.
+    """
+    if not graphs or getattr(graphs[0], "type_names", None) is None:
+        return graphs
+    missing = set(known).difference(*(graph.type_names or () for graph in graphs))
+    if not missing:
+        return graphs
+    return [graphs[0].with_features({name: known[name] for name in missing}), *graphs[1:]]
+
+
 def bytes_of(batch: Any) -> int:
     """Return the memory of a batch: features, and topology and schedule at 4 bytes an index."""
     batch = getattr(batch, "local", batch)  # the shard that this process computes
     if not hasattr(batch, "topology"):
         return 0  # only graphs of the data set
-    groups = (batch.features, batch.edge_features, batch.graph_features)
-    features = sum(array.nbytes for group in groups for array in group.values())
+    features = sum(array.nbytes for group in _groups(batch) for array in group.values())
     return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))

@@ -12,7 +12,7 @@ from cavs.config import require, require_count, require_flag
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train.batch_cache import BatchCache
 from cavs.train.batches import Collate, Loader, located
-from cavs.train.data_set import digest_of, edge_types, sizes_of
+from cavs.train.data_set import digest_of, edge_types, sizes_of, type_features
 from cavs.train.epoch import EpochOrder, Ids, Parts
 from cavs.train.prefetch import prefetch
 from cavs.train.sampling import Sampler, check_sampler, fingerprint
@@ -191,6 +191,9 @@ class DataLoader(Loader):
 
     def _edge_types_of_all(self) -> Mapping[str, Any]:
         return edge_types(self.graphs[i] for i in range(len(self.graphs))) or {}
+
+    def _type_features_of_all(self) -> dict[str, dict[str, Any]]:
+        return type_features(self.graphs[i] for i in range(len(self.graphs)))
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -61,14 +61,20 @@ py::list views(const Sample& sample, const std::vector<py::array>& features) {
   return found;
 }
 
-// An array for a feature of a batch: rows like those of `like`, or `count` arrays like it.
+// An array for a feature of a batch: rows like those of `like`, or `count` arrays like it. count:
+// -1 for as many rows as the samples have.
 py::array room_for(const std::vector<const Sample*>& samples, size_t number, const py::array& like,
                    py::ssize_t count, bool whole) {
   std::vector<py::ssize_t> shape(like.shape() + (whole ? 0 : 1), like.shape() + like.ndim());
-  shape.insert(shape.begin(), count);
-  py::array room(like.dtype(), shape);
   size_t bytes = 0;
   for (const Sample* const sample : samples) bytes += sample->columns()[number].bytes;
+  if (count < 0) {
+    py::ssize_t row = like.itemsize();
+    for (const py::ssize_t size : shape) row *= size;
+    count = row == 0 ? 0 : static_cast<py::ssize_t>(bytes) / row;
+  }
+  shape.insert(shape.begin(), count);
+  py::array room(like.dtype(), shape);
   if (bytes != static_cast<size_t>(room.nbytes())) {
     throw py::value_error("feature " + std::to_string(number) + " has " + std::to_string(bytes) +
                           " bytes in the samples, rows of its shape need " +
@@ -80,8 +86,8 @@ py::array room_for(const std::vector<const Sample*>& samples, size_t number, con
 using Arrays = std::vector<py::array>;
 
 // Follow each type of pointer for all samples before the pointers behind it: Python would wait for
-// each. like: features of vertices, of edges and of the graph.
-py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& like, bool alike) {
+// each. like: features of vertices, of edges, of the graph and of types of vertices.
+py::object collate_samples(const py::list& graphs, const std::array<Arrays, 4>& like, bool alike) {
   std::vector<const Sample*> samples;
   for (const py::handle graph : graphs)
     fetch(graph.ptr(), sizeof(py::detail::instance) + kPointers);
@@ -90,7 +96,8 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
     samples.push_back(graph.cast<const Sample*>());
     fetch(samples.back(), sizeof(Sample));
   }
-  const size_t columns = like[0].size() + like[1].size() + like[2].size();
+  size_t columns = 0;
+  for (const Arrays& arrays : like) columns += arrays.size();
   for (const Sample* const sample : samples) {
     if (!alike && sample->layout() != samples.front()->layout()) return py::none();
     sample->fetch();
@@ -111,7 +118,7 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 3>& 
     const py::gil_scoped_release release;
     batch = collate(views);
   }
-  const int32_t rows[] = {batch->num_vertices(), batch->num_edges(), batch->num_graphs()};
+  const int32_t rows[] = {batch->num_vertices(), batch->num_edges(), batch->num_graphs(), -1};
   Arrays features;
   std::vector<std::byte*> destinations;
   for (size_t i = 0; i < like.size(); ++i) {
@@ -148,8 +155,8 @@ void bind_samples(py::module_& m) {
   m.def("collate_samples", &collate_samples, py::arg("graphs"), py::arg("features"),
         py::arg("alike") = false,
         "(batch, features, flags of features with absent values) of samples with features like "
-        "these, of vertices, edges and graphs; None unless all are samples of one kind, or "
-        "alike.");
+        "these, of vertices, edges, graphs and types of vertices; None unless all are samples of "
+        "one kind, or alike.");
 }
 
 }  // namespace cavs

@@ -57,8 +57,8 @@ def test_schema():
     assert schema["x"].domain == "vertex"
     with pytest.raises(CavsError, match=r"FeatureSpec.kind was renamed\n(.|\n)*use domain"):
         schema["x"].kind  # noqa: B018
-    assert schema["w"] == ("edge", "float", (), False)
-    assert schema["y"] == ("graph", "int", (), False)
+    assert schema["w"] == FeatureSpec("edge", "float", (), False)
+    assert schema["y"] == FeatureSpec("graph", "int", (), False)
     assert batch([Graph([[]], {"t": [-1]})]).feature_schema()["t"].has_absent
     assert not batch([Graph([[]], {"t": [0]})]).feature_schema()["t"].has_absent
 

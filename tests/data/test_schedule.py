@@ -282,11 +282,13 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="0 features, the sample has 1"):
         one.views([])
     with pytest.raises(ValueError, match="a sample has 0 features, needs 1"):
-        _engine.collate_samples([one, Graph.chain(3)], ([one.features["a"]], [], []), alike=True)
+        _engine.collate_samples(
+            [one, Graph.chain(3)], ([one.features["a"]], [], [], []), alike=True
+        )
     with pytest.raises(
         ValueError, match="feature 0 has 12 bytes in the samples, rows of its shape need 24"
     ):
-        _engine.collate_samples([one], ([np.zeros((3, 2), np.int32)], [], []))
+        _engine.collate_samples([one], ([np.zeros((3, 2), np.int32)], [], [], []))
 
 
 def test_threads_share_derived_arrays():

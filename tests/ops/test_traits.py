@@ -30,6 +30,7 @@ from cavs.passes.simplify import simplify_node
 
 # Vertices 0 and 1 are leaves of graph 0 with root 2; vertex 3 is graph 1.
 BATCH = {"offsets": [0, 0, 0, 2, 2], "children": [0, 1], "graph_of": [0, 0, 0, 1]}
+BATCH |= {"types": ["a", "b", "c", "a"]}
 ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4}
 LABELS = np.array([2, -1, 0, 1])
 LABELLED = Domain("present", "label")
@@ -78,6 +79,7 @@ CASES = {
     "take": ((VECTOR,), {"domain": LABELLED}),
     "place": (((LABELLED, (4,)),), {}),
     "merge": ((VECTOR,), {"kinds": (0,), "shape": (4,), "domain": VERTEX}),
+    "merge_types": ((VECTOR, VECTOR), {"types": ("a", "b"), "shape": (4,), "domain": VERTEX}),
     "gather": ((), {"slot": Slot("f", SLOT.structure, (4,)), "domain": EDGE}),
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from cavs.errors import FeatureError
+
+NO_TYPE_FEATURES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def attributes(
@@ -42,3 +45,31 @@ def attributes(
             )
         features[key] = [-1 if value is None else value for value in values]
     return features
+
+
+def typed_attributes(
+    rows: Sequence[Mapping[str, Any]],
+    types: str | None,
+    names: Mapping[str, Sequence[str]],
+    label: str,
+    cure: str,
+) -> tuple[list[Any] | None, dict[str, dict[str, list[Any]]]]:
+    """Return the type of every vertex, and the features of each type.
+
+    types: the attribute that is the type of a vertex; None where vertices have no types. names: of
+    the attributes that become features, by type. FeatureError as for `attributes`, and for
+    ``names`` without ``types``.
+    """
+    if types is None:
+        if names:
+            raise FeatureError(
+                f"{label}: type_features names attributes of types, but no attribute is the type",
+                hint='types="op" takes the attribute "op" of a vertex as its type',
+            )
+        return None, {}
+    found = attributes(rows, [types], "vertex", label, cure)[types]
+    typed = {}
+    for key, own in names.items():
+        of_type = [row for row, of in zip(rows, found, strict=True) if of == key]
+        typed[key] = attributes(of_type, own, f'"{key}" vertex', label, cure)
+    return found, typed

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from cavs.data.features import NO_FEATURES
 from cavs.data.graph import Graph, graph_constructor
 from cavs.data.numbering import Numbering, numbered
-from cavs.data.readers.attributes import attributes
+from cavs.data.readers.attributes import NO_TYPE_FEATURES, attributes, typed_attributes
 from cavs.data.readers.json_parser import JsonTree, parse_trees, tree_of
 from cavs.data.source import as_items, as_path, read_text_file, write_text_file
 from cavs.data.structure import graph_error, graph_label
@@ -57,6 +57,8 @@ def from_json(
     *,
     features: Sequence[str] = (),
     numberings: Mapping[str, Numbering] = _NO_NUMBERINGS,
+    types: str | None = None,
+    type_features: Mapping[str, Sequence[str]] = NO_TYPE_FEATURES,
     children: str = "children",
     graph_features: Mapping[str, ArrayLike] = NO_FEATURES,
     name: str = "",
@@ -64,9 +66,10 @@ def from_json(
     """Return the graph of a tree as nested JSON objects, children first, the root last.
 
     ``source`` is the text of one tree, its outermost object, or the tree that a reader returned.
-    ``features`` names keys whose
-    numbers become features, as in ``from_networkx``. ``numberings`` numbers the texts under other
-    keys, such as ``{"word": vocabulary}``: int features, -1 where an object lacks the key.
+    ``features`` names keys whose numbers become features, as in ``from_networkx``. ``numberings``
+    numbers the texts under other keys, such as ``{"word": vocabulary}``: int features, -1 where an
+    object lacks the key. ``types`` names the key of the type of a vertex; ``type_features``, by
+    type, keys whose numbers become features of the vertices of that type.
 
     DataError for malformed text and for texts that have no number, FeatureError for missing values
     that are not integers.
@@ -97,5 +100,8 @@ def from_json(
                     hint=f"features=[{key!r}] takes numbers",
                 )
         found[key] = numbered(texts, by, key, f"{name}: vertex", 0)
+    label = graph_label(name)
+    of_each, typed = typed_attributes(source.objects, types, type_features, label, _SET)
+    found |= typed
     structure = np.array(source.offsets, np.int32), np.array(source.children, np.int32)
-    return Graph(structure, found, graph_features=graph_features, name=name)
+    return Graph(structure, found, graph_features=graph_features, types=of_each, name=name)

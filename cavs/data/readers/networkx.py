@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cavs.data.graph import Graph, graph_constructor
-from cavs.data.readers.attributes import attributes
+from cavs.data.readers.attributes import NO_TYPE_FEATURES, attributes, typed_attributes
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
 
@@ -20,6 +20,8 @@ def from_networkx(
     features: Sequence[str] = (),
     edge_features: Sequence[str] = (),
     graph_features: Sequence[str] = (),
+    types: str | None = None,
+    type_features: Mapping[str, Sequence[str]] = NO_TYPE_FEATURES,
     to_children: bool = False,
     name: str = "",
 ) -> Graph:
@@ -28,7 +30,9 @@ def from_networkx(
     ``to_children=True`` takes one whose edges go from parent to child, as networkx draws trees.
     Vertices are numbered, and the children of a vertex ordered, as networkx lists them.
     ``features``, ``edge_features`` and ``graph_features`` name attributes that become features; an
-    integer attribute missing at a vertex or an edge becomes -1. GraphError for undirected graphs
+    integer attribute missing at a vertex or an edge becomes -1. ``types`` names the attribute that
+    is the type of a vertex; ``type_features``, by type, attributes that become features of the
+    vertices of that type. GraphError for undirected graphs
     and cycles, FeatureError for missing attributes that are not integers.
     """
     if not hasattr(graph, "is_directed"):
@@ -59,15 +63,19 @@ def from_networkx(
     if to_children:
         pairs = [(child, parent) for parent, child in pairs]
     whole = attributes([graph.graph], graph_features, "graph", label, _SET)
+    data_of = [data for _, data in nodes]
+    of_vertices = attributes(data_of, features, "vertex", label, _SET)
+    of_each, typed = typed_attributes(data_of, types, type_features, label, _SET)
     try:
         return Graph.from_edges(
             len(nodes),
             pairs,
-            features=attributes([data for _, data in nodes], features, "vertex", label, _SET),
+            features={**of_vertices, **typed},
             edge_features=attributes(
                 [data for *_, data in edges], edge_features, "edge", label, _SET
             ),
             graph_features={key: values[0] for key, values in whole.items()},
+            types=of_each,
             name=name,
         )
     except GraphError as error:

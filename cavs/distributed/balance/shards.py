@@ -17,7 +17,14 @@ from cavs.data.features import Array, split_name
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
-from cavs.train.data_set import digest_of, digests_of, edge_types, with_edge_types
+from cavs.train.data_set import (
+    digest_of,
+    digests_of,
+    edge_types,
+    type_features,
+    with_edge_types,
+    with_missing_types,
+)
 
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the positions of each rank's graphs in it. Called on every
@@ -125,6 +132,11 @@ class ShardedBatch(WholeBatch):
         """Edge features of the global batch, without rows; this rank may have no edge."""
         return edge_types(self.graphs) or {}
 
+    @property
+    def type_features(self) -> Mapping[str, Mapping[str, Any]]:
+        """Features of types of vertices of the global batch, without rows."""
+        return type_features(self.graphs)
+
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Return graphs, vertices, edges and values present of `features` in this rank's part."""
         local = self.local
@@ -138,11 +150,13 @@ class ShardedBatch(WholeBatch):
     def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Return the `counts` of the global batch, found without the other ranks."""
         counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
-        edges = self.edge_features
+        edges, schema = self.edge_features, self.local.feature_schema()
         for name in features:
             whole, column = split_name(name)
             left_out = whole in edges or whole not in self.local
             graphs = [g for g in self.graphs if g.num_edges or not left_out]
+            if whole in schema and schema[whole].type:  # graphs without the type may leave it out
+                graphs = [g for g in graphs if schema[whole].type in (g.type_names or ())]
             counts.append(sum(_present(_feature(graph, whole), column) for graph in graphs))
         return np.array(counts, np.float64)
 
@@ -187,6 +201,8 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
     taken = [graphs[i] for i in positions]
     if not any(getattr(graph, "num_edges", 1) for graph in taken):
         taken = with_edge_types(taken, edge_types(graphs) or {})  # those of the global batch
+    if taken and getattr(taken[0], "type_names", None) is not None:
+        taken = with_missing_types(taken, type_features(graphs))
     local = make(taken, own)
     return ShardedBatch(
         graphs,
@@ -235,6 +251,8 @@ def _feature(graph: Graph, name: str) -> Array:
     for group in (graph.features, graph.edge_features, graph.graph_features):
         if name in group:
             return group[name]
+    if graph.of_types is not None and name in graph.of_types:
+        return graph.of_types[name]
     raise ConfigError(
         f"the batch has the feature {name!r}, its graphs do not: ranks cannot count it alone",
         hint="give it to the graphs, or use a strategy with a synchronous parameter",

@@ -73,7 +73,9 @@ def transfer(
         return None
     if "strategy" in known:
         training.requested = known["strategy"]
-    types = {name: (dtype, tuple(shape)) for name, (dtype, shape) in known["edge_types"].items()}
+    types = {
+        name: (dtype, tuple(shape), of) for name, (dtype, shape, of) in known["edge_types"].items()
+    }
     stored = Checkpoint({}, progress=known["progress"], extra=received, edge_types=types)
     saving.take_settings(state, session, stored)
     session.invalidate()

@@ -185,7 +185,8 @@ class StepContext:
         part = batch if isinstance(batch, ShardedBatch) else None
         if part is None or part.split is not self.split or part.position != self.position:
             part = shard(batch, self.position, self.split)
-        EdgeTypes(self.session.model).learn(part.edge_features)  # this rank may have no edge
+        # This rank may have no edge, or no vertex of a type.
+        EdgeTypes(self.session.model).learn(part.edge_features, part.type_features)
         return part
 
     def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:

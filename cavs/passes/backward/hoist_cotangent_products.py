@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from cavs.ir import ONE, VERTEX, Graph, Node, Slot, apply, rewrite, users
+from cavs.ir import ONE, Graph, Node, Slot, apply, rewrite, users
 
 SORTED_NUMBERS = 8  # numbers of a child that the schedule sorts by: kNumbers of csrc/graph/graph.h
 
@@ -37,7 +37,7 @@ def hoist_cotangent_products(graph: Graph, shared: bool) -> Graph:
         if source.op.name == "slice":
             start, stop = source.attr("start"), source.attr("stop")
             weight = apply("rows", weight, start=start, stop=stop)
-        gathered = apply("gather_grad", slot=moved[slot], domain=VERTEX)
+        gathered = apply("gather_grad", slot=moved[slot], domain=n.type.domain)
         return apply("matmul", gathered, apply("transpose", weight))
 
     new = rewrite(graph, rule)

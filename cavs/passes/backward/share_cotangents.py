@@ -19,7 +19,7 @@ def share_cotangents(graph: Graph) -> Graph:
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         if n.op.name != "gather_grad" or n.attr("slot") not in shared:
             return None
-        return apply("gather_grad", slot=shared[n.attr("slot")], domain=VERTEX)
+        return apply("gather_grad", slot=shared[n.attr("slot")], domain=n.type.domain)
 
     if not shared:
         return graph

@@ -19,6 +19,7 @@ from cavs.runtime import program_cache
 from tests import random_programs
 from tests.compiler.test_equality import ALL_ON, FLOAT32, FLOAT64, check
 from tests.compiler.test_random_programs import with_parameters
+from tests.compiler.test_typed_vertices import cases, drawn
 from tests.cuda.hardware import gpu
 from tests.draws import examples
 from tests.oracle import assert_close, reference, too_steep
@@ -98,6 +99,13 @@ def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
     """In any order of streams, blocks and threads."""
     batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
+
+
+@examples(6, RANDOM, most=50)
+@given(cases())
+def test_types_of_vertices_equal_the_oracle(device, case):
+    model, batch = case
+    compare(drawn(model, batch), batch, device, FLOAT64)
 
 
 @examples(15, RANDOM, most=100)

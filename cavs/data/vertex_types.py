@@ -1,0 +1,219 @@
+"""Types of vertices: a name for each vertex of a graph, and features that belong to a type."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs.data.features import Array, FeatureSpec, check_features, spec_of
+from cavs.data.structure import Indices, graph_error
+from cavs.errors import FeatureError
+
+TYPE = "#type"  # the column of a graph with the number of the type of each vertex
+ROW = "#row "  # + type: the row of each vertex in the features of its type, -1 at other types
+
+NO_TYPES: Mapping[str, Mapping[str, Array]] = MappingProxyType({})
+
+_names: list[str] = []  # the types that occur in this process, by number
+_numbers: dict[str, int] = {}
+_lock = threading.Lock()
+
+
+def _number_of(name: str) -> int:
+    found = _numbers.get(name)
+    if found is None:
+        with _lock:
+            found = _numbers.get(name)
+            if found is None:
+                _names.append(name)
+                found = _numbers[name] = len(_names) - 1
+    return found
+
+
+def number_of_bits(types: Sequence[str]) -> int:
+    """Return the number of bits that number ``types``."""
+    return max(len(types) - 1, 0).bit_length()
+
+
+def feature_name(vertex_type: str, name: str) -> str:
+    """Return the name by which programs read a feature of a type."""
+    return f"{vertex_type}.{name}"
+
+
+def number_types(types: Iterable[str], count: int, name: str) -> Indices:
+    """Return the number of the type of each vertex; GraphError unless ``types`` are names of them.
+
+    count: of the vertices of the graph ``name``.
+    """
+    if isinstance(types, str) or not isinstance(types, Iterable):
+        raise graph_error(
+            name,
+            f"types are a list with a name for every vertex, found {types!r:.80}",
+            hint='types=["scan", "join"]',
+        )
+    found = list(types)
+    for v, one in enumerate(found):
+        if not isinstance(one, str) or not one or one.startswith("#"):
+            raise graph_error(
+                name,
+                f"the type of vertex {v} is {one!r:.80}, and no name",
+                v,
+                "a type is a text, such as the name of an operator, that does not begin with #",
+            )
+    if len(found) != count:
+        raise graph_error(
+            name,
+            f"{len(found)} types for {count} vertices",
+            hint="types has one name for every vertex, in the order of the child lists",
+        )
+    return np.fromiter(map(_number_of, found), np.int32, len(found))
+
+
+def type_names(numbers: Indices) -> tuple[str, ...]:
+    """Return the name of the type of each vertex."""
+    return tuple(_names[i] for i in numbers.tolist())
+
+
+def flat_features(typed: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the features of all types by the names that programs read them by."""
+    return {feature_name(t, name): x for t, of in typed.items() for name, x in of.items()}
+
+
+def occurring(numbers: Indices) -> tuple[str, ...]:
+    """Return the names of the types that occur among ``numbers``, sorted."""
+    return tuple(sorted(_names[i] for i in np.flatnonzero(np.bincount(numbers)).tolist()))
+
+
+def split_features(features: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the features of all vertices, and those of each type, which are a dict each."""
+    if not isinstance(features, Mapping):
+        return features, {}
+    typed = {k: x for k, x in features.items() if isinstance(x, Mapping)}
+    return ({k: x for k, x in features.items() if k not in typed} if typed else features), typed
+
+
+def check_typed_features(
+    typed: Mapping[str, Mapping[str, Any]], numbers: Indices | None, label: str
+) -> dict[str, Mapping[str, Array]]:
+    """Return the features of each type, checked; FeatureError if they do not fit the vertices.
+
+    numbers: of the types of the vertices. An empty list of a type without vertices has no dtype: it
+    is left out.
+    """
+    if typed and numbers is None:
+        raise FeatureError(
+            f"{label}: feature {next(iter(typed))!r} is a dict, the features of a type of "
+            "vertices, but the graph has no types",
+            hint="give the type of every vertex, types=[...], or a feature as one array",
+        )
+    found = {}
+    for of, features in typed.items():
+        rows = 0 if numbers is None else int((numbers == _number_of(of)).sum())
+        found[of] = check_features(features, "vertex", rows, label, of)
+    return found
+
+
+class VertexTypes:
+    """The types of the vertices of a batch, and the features that belong to a type.
+
+    numbers: of the types of the vertices. features: by type and name, a row for each vertex of the
+    type, in the order of the vertices. absent: flattened names of those that hold -1.
+    """
+
+    def __init__(
+        self,
+        numbers: Indices,
+        features: Mapping[str, Mapping[str, Array]],
+        absent: frozenset[str],
+    ) -> None:
+        self.numbers, self._absent = numbers, absent
+        self.features: Mapping[str, Mapping[str, Array]] = MappingProxyType(
+            {of: MappingProxyType(dict(group)) for of, group in features.items()}
+        )
+        self._flat = {
+            feature_name(of, name): (of, rows)
+            for of, group in features.items()
+            for name, rows in group.items()
+        }
+        self._rows: dict[str, Array] = {}
+
+    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
+        """Return the mask of the vertices of a type."""
+        found: NDArray[np.bool_] = self.numbers == _numbers.get(vertex_type, -1)
+        return found
+
+    def schema(self) -> dict[str, FeatureSpec]:
+        """Return the `FeatureSpec` of every feature by its flattened name."""
+        return {
+            name: spec_of("vertex", rows, name in self._absent, of)
+            for name, (of, rows) in self._flat.items()
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._flat or (isinstance(name, str) and name.startswith(ROW))
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a feature as programs read it: indices for all vertices, -1 at other types."""
+        found = self._rows.get(name)
+        if found is None:
+            found = self._rows[name] = self._for_programs(name)
+        return found
+
+    def _for_programs(self, name: str) -> Array:
+        of, rows = (name.removeprefix(ROW), None) if name.startswith(ROW) else self._flat[name]
+        if rows is not None and rows.dtype != np.int32:
+            return rows
+        mask = self.is_of(of)
+        whole = np.full((len(mask), *(() if rows is None else rows.shape[1:])), -1, np.int32)
+        whole[mask] = np.arange(int(mask.sum())) if rows is None else rows
+        whole.setflags(write=False)
+        return whole
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The types that occur, sorted."""
+        return occurring(self.numbers)
+
+    def column(self, name: str) -> Array:
+        """Return a feature with a row for every vertex: zeros, or -1, at other types."""
+        of, rows = self._flat[name]
+        if rows.dtype == np.int32:
+            return self[name]
+        mask = self.is_of(of)
+        whole = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
+        whole[mask] = rows
+        return whole
+
+    def at(self, vertices: Indices) -> VertexTypes:
+        """Return the types and features of some vertices, in that order."""
+        numbers, features = self.numbers[vertices], {}
+        for of, group in self.features.items():
+            rows = self[ROW + of][vertices]
+            features[of] = {name: values[rows[rows >= 0]] for name, values in group.items()}
+        return VertexTypes(numbers, features, self._absent)
+
+    def bits(self, types: Sequence[str], masks: NDArray[np.uint32] | None) -> NDArray[np.uint32]:
+        """Return presence masks after the number of each vertex's type, which is in ``types``."""
+        found = self.numbered_by(types).astype(np.uint32)
+        if masks is not None:
+            found |= masks << np.uint32(number_of_bits(types))
+        return found
+
+    def name_of(self, vertex: int) -> str:
+        """Return the type of a vertex."""
+        return _names[int(self.numbers[vertex])]
+
+    def numbered_by(self, types: Sequence[str]) -> Indices:
+        """Return the number of each vertex's type in ``types``, -1 where it is none of them."""
+        table = np.full(len(_names), -1, np.int32)
+        for i, name in enumerate(types):
+            if name in _numbers and _numbers[name] < len(table):
+                table[_numbers[name]] = i
+        found: Indices = table[self.numbers]
+        return found

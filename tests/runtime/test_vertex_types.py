@@ -1,0 +1,136 @@
+"""Types of vertices in batches that change, deep graphs, loaders, checkpoints and explanations."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import ops
+from cavs.errors import FeatureError
+from cavs.train import load_parameters
+from tests.oracle import agrees, drawn
+from tests.runtime.plans import PlanCost, plan, plans
+
+RNG = np.random.default_rng(0)
+TREE = plan([[], [], [0], [2, 1]], ["scan", "scan", "filter", "join"], RNG)
+
+
+def alone(absent=("filter",)):
+    """A graph of one vertex, without the features of the ``absent`` types."""
+    return plan([[]], ["scan"], RNG, absent)
+
+
+def test_absent_types_do_no_work():
+    session = cavs.Session(PlanCost())
+    compiled = session.compiled(cavs.batch([alone(())]), record=False)
+    products = [i for i in compiled.program.instructions if i.type in ("matmul", "matmul_tn")]
+    assert products and not any("filter" in i.label or "join" in i.label for i in products)
+    before = compiled.program.kinds
+    session.gradients(cavs.batch([TREE]))
+    after = session.compiled(cavs.batch([TREE]), record=False).program.kinds
+    assert set(before) < set(after)
+
+
+def test_types_that_earlier_batches_had():
+    model = drawn(PlanCost(), 0.5)
+    session = cavs.Session(model, dtype=np.float64)
+    lacking, whole = cavs.batch([alone()]), cavs.batch([alone(())])
+    with pytest.raises(FeatureError, match=r"no feature 'filter' in the data"):
+        cavs.Session(PlanCost()).predict(lacking)
+    session.predict(cavs.batch([TREE]))
+    assert session.predict(lacking)["output"].shape == (1, 1)
+    for other in (session, cavs.Session(pickle.loads(pickle.dumps(model)), dtype=np.float64)):
+        both = [
+            other.predict(cavs.batch([g]))["output"] for g in (*lacking.graphs, *lacking.graphs)
+        ]
+        np.testing.assert_array_equal(*both)
+    assert whole["filter"]["less"].shape == (0, 1)
+
+
+def test_a_loader_gives_batches_the_types_of_its_data_set():
+    graphs = [alone(), alone(), TREE]
+    loader = cavs.DataLoader(graphs, batch_size=1)
+    first = next(iter(loader))
+    assert first["filter"]["less"].shape == (0, 1)
+    trainer = cavs.Trainer(PlanCost(), cavs.optim.SGD(lr=0.1))
+    trainer.fit(cavs.DataLoader(graphs, batch_size=1), epochs=1, progress=False)
+
+
+def test_checkpoints_keep_the_features_of_types(tmp_path):
+    trainer = cavs.Trainer(drawn(PlanCost(), 0.5), cavs.optim.Adam(lr=0.1))
+    rng = np.random.default_rng(2)
+    loader = cavs.DataLoader([*plans(12, rng), TREE], batch_size=4, seed=1)
+    path = tmp_path / "plans.safetensors"
+    trainer.fit(loader, epochs=2, progress=False, checkpoint=path)
+    other = PlanCost()
+    load_parameters(other, path)
+    lacking = cavs.batch([alone()])
+    np.testing.assert_array_equal(
+        cavs.Session(other).predict(lacking)["output"],
+        trainer.session.predict(lacking)["output"],
+    )
+    resumed = cavs.Trainer(PlanCost(), cavs.optim.Adam(lr=0.1))
+    resumed.resume(path)
+    for one in (resumed, trainer):
+        one.step(cavs.batch(plans(5, np.random.default_rng(4))))
+    for name, p in trainer.model.parameters().items():
+        np.testing.assert_array_equal(p.value, resumed.model.parameters()[name].value)
+
+
+def test_a_chain_of_5000_vertices_equals_its_recursion():
+    class Machine(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=3)
+            self.a, self.b = cavs.Parameter((3, 3)), cavs.Parameter((3, 3))
+
+        @cavs.vertex("add")
+        def add(self, v):
+            self.finish(v, ops.tanh(v.gather(0).h @ self.a + v.pull("x")))
+
+        @cavs.vertex("turn")
+        def turn(self, v):
+            self.finish(v, ops.sin(v.gather(0).h @ self.b))
+
+        def finish(self, v, h):
+            v.scatter(h=h)
+            v.push(h)
+
+    class Last(cavs.Model):
+        def __init__(self):
+            self.machine = Machine()
+
+        def loss(self, batch):
+            h = self.machine(batch.graph, add=batch["add"])
+            return ops.sum_rows(ops.sum_roots(h).sum(-1))
+
+    rng = np.random.default_rng(0)
+    types = rng.choice(["add", "turn"], 5000).tolist()
+    x = rng.normal(size=(types.count("add"), 3))
+    model = drawn(Last(), 0.5)
+    graph = cavs.Graph.chain(5000, types=types, features={"add": {"x": x}})
+    a, b = model.machine.a.value, model.machine.b.value
+    h, rows = np.zeros(3), iter(graph.typed_features["add"]["x"].astype(np.float64))
+    for name in types:
+        h = np.tanh(h @ a + next(rows)) if name == "add" else np.sin(h @ b)
+    loss, gradients = cavs.Session(model, dtype=np.float64).gradients(cavs.batch([graph]))
+    assert loss == pytest.approx(h.sum(), rel=1e-12)
+    short = cavs.Graph.chain(
+        40, types=types[-40:], features={"add": {"x": x[-types[-40:].count("add") :]}}
+    )
+    agrees(model, cavs.batch([short]))
+    assert all(np.isfinite(g).all() and g.any() for g in gradients.values())
+
+
+def test_a_shared_session_runs_untyped_models_as_before():
+    """Kinds of models without types have the keys that they always had."""
+    batch = cavs.batch([cavs.Graph([[], [0]], {"t": [0, -1]})])
+    assert [key for key, *_ in batch.schedule(("t",)).kinds] == [1, 2]
+
+
+def test_explanations_name_types():
+    found = cavs.explain(PlanCost(), cavs.batch([TREE, *plans(10, np.random.default_rng(3))]))
+    text = str(found)
+    assert "join with children" in text and "scan without children" in text
