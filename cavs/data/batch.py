@@ -55,6 +55,9 @@ class GraphBatch:
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
         self.topology, self._table = _collated(graphs, self.graph_label)
+        self._types = self._table.types
+        #: The types of vertices that occur, sorted; None in a batch without types.
+        self.type_names = None if self._types is None else self._types.names
         self._schedules: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
@@ -103,18 +106,11 @@ class GraphBatch:
         """The type of every vertex; None in a batch without types."""
         return None if self._types is None else type_names(self._types.numbers)
 
-    @property
-    def type_names(self) -> tuple[str, ...] | None:
-        """The types of vertices that occur, sorted; None in a batch without types."""
-        return None if self._types is None else self._types.names
-
-    @property
-    def _types(self) -> VertexTypes | None:
-        return self._table.types
-
     def __getitem__(self, name: str) -> Any:
-        typed = self.typed_features
-        return typed[name] if name in typed else self._table[name]
+        types = self._types
+        if types is not None and name in types.features:
+            return types.features[name]
+        return self._table[name]
 
     @property
     def graph(self) -> NoReturn:

@@ -49,7 +49,7 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
     Likewise for vertices without types where vertex functions are for types, and for vertices with
     types where none is.
     """
-    found = getattr(batch, "type_names", None)
+    found = batch.type_names
     if found is None if not types else found is not None and set(found) <= set(types):
         return
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):

@@ -30,7 +30,7 @@ class EdgeTypes:
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
         """Return the type of every feature of ``batch``; as learnt, where it has no row of it."""
         schema = batch.feature_schema()
-        types = getattr(batch, "type_names", None)
+        types = batch.type_names
         edges = batch.topology.num_edges > 0
         if edges and types is None:
             self._learn({n: s for n, s in schema.items() if s.domain == "edge"})
@@ -77,7 +77,9 @@ class EdgeTypes:
         whole, column = split_name(name)
         if column is not None:
             return np.ascontiguousarray(self.rows(source, whole, dtype)[:, column])
-        _, shape, of = self._model._edge_types.get(name, ("", (), None))
+        known, of = self._model._edge_types, None
+        if name in known:
+            _, shape, of = known[name]
         if of == "" and source.topology.num_edges == 0:
             try:  # other data may have a feature of vertices by the same name
                 found = source[name]

@@ -25,6 +25,11 @@ class BatchLike(Protocol):
         ...
 
     @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur; None in a batch without types."""
+        ...
+
+    @property
     def topology(self) -> _engine.GraphBatch:
         """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
         ...

@@ -15,7 +15,7 @@ from cavs.cuda.engine import CudaEngine
 from cavs.data.features import MAX_OPTIONAL
 from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FAULT, CompileError, DeviceError
-from cavs.frontend.model import Model, require_same_parameters
+from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
@@ -218,8 +218,10 @@ class ProgramCache:
         """Return the batch that the engine runs: the distinct vertices of ``batch``, or
         ``batch`` itself.
         """
-        names = variant.traced.distinguishing
-        check_types(variant.traced.graph, variant.traced.types, batch)
+        traced = variant.traced
+        names = traced.distinguishing
+        if traced.types or batch.type_names is not None:
+            check_types(traced.graph, traced.types, batch)
         if names is None:
             return batch
         if variant.decisions.child_numbers is None:
@@ -295,7 +297,8 @@ class ProgramCache:
                 f"the program reads them by {program.optional}",
                 hint=FAULT,
             )
-        build = Build(compiled, self._executor(program), self._frozen())
+        aux = any(name.startswith(AUX) for name in program.outputs)
+        build = Build(compiled, self._executor(program), self._frozen(), aux)
         decisions.recompiles += variant.build is not None and len(kinds) > len(decisions.kinds)
         decisions.kinds, variant.build = kinds, build
 

@@ -243,6 +243,8 @@ class Session(ProcessLocal):
         batch: that of the run.
         """
         variant = self._programs.latest[True]
+        if not variant.built.aux:
+            return {}
         outputs = _outputs(variant, self._programs.rows_of(variant, batch), batch, AUX)
         return {name.removeprefix(AUX): rows for name, rows in outputs.items()}
 

@@ -79,11 +79,15 @@ class Trace:
 
 
 class Build(NamedTuple):
-    """A compiled program and its executor; frozen: parameters without gradients in it."""
+    """A compiled program and its executor.
+
+    frozen: parameters without gradients in it. aux: the loss comes with other values.
+    """
 
     compiled: Compiled
     executor: Executor
     frozen: frozenset[str]
+    aux: bool
 
 
 @dataclass(eq=False)
