@@ -28,7 +28,7 @@ def collate(graphs: Sequence[Graph]) -> GraphBatch: ...
 def collate_samples(
     graphs: list[Any],
     features: tuple[list[NDArray[Any]], ...],
-    alike: bool = False,
+    columns: NDArray[np.int32] | None = None,
 ) -> tuple[GraphBatch, list[NDArray[Any]], list[bool]] | None: ...
 def merge_copies(
     batch: GraphBatch,

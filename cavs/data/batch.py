@@ -13,7 +13,7 @@ from cavs import _engine
 from cavs.config import is_whole
 from cavs.data.feature_table import FeatureTable
 from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec
-from cavs.data.graph import Graph, names_of, names_where
+from cavs.data.graph import Graph, names_of
 from cavs.data.merge import MergedBatch
 from cavs.data.vertex_types import (
     TYPE,
@@ -26,6 +26,7 @@ from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 _Spec = tuple[str, str, tuple[int, ...]]  # domain, dtype and row shape of a feature
+_Groups = tuple[Mapping[str, Array], ...]  # features of vertices, edges, graphs and types
 _DOMAINS: tuple[FeatureDomain, ...] = ("vertex", "edge", "graph")
 _OF_TYPE = "vertex of type "
 _AS_FLOATS = "np.asarray(values, np.float32)"
@@ -285,30 +286,31 @@ def _collated(
     if len(graphs) == 1 and type(first) is Graph:  # shared, as it is read-only
         table = first.features, first.edge_features, _of_one(first.graph_features), first.absent
         return _engine.collate([first.topology]), FeatureTable(*table, first.of_types)
-    found = _engine.collate_samples(graphs, _arrays(first)) if type(first) is Graph else None
+    like = first.columns() if type(first) is Graph else None
+    found = None if like is None else _engine.collate_samples(graphs, _sorted(like))
     if found is None:
         _require_graphs(graphs)
-        if any(graph.schema != first.schema for graph in graphs):
-            graphs = _agree(graphs, label)
-            first = graphs[0]
-        found = _engine.collate_samples(graphs, _arrays(first), alike=True)
-        assert found is not None
-    topology, joined, absent = found
-    named = dict(zip(names_of(first.schema), joined, strict=True))
-
-    def of(group: Mapping[str, Array]) -> Mapping[str, Array]:
-        return MappingProxyType({name: named[name] for name in group})
-
-    groups = of(first.features), of(first.edge_features), of(first.graph_features)
-    names = names_where(first.schema, absent)
+        like, typed, columns = _agree(graphs, label)
+        found = _engine.collate_samples(graphs, _sorted(like), columns)
+    else:
+        typed = _typed_names(first)
+    assert like is not None and found is not None
+    topology, joined, flags = found
+    names = [name for group in like for name in sorted(group)]
+    named = dict(zip(names, joined, strict=True))
+    absent = frozenset(name for name, flag in zip(names, flags, strict=True) if flag)
+    numbers = named.pop(TYPE, None)
+    of_vertices, of_edges, of_graphs = (
+        MappingProxyType({name: named[name] for name in group if name != TYPE})
+        for group in like[:3]
+    )
     types = None
-    if TYPE in named:
-        typed = {
-            t: {name: named[feature_name(t, name)] for name in group}
-            for t, group in first.typed_features.items()
-        }
-        types = VertexTypes(named[TYPE], typed, names)
-    return topology, FeatureTable(*groups, names, types)
+    if numbers is not None:
+        of_types: dict[str, dict[str, Array]] = {}
+        for flat, (vertex_type, name) in typed.items():
+            of_types.setdefault(vertex_type, {})[name] = named[flat]
+        types = VertexTypes(numbers, of_types, absent)
+    return topology, FeatureTable(of_vertices, of_edges, of_graphs, absent, types)
 
 
 def _of_one(group: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -326,23 +328,55 @@ def _require_graphs(graphs: Sequence[Any]) -> None:
             )
 
 
-def _arrays(graph: Graph) -> tuple[list[Array], ...]:
-    """Return the features of vertices, edges, graph and types, each sorted by name."""
-    return tuple([group[name] for name in sorted(group)] for group in graph.columns())
+def _sorted(groups: _Groups) -> tuple[list[Array], ...]:
+    """Return the arrays of each group in the order of their names."""
+    return tuple([group[name] for name in sorted(group)] for group in groups)
 
 
-def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
-    """Return graphs whose schemas differ with one schema; FeatureError for two that disagree.
+def _agree(
+    graphs: Sequence[Graph], label: Callable[[int], str]
+) -> tuple[_Groups, dict[str, tuple[str, str]], NDArray[np.int32]]:
+    """Return all features of graphs whose schemas differ; FeatureError for two that disagree.
 
     A graph without edges takes dtype and shape of edge features from the others, and may leave them
-    out; so does one without vertices of a type. The order of the names does not matter.
+    out; so does one without vertices of a type. The order of the names does not matter. The result
+    has an array like each feature, in groups as `Graph.columns` has them; type and name of those of
+    types; and the number of each feature among the columns of each graph, -1 where it has none.
     """
-    # The type of every feature, and the first graph that has it.
+    # Few graphs differ in what is compared here: the first of each form stands for the others.
+    forms: dict[tuple[Any, ...], int] = {}
+    form_of = [
+        forms.setdefault((id(graph.schema), graph.num_edges > 0, graph.type_names), len(forms))
+        for graph in graphs
+    ]
+    first_of = [form_of.index(form) for form in range(len(forms))]
+    brought, typed = _brought([(i, graphs[i]) for i in first_of], label)
+    like: list[dict[str, Array]] = [dict(group) for group in graphs[0].columns()]
+    for name, ((domain, dtype, shape), _) in brought.items():
+        group = 3 if name in typed else _DOMAINS.index(domain)
+        if name not in like[group] or not _has_rows(graphs[0], domain):
+            like[group][name] = np.zeros((0, *shape), dtype)
+    names = [name for group in like for name in sorted(group)]
+    columns = np.full((len(forms), len(names)), -1, np.int32)
+    for form, i in enumerate(first_of):
+        own = {name: number for number, name in enumerate(names_of(graphs[i].schema))}
+        columns[form] = [own.get(name, -1) for name in names]
+    return tuple(like), typed, columns[form_of]
+
+
+def _brought(
+    graphs: Sequence[tuple[int, Graph]], label: Callable[[int], str]
+) -> tuple[dict[str, tuple[_Spec, int]], dict[str, tuple[str, str]]]:
+    """Return the type of every feature, and the first graph that has it; type and name of those of
+    types of vertices.
+    """
     brought: dict[str, tuple[_Spec, int]] = {}
     idle = dict(brought)  # features without rows
     names: list[set[str]] = []
-    for i, graph in enumerate(graphs):
+    typed: dict[str, tuple[str, str]] = {}
+    for i, graph in graphs:
         names.append(set())
+        typed |= _typed_names(graph)
         for name, here in _specs(graph):
             names[-1].add(name)
             if not _has_rows(graph, here[0]):
@@ -355,13 +389,10 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
         found = brought.get(name, empty)
         if found[0][0] != empty[0][0]:
             raise _differs(name, found, empty, label)
-        if not any(_has_rows(graph, empty[0][0]) for graph in graphs):
+        if not any(_has_rows(graph, empty[0][0]) for _, graph in graphs):
             brought[name] = empty
-    names = [
-        own | {name for name, ((domain, *_), _) in brought.items() if not _has_rows(graph, domain)}
-        for graph, own in zip(graphs, names, strict=True)
-    ]
-    for i, own in enumerate(names):
+    for own, (i, graph) in zip(names, graphs, strict=True):
+        own |= {name for name, ((domain, *_), _) in brought.items() if not _has_rows(graph, domain)}
         if own != names[0]:
             name = min(own ^ names[0], key=lambda n: (n != TYPE, n))
             has, lacks = (i, 0) if name in own else (0, i)
@@ -374,7 +405,12 @@ def _agree(graphs: Sequence[Graph], label: Callable[[int], str]) -> list[Graph]:
                 f'feature "{name}" is in {label(has)}, but not in {label(lacks)}',
                 hint="graphs of a batch need the same features; -1 says absent at a vertex",
             )
-    return [_with_dtypes(graph, brought) for graph in graphs]
+    return brought, typed
+
+
+def _typed_names(graph: Graph) -> dict[str, tuple[str, str]]:
+    """Return type and name of the features of types, by the name that programs read."""
+    return {feature_name(t, n): (t, n) for t, of in graph.typed_features.items() for n in of}
 
 
 def _specs(graph: Graph) -> Iterable[tuple[str, _Spec]]:
@@ -408,23 +444,6 @@ def _differs(
         f'feature "{name}" differs: {_words(there)} in {label(j)}, {_words(here)} in {label(i)}',
         hint=f"give it alike in all graphs: {cure}",
     )
-
-
-def _with_dtypes(graph: Graph, brought: Mapping[str, tuple[_Spec, int]]) -> Graph:
-    """Return ``graph`` with all features of ``brought`` that have no rows in it."""
-    of_edges: dict[str, Array] = {}
-    of_types: dict[str, dict[str, Array]] = {}
-    for name, ((domain, dtype, shape), _) in brought.items():
-        if _has_rows(graph, domain):
-            continue
-        rows = np.zeros((0, *shape), dtype)
-        if domain == "edge":
-            of_edges[name] = rows
-        else:
-            vertex_type = domain[len(_OF_TYPE) + 1 : -1]
-            group = of_types.setdefault(vertex_type, {})
-            group[name.removeprefix(feature_name(vertex_type, ""))] = rows
-    return graph.with_features(of_types, of_edges) if of_edges or of_types else graph
 
 
 def _words(spec: _Spec) -> str:

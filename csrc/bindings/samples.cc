@@ -1,8 +1,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,13 +63,17 @@ py::list views(const Sample& sample, const std::vector<py::array>& features) {
   return found;
 }
 
-// An array for a feature of a batch: rows like those of `like`, or `count` arrays like it. count:
-// -1 for as many rows as the samples have.
-py::array room_for(const std::vector<const Sample*>& samples, size_t number, const py::array& like,
-                   py::ssize_t count, bool whole) {
+using Arrays = std::vector<py::array>;
+using Columns = std::vector<const Sample::Column*>;  // one of each sample, null if it has none
+using Numbers = py::array_t<int32_t, py::array::c_style>;
+
+// An array for feature `number` of a batch: rows like those of `like`, or `count` arrays like it.
+// count: -1 for as many rows as the samples have.
+py::array room_for(const Columns& columns, size_t number, const py::array& like, py::ssize_t count,
+                   bool whole) {
   std::vector<py::ssize_t> shape(like.shape() + (whole ? 0 : 1), like.shape() + like.ndim());
   size_t bytes = 0;
-  for (const Sample* const sample : samples) bytes += sample->columns()[number].bytes;
+  for (const Sample::Column* const column : columns) bytes += column ? column->bytes : 0;
   if (count < 0) {
     py::ssize_t row = like.itemsize();
     for (const py::ssize_t size : shape) row *= size;
@@ -83,11 +89,32 @@ py::array room_for(const std::vector<const Sample*>& samples, size_t number, con
   return room;
 }
 
-using Arrays = std::vector<py::array>;
+// The columns of each of `count` features in all samples. numbers: of the columns of each sample,
+// row by row, or null if all samples have the features in order.
+std::vector<Columns> columns_of(const std::vector<const Sample*>& samples, size_t count,
+                                const int32_t* numbers) {
+  std::vector<Columns> found(count, Columns(samples.size(), nullptr));
+  for (size_t s = 0; s < samples.size(); ++s) {
+    const auto own = samples[s]->columns();
+    if (!numbers && own.size() != count)
+      throw py::value_error("a sample has " + std::to_string(own.size()) + " features, needs " +
+                            std::to_string(count));
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t number = numbers ? numbers[s * count + i] : static_cast<int64_t>(i);
+      if (number < 0) continue;
+      if (number >= static_cast<int64_t>(own.size()))
+        throw py::value_error("no column " + std::to_string(number) + " in a sample of " +
+                              std::to_string(own.size()) + " features");
+      found[i][s] = &own[number];
+    }
+  }
+  return found;
+}
 
 // Follow each type of pointer for all samples before the pointers behind it: Python would wait for
 // each. like: features of vertices, of edges, of the graph and of types of vertices.
-py::object collate_samples(const py::list& graphs, const std::array<Arrays, 4>& like, bool alike) {
+py::object collate_samples(const py::list& graphs, const std::array<Arrays, 4>& like,
+                           const std::optional<Numbers>& numbers) {
   std::vector<const Sample*> samples;
   for (const py::handle graph : graphs)
     fetch(graph.ptr(), sizeof(py::detail::instance) + kPointers);
@@ -96,22 +123,24 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 4>& 
     samples.push_back(graph.cast<const Sample*>());
     fetch(samples.back(), sizeof(Sample));
   }
-  size_t columns = 0;
-  for (const Arrays& arrays : like) columns += arrays.size();
+  size_t count = 0;
+  for (const Arrays& arrays : like) count += arrays.size();
+  if (numbers && numbers->size() != static_cast<py::ssize_t>(count * samples.size()))
+    throw py::value_error(std::to_string(numbers->size()) + " numbers of columns, " +
+                          std::to_string(samples.size()) + " samples of " + std::to_string(count) +
+                          " features need " + std::to_string(count * samples.size()));
   for (const Sample* const sample : samples) {
-    if (!alike && sample->layout() != samples.front()->layout()) return py::none();
+    if (!numbers && sample->layout() != samples.front()->layout()) return py::none();
     sample->fetch();
   }
+  const std::vector<Columns> columns =
+      columns_of(samples, count, numbers ? numbers->data() : nullptr);
   std::vector<GraphView> views;
-  std::vector<bool> absent(columns, false);
-  for (const Sample* const sample : samples) {
-    if (sample->columns().size() != columns)
-      throw py::value_error("a sample has " + std::to_string(sample->columns().size()) +
-                            " features, needs " + std::to_string(columns));
-    views.push_back(sample->graph());
-    for (size_t i = 0; i < columns; ++i) {
-      if (sample->columns()[i].absent) absent[i] = true;
-    }
+  for (const Sample* const sample : samples) views.push_back(sample->graph());
+  std::vector<bool> absent;
+  for (const Columns& one : columns) {
+    absent.push_back(std::any_of(one.begin(), one.end(),
+                                 [](const Sample::Column* c) { return c && c->absent; }));
   }
   std::shared_ptr<const GraphBatch> batch;
   {
@@ -123,13 +152,14 @@ py::object collate_samples(const py::list& graphs, const std::array<Arrays, 4>& 
   std::vector<std::byte*> destinations;
   for (size_t i = 0; i < like.size(); ++i) {
     for (const py::array& one : like[i]) {
-      features.push_back(room_for(samples, features.size(), one, rows[i], i == 2));
+      const size_t number = features.size();
+      features.push_back(room_for(columns[number], number, one, rows[i], i == 2));
       destinations.push_back(static_cast<std::byte*>(features.back().mutable_data()));
     }
   }
   {
     const py::gil_scoped_release release;
-    for (size_t i = 0; i < columns; ++i) join_columns(samples, i, destinations[i]);
+    for (size_t i = 0; i < count; ++i) join_columns(columns[i], destinations[i]);
   }
   for (const py::array& feature : features) feature.attr("setflags")(py::arg("write") = false);
   return py::make_tuple(std::const_pointer_cast<GraphBatch>(batch), features, absent);
@@ -153,10 +183,11 @@ void bind_samples(py::module_& m) {
           },
           "True for each feature with an index of -1.");
   m.def("collate_samples", &collate_samples, py::arg("graphs"), py::arg("features"),
-        py::arg("alike") = false,
+        py::arg("columns") = py::none(),
         "(batch, features, flags of features with absent values) of samples with features like "
-        "these, of vertices, edges, graphs and types of vertices; None unless all are samples of "
-        "one kind, or alike.");
+        "these, of vertices, edges, graphs and types of vertices. columns: the number of each "
+        "feature among the columns of each sample, -1 where it has none; without them, None unless "
+        "all are samples of one kind.");
 }
 
 }  // namespace cavs

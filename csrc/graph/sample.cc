@@ -57,11 +57,11 @@ void Sample::fetch() const {
     __builtin_prefetch(block_.get() + i);
 }
 
-void join_columns(const std::vector<const Sample*>& samples, size_t number, std::byte* out) {
-  for (const Sample* const sample : samples) {
-    const Sample::Column& column = sample->columns()[number];
-    if (column.bytes > 0) std::memcpy(out, column.data, column.bytes);
-    out += column.bytes;
+void join_columns(const std::vector<const Sample::Column*>& columns, std::byte* out) {
+  for (const Sample::Column* const column : columns) {
+    if (column == nullptr || column->bytes == 0) continue;
+    std::memcpy(out, column->data, column->bytes);
+    out += column->bytes;
   }
 }
 

@@ -44,7 +44,7 @@ class Sample {
   const void* layout_;
 };
 
-// Concatenate column `number` of all samples.
-void join_columns(const std::vector<const Sample*>& samples, size_t number, std::byte* out);
+// Concatenate columns of samples, null where a sample has none.
+void join_columns(const std::vector<const Sample::Column*>& columns, std::byte* out);
 
 }  // namespace cavs

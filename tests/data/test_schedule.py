@@ -281,10 +281,14 @@ def test_bad_arguments():
     one = Graph.chain(3, features={"a": [1, 2, 3]})
     with pytest.raises(ValueError, match="0 features, the sample has 1"):
         one.views([])
+    like = [one.features["a"]], [], [], []
+    wrong = _engine.Sample(one.topology, [], one.schema)  # has the same kind, and no feature
     with pytest.raises(ValueError, match="a sample has 0 features, needs 1"):
-        _engine.collate_samples(
-            [one, Graph.chain(3)], ([one.features["a"]], [], [], []), alike=True
-        )
+        _engine.collate_samples([wrong], like)
+    with pytest.raises(ValueError, match="no column 0 in a sample of 0 features"):
+        _engine.collate_samples([one, Graph.chain(3)], like, np.zeros((2, 1), np.int32))
+    with pytest.raises(ValueError, match="1 numbers of columns, 2 samples of 1 features need 2"):
+        _engine.collate_samples([one, Graph.chain(3)], like, np.zeros((1, 1), np.int32))
     with pytest.raises(
         ValueError, match="feature 0 has 12 bytes in the samples, rows of its shape need 24"
     ):
