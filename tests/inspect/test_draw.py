@@ -8,6 +8,7 @@ from cavs import nn
 from cavs.data import Graph, Vocabulary, batch
 from cavs.errors import CavsError, ConfigError, FeatureError
 from cavs.inspect import dot_function, dot_graph, dot_schedule, render
+from tests.runtime.plans import Plan, PlanCost, plans
 
 
 def test_a_graph_shows_features_and_edges():
@@ -179,3 +180,23 @@ def test_names_that_moved_from_runtime(name):
     with pytest.raises(ImportError, match=rf"cavs\.runtime\.{name} has moved"):
         exec(f"from cavs.runtime import {name}")
     assert getattr(cavs, name) is getattr(cavs.inspect, name)
+
+
+def test_vertices_are_filled_by_type():
+    graph = Graph(
+        [[], [], [0, 1]],
+        {"size": [1, 2, 3], "scan": {"rows": [7, 8]}},
+        types=["scan", "scan", "join"],
+    )
+    text = dot_graph(graph)
+    assert '[label="1 scan\\nsize 2\\nrows 8", style=filled, fillcolor="/set312/2"]' in text
+    assert '[label="2 join\\nsize 3", style=filled, fillcolor="/set312/1"]' in text
+    assert "filled" not in dot_graph(Graph([[]]))
+    assert dot_schedule(graph) == dot_schedule(batch([graph]).schedule(types=("join", "scan")))
+
+
+def test_functions_of_types_are_drawn():
+    batch_of_plans = batch(plans(3, np.random.default_rng(0)))
+    cell = dot_function(Plan(2), batch_of_plans)
+    assert "merge_types" in cell and "scan.table" in cell
+    assert "merge_types" in dot_function(PlanCost(), batch_of_plans)

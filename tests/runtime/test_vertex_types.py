@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import ops
-from cavs.errors import FeatureError
+from cavs import nn, ops
+from cavs.compiler.text import space_name
+from cavs.errors import FeatureError, GraphError
 from cavs.train import load_parameters
 from tests.oracle import agrees, drawn
 from tests.runtime.plans import PlanCost, plan, plans
@@ -134,3 +135,132 @@ def test_explanations_name_types():
     found = cavs.explain(PlanCost(), cavs.batch([TREE, *plans(10, np.random.default_rng(3))]))
     text = str(found)
     assert "join with children" in text and "scan without children" in text
+
+
+def test_stars_of_50_children_and_graphs_of_one_vertex():
+    class Gate(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=2)
+            self.w = cavs.Parameter((2, 2))
+
+        @cavs.vertex("leaf")
+        def leaf(self, v):
+            self.finish(v, ops.tanh(v.pull("x")))
+
+        @cavs.vertex("max")
+        def greatest(self, v):
+            self.finish(v, v.gather().h.max() @ self.w)
+
+        @cavs.vertex("last")
+        def last(self, v):
+            self.finish(v, ops.tanh(v.gather(49).h @ self.w))
+
+        def finish(self, v, h):
+            v.scatter(h=h)
+            v.push(h)
+
+    class Sum(cavs.Model):
+        def __init__(self):
+            self.gate = Gate()
+
+        def loss(self, batch):
+            return ops.sum_rows(ops.tanh(self.gate(batch.graph, leaf=batch["leaf"])).sum(-1))
+
+    def star(top, leaves):
+        x = np.random.default_rng(leaves).normal(size=(leaves, 2))
+        types, children = ["leaf"] * leaves + [top], [[] for _ in range(leaves)]
+        children.append(list(range(leaves)))
+        return cavs.Graph(children, {"leaf": {"x": x}}, types=types)
+
+    graphs = [star("max", 50), star("last", 50), star("last", 3), star("max", 0), star("last", 0)]
+    agrees(drawn(Sum(), 0.5), cavs.batch(graphs))
+
+
+def test_losses_of_labels_of_a_type_run_at_their_rows():
+    class Labelled(PlanCost):
+        def loss(self, batch):
+            h = self.plan(batch.graph, scan=batch["scan"], filter=batch["filter"])
+            return ops.cross_entropy(h, batch["join"]["label"])
+
+    graphs = [
+        g.with_features({"join": {"label": np.arange(g.types.count("join")) % 4 - 1}})
+        for g in [TREE, *plans(20, np.random.default_rng(5))]
+    ]
+    session, _ = agrees(drawn(Labelled(), 0.5), cavs.batch(graphs))
+    program = session.compiled(cavs.batch(graphs), record=False).program
+    assert "space present.join.label" in "".join(
+        f"space {space_name(program, i.space)} " for i in program.instructions
+    )
+
+
+def test_both_directions_of_a_cell_with_types():
+    class Netlist(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=3)
+            self.w = {t: cavs.Parameter((5, 3)) for t in ("and", "not")}
+
+        @cavs.vertex("and", "not")
+        def gate(self, v):
+            below = v.gather().h.sum() if v.type == "and" else v.gather(0).h
+            h = ops.tanh(ops.concat([below, v.pull("x")]) @ self.w[v.type])
+            v.scatter(h=h)
+            v.push(h)
+
+    class Circuit(cavs.Model):
+        def __init__(self):
+            self.both = nn.Bidirectional(Netlist(), Netlist())
+
+        def loss(self, batch):
+            return ops.sum_rows(ops.tanh(self.both(batch.graph, x=batch["x"])).sum(-1))
+
+    rng = np.random.default_rng(0)
+    children = [[], [], [0, 1], [2], [3]]
+    graph = cavs.Graph(
+        children, {"x": rng.normal(size=(5, 2))}, types=["and", "and", "and", "not", "not"]
+    )
+    agrees(drawn(Circuit(), 0.5), cavs.batch([graph, graph]))
+    with pytest.raises(GraphError, match=r'2 parents; Netlist reads 1 .* of type "not"'):
+        shared = cavs.Graph(
+            [[], [0], [0]], {"x": rng.normal(size=(3, 2))}, types=["not", "and", "and"]
+        )
+        cavs.Session(Circuit()).gradients(cavs.batch([shared]))
+
+
+def test_equal_vertices_of_one_type_run_once():
+    class Words(cavs.Model):
+        def __init__(self):
+            self.word, self.cell = nn.Embedding(5, 2), TwoTypes()
+
+        def loss(self, batch):
+            x = self.word(batch["word"]["token"])
+            return ops.sum_rows(self.cell(batch.graph, word={"x": x}).sum(-1))
+
+    class TwoTypes(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=2)
+            self.w = cavs.Parameter((4, 2))
+
+        @cavs.vertex("word")
+        def word(self, v):
+            v.scatter(h=v.pull("x"))
+            v.push(v.pull("x"))
+
+        @cavs.vertex("phrase")
+        def phrase(self, v):
+            h = ops.tanh(ops.concat([v.gather(0).h, v.gather(1).h]) @ self.w)
+            v.scatter(h=h)
+            v.push(h)
+
+    rng = np.random.default_rng(0)
+    graphs = [
+        cavs.Graph(
+            [[], [], [0, 1]],
+            {"word": {"token": rng.integers(0, 5, 2)}},
+            types=["word", "word", "phrase"],
+        )
+        for _ in range(100)
+    ]
+    batch, model = cavs.batch(graphs), drawn(Words(), 0.5)
+    session, _ = agrees(model, batch)
+    # Words differ by their number as a child, where their products are computed at the leaves.
+    assert session.schedule(batch).batch.num_vertices <= 3 * 5 + 5 * 5 < batch.num_vertices

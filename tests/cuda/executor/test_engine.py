@@ -101,7 +101,7 @@ def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
     compare(model, batch, device, FLOAT64, shuffle=shuffle)
 
 
-@examples(6, RANDOM, most=50)
+@examples(3, RANDOM, most=50)
 @given(cases())
 def test_types_of_vertices_equal_the_oracle(device, case):
     model, batch = case
