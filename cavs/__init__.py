@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cavs import data, inspect, nn, ops, train
     from cavs._engine import isa
     from cavs.config import num_threads, set_num_threads
-    from cavs.data import Graph, GraphBatch, batch  # type: ignore[no-redef]
+    from cavs.data import Graph, GraphBatch, Link, Sample, SampleBatch, batch  # type: ignore[no-redef]
     from cavs.frontend import Model, Module, Parameter, State, VertexFunction
     from cavs.frontend.typed import vertex
     from cavs.inspect import Explanation, explain  # type: ignore[no-redef]
@@ -26,9 +26,12 @@ __all__ = [
     "Explanation",
     "Graph",
     "GraphBatch",
+    "Link",
     "Model",
     "Module",
     "Parameter",
+    "Sample",
+    "SampleBatch",
     "Session",
     "State",
     "Trainer",
@@ -53,7 +56,7 @@ __getattr__ = on_first_use(
         **dict.fromkeys(("data", "inspect", "nn", "ops", "train"), ""),
         "isa": "_engine",
         **dict.fromkeys(("num_threads", "set_num_threads"), "config"),
-        **dict.fromkeys(("Graph", "GraphBatch", "batch"), "data"),
+        **dict.fromkeys(("Graph", "GraphBatch", "Link", "Sample", "SampleBatch", "batch"), "data"),
         **dict.fromkeys(("Model", "Module", "Parameter", "State", "VertexFunction"), "frontend"),
         **dict.fromkeys(("Explanation", "explain"), "inspect"),
         "Session": "runtime",

@@ -30,6 +30,11 @@ def collate_samples(
     features: tuple[list[NDArray[Any]], ...],
     columns: NDArray[np.int32] | None = None,
 ) -> tuple[GraphBatch, list[NDArray[Any]], list[bool]] | None: ...
+def stack_structures(
+    structures: Sequence[GraphBatch],
+    links: Sequence[tuple[int, int, Sequence[_Indices | None], Sequence[_Indices]]] = (),
+) -> GraphBatch: ...
+def link_of(batch: GraphBatch, number: int) -> tuple[_Indices, _Indices]: ...
 def merge_copies(
     batch: GraphBatch,
     of_vertices: Sequence[NDArray[Any]],
@@ -81,6 +86,8 @@ class Sample:
 class GraphBatch:
     @property
     def num_graphs(self) -> int: ...
+    @property
+    def num_structures(self) -> int: ...
     @property
     def num_vertices(self) -> int: ...
     @property
@@ -158,6 +165,9 @@ class Schedule:
 class Program:
     kinds: list[int]
     def __init__(self) -> None: ...
+    def set_structures(
+        self, structures: int, int_structures: Sequence[int], links: Sequence[tuple[int, int]]
+    ) -> None: ...
     def add_buffer(
         self,
         role: str,

@@ -31,7 +31,8 @@ def signature(graph):
             case Slot():
                 of = value.structure
                 number = structures.setdefault(id(of), len(structures))
-                whose = number, of.name, of.arity, tuple(of.of_types.items()), of.where, value.name
+                whose = number, of.name, of.of, of.arity, of.where, value.name
+                whose = *whose, tuple(of.of_types.items())
                 return *whose, value.shape, value.backward, value.child, value.leaf, value.alike
             case tuple():
                 return tuple(map(plain, value))

@@ -16,10 +16,13 @@ from cavs.ir.types import INT
 from cavs.ir.verify import verify
 from cavs.passes.differentiate import differentiate
 from cavs.passes.simplify import CANONICAL, simplify
+from cavs.runtime.tracing import structures_of
 
 
 def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
     """Return the inputs of the interpreter for a batch."""
+    if isinstance(batch, data.SampleBatch):
+        return _inputs_of_samples(batch, seed, step)
     topology = batch.topology
     offsets, children, graph_of, positions = [0], [], [], []
     for g, graph in enumerate(topology.graphs):
@@ -38,6 +41,28 @@ def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
     return Inputs(offsets, children, graph_of, features | rows, seed, step, positions, types)
 
 
+def _inputs_of_samples(batch: data.SampleBatch, seed: int, step: int) -> Inputs:
+    features = {n: batch[n] for n in batch.feature_schema()}
+    structures = {name: inputs_of(graphs) for name, graphs in batch.graphs.items()}
+    for of in structures.values():
+        of.features = features
+    links = {}
+    for name, link in batch.links.items():
+        targets, sources = batch.graphs[link.target], batch.graphs[link.source]
+        links[name] = rows = []
+        for i, sample in enumerate(batch.samples):
+            first = int(sources.topology.vertex_offsets[i])
+            found = sample.links[name]
+            for v in range(sample.graphs[link.target].num_vertices):
+                if found.single:
+                    own = [found.vertices[v]] if found.vertices[v] >= 0 else []
+                else:
+                    own = found.vertices[found.offsets[v] : found.offsets[v + 1]]
+                rows.append([first + int(s) for s in own])
+        assert len(rows) == targets.num_vertices
+    return Inputs([0], [], [], features, seed, step, structures=structures, links=links)
+
+
 def traced(model, batch, *, training=True):
     """Return the graph of the model on such batches; with gradients in training."""
     from cavs.frontend.batch import Feature
@@ -46,7 +71,7 @@ def traced(model, batch, *, training=True):
         n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent, s.type)
         for n, s in batch.feature_schema().items()
     }
-    graph = trace_model(model, schema, training=training)
+    graph = trace_model(model, schema, training=training, structures=structures_of(batch))
     graph = verify(simplify(graph, CANONICAL), "trace")
     if training:
         graph = verify(simplify(differentiate(graph), CANONICAL), "differentiate")

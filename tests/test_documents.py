@@ -37,6 +37,7 @@ DOCUMENTS = [
     "docs/states.md",
     "docs/strategies.md",
     "docs/types.md",
+    "docs/structures.md",
     "docs/passes/README.md",
     *CONTINUED,
     "docs/operators.md",

@@ -11,7 +11,7 @@ from cavs.compiler.program import Instruction, Load, Operand, Program, Store
 from cavs.compiler.storage import Storage, name_of
 from cavs.compiler.weights import weight_of
 from cavs.errors import FAULT, CompileError
-from cavs.ir import Node
+from cavs.ir import Domain, Node
 from cavs.passes.access import LOCAL_ARRAYS, Piece, outward
 from cavs.passes.broadcast_blocks import block, grid
 from cavs.passes.partition import Body, Partition, is_elementwise
@@ -24,8 +24,7 @@ MAX_OPERANDS = 20
 class _Group:
     """Elementwise nodes that become one kernel."""
 
-    base: str
-    kind: int | str | None
+    domain: Domain
     shape: tuple[int, ...]
     step: int
     nodes: list[Node] = field(default_factory=list)
@@ -67,11 +66,10 @@ class RowLowering(Storage):
             step[n] = level
         self._as_late_as_useful(body, step)
         for n in body.nodes:
-            base, shape, level = n.type.domain.base, _kernel_shape(n), step[n]
+            domain, shape, level = n.type.domain, _kernel_shape(n), step[n]
             if is_elementwise(n):
-                key = (level, base, shape) if self.fuse else n
-                kind = n.type.domain.kind
-                group = groups.setdefault(key, _Group(base, kind, shape, level))
+                key = (level, domain.base, shape) if self.fuse else n
+                group = groups.setdefault(key, _Group(domain, shape, level))
                 group.nodes.append(n)
         for group in groups.values():
             group_of |= {n: part for part in self._parts(group) for n in part.nodes}
@@ -175,7 +173,7 @@ class RowLowering(Storage):
         self.program.instructions.append(
             Instruction(
                 FUSED,
-                self._space(group.base, group.kind),
+                self._space(group.domain),
                 loads=list(loads),
                 ops=ops,
                 stores=stores,
@@ -205,7 +203,7 @@ class RowLowering(Storage):
         self.program.instructions.append(
             Instruction(
                 FUSED,
-                self._space(n.type.domain.base, n.type.domain.kind),
+                self._space(n.type.domain),
                 loads=list(loads),
                 ops=ops,
                 stores=[Store(self._write(n), 0, stride, "write", register_of[value])],
@@ -246,7 +244,7 @@ class RowLowering(Storage):
         self.program.instructions.append(
             Instruction(
                 FUSED,
-                self._space(d.base, d.kind),
+                self._space(d),
                 loads=loads,
                 ops=ops,
                 stores=[Store(buffer, column, store_stride, "write", 0)],
@@ -260,7 +258,7 @@ class RowLowering(Storage):
     def _single(self, n: Node) -> None:
         """Emit a node that is not fused: a product, a loss, a maximum, a rearrangement."""
         name, d = n.op.name, n.type.domain
-        space = self._space(d.base, d.kind)
+        space = self._space(d)
         pieces = [self.operand(p) for _, ps in self.accesses.operands(n) for p in ps]
         add = self.program.instructions.append
         if n.op.rearranges:

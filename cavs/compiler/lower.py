@@ -19,10 +19,11 @@ from cavs.compiler.program import (
     Store,
     Weight,
     WeightPiece,
+    kinds_in,
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import FAULT, CompileError
-from cavs.ir import BatchRule, Domain, Node
+from cavs.ir import BatchRule, Node
 from cavs.passes.partition import Body
 
 
@@ -74,14 +75,13 @@ class Lowering(RowLowering):
                 bodies=bodies,
                 label=str(loop),
             )
-        base = "vertex" if body.base == "rows" else body.base
+        space = body.space.at("vertex") if body.space.base == "rows" else body.space
         kind = "global" if body.reduction else "rows"
-        label = f"rows {base}" + ("" if body.kind is None else f".{body.kind}")
-        return Stage(kind, self._space_of(Domain(base, body.kind)), label=label)
+        return Stage(kind, self._space_of(space), label=f"rows {space}")
 
     def _loop_body(self, stage: Stage, body: Body, gradients: dict[Node, str]) -> None:
         """Lower a body for its kind; without specialisation, for each kind, over its rows."""
-        for k in range(len(self.program.kinds)):
+        for k in kinds_in(self.program, self._space_of(body.space.at("vertex"))):
             if body.kind is None or body.kind == k:
                 self.kind = k if body.kind is None else None
                 stage.bodies[k] += self._emitted(self._body, body, gradients)
@@ -206,7 +206,7 @@ class Lowering(RowLowering):
         operands = self.accesses.operands(n)
         domain = max((x.type.domain for x, _ in operands), key=lambda d: d.rank)
         kinds = {x.type.domain.kind for x, _ in operands} - {None}
-        space = self._space(domain.base, kinds.pop() if kinds else None)
+        space = self._space(domain.of_kind(kinds.pop()) if kinds else domain)
         inputs = [[self.operand(p) for p in pieces] for _, pieces in operands]
         flat = [o for group in inputs for o in group]
         add = self.program.instructions.append

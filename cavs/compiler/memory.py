@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cavs.compiler.program import Buffer, Program, Stage, kind_of
+from cavs.compiler.program import Buffer, Program, Stage, kinds_in
 
 
 class Shape(NamedTuple):
@@ -56,8 +56,7 @@ def _sums_gradient(program: Program, stage: Stage) -> bool:
 def _elements(program: Program, buffer: Buffer, shape: Shape | None) -> float:
     if buffer.role != "arena" or buffer.space <= 1:
         return 0
-    kind = kind_of(buffer.space)
-    keys = program.kinds if kind is None else [program.kinds[kind]]
+    keys = [program.kinds[k] for k in kinds_in(program, buffer.space)]
     held = [key for key in keys if buffer.held in ("all", group_of(key))]
     if shape is None:
         return buffer.width * len(held)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cavs.compiler.memory import Shape
 from cavs.errors import ConfigError, user_line
+from cavs.ir import Structures
 
 # Former names of switches, each with the present one.
 RENAMED = {
@@ -80,7 +81,8 @@ class CompileOptions(NamedTuple):
     the leaves. replicated: batches of a training are parts of global ones, see
     `cavs.passes.scale_for_replicas`. recurrent: LSTMs over chains run as a whole, on devices alone,
     see `cavs.passes.match_recurrences`. shape: of the graphs; a step that would hold much more
-    than backward reads is compiled to hold less. record: the text of every pass is kept.
+    than backward reads is compiled to hold less. structures: of the samples, with their links.
+    record: the text of every pass is kept.
     """
 
     training: bool
@@ -92,4 +94,5 @@ class CompileOptions(NamedTuple):
     replicated: bool = False
     recurrent: bool = False
     shape: Shape | None = None
+    structures: Structures = Structures()
     record: bool = False

@@ -204,7 +204,8 @@ class _Compilation:
     @property
     def kinds_of_vertices(self) -> list[Kind]:
         """The kinds, in the order of their keys in the program."""
-        return [Kind.of(key, self.optional, self.types) for key in self.kinds]
+        names = self.options.structures.names
+        return [Kind.of(key, self.optional, self.types, names) for key in self.kinds]
 
     @property
     def rules(self) -> Any:
@@ -300,6 +301,7 @@ class _Compilation:
             float_features=sorted({n.attr("name") for n in features if n.type.dtype != INT}),
             optional=self.optional,
             types=self.types,
+            structures=self.options.structures,
         )
 
 

@@ -9,26 +9,31 @@ from typing import NamedTuple, TypeVar
 from cavs.codegen.map import MapOp
 from cavs.compiler.instructions import INSTRUCTIONS, InstructionTraits
 from cavs.errors import renamed
+from cavs.ir import Structures
+from cavs.passes.specialise import STRUCTURE_SHIFT
 
 T = TypeVar("T")
 
 ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
+VERTEX_STRUCTURE = 1 << 20  # plus 2 s: vertices of structure s, where samples have several
 PRESENT_SPACE = -2  # minus the number of an integer feature: vertices where it is present
 
 
-def space_of(base: str, kind: int | None) -> int:
-    """Return the engine's number of a domain."""
+def space_of(base: str, kind: int | None, structure: int | None = None) -> int:
+    """Return the engine's number of a domain; structure: its number, if samples have several."""
     if base == "one":
         return ONE_SPACE
     if base == "graph":
         return GRAPH_SPACE
     number = VERTEX_SPACE if base == "vertex" else EDGE_SPACE
-    return number if kind is None else number + 2 + 2 * kind
+    if kind is not None:
+        return number + 2 + 2 * kind
+    return number if structure is None else VERTEX_STRUCTURE + number - VERTEX_SPACE + 2 * structure
 
 
 def kind_of(space: int) -> int | None:
     """Return the kind that the rows of a space belong to; None for rows of all kinds."""
-    return (space - 4) // 2 if space >= 4 else None
+    return (space - 4) // 2 if 4 <= space < VERTEX_STRUCTURE else None
 
 
 @dataclass
@@ -165,6 +170,7 @@ class Program:
     float_features: list[str]
     optional: tuple[str, ...]
     types: tuple[str, ...] = ()  # types of vertices, which number the kinds with ``optional``
+    structures: Structures = field(default_factory=Structures)
     buffers: list[Buffer] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
@@ -174,6 +180,23 @@ class Program:
     gradients: dict[str, str] = field(
         default_factory=dict
     )  # parameter -> "dense" | "sparse" | "none"
+
+
+def structure_of(program: Program, space: int) -> int:
+    """Return the number of the structure that vertices or edges of a space belong to."""
+    if space >= VERTEX_STRUCTURE:
+        return (space - VERTEX_STRUCTURE) // 2
+    kind = kind_of(space)
+    return 0 if kind is None else program.kinds[kind] >> STRUCTURE_SHIFT
+
+
+def kinds_in(program: Program, space: int) -> list[int]:
+    """Return the numbers of the kinds of vertices that a space of vertices or edges has."""
+    kind = kind_of(space)
+    if kind is not None:
+        return [kind]
+    own = structure_of(program, space)
+    return [k for k, key in enumerate(program.kinds) if key >> STRUCTURE_SHIFT == own]
 
 
 def clone(x: T) -> T:

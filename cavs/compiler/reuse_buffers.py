@@ -23,7 +23,9 @@ from cavs.compiler.program import (
     clone,
     instructions_of,
     kind_of,
+    kinds_in,
     read,
+    structure_of,
     written,
 )
 
@@ -117,11 +119,11 @@ def _share(program: Program, uses: BufferAccesses, slices: bool, alike: Collecti
     fixed = _results(program)
     sliced = False
     aliases: dict[int, Alias] = {}
-    by_base: dict[int, list[int]] = defaultdict(list)
+    alike_rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
-            by_base[b.space % 2].append(n)
-    for group in by_base.values():
+            alike_rows[b.space % 2, structure_of(program, b.space)].append(n)
+    for group in alike_rows.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
             candidates = [n for n in group if n != new and n not in aliases]
             others = backward if new not in alike else len(program.stages)
@@ -222,13 +224,14 @@ def _others_reusable(
         if is_dead(writes, uses[old], kind, 0, b.width):
             (wider if kind is None else of_kind[kind]).append(old)
     edges = b.space % 2 == 1  # vertices without children have none
-    kinds = [
+    kinds = [(k, program.kinds[k]) for k in kinds_in(program, b.space)]
+    needed = [
         k
-        for k, key in enumerate(program.kinds)
+        for k, key in kinds
         if (group_of(key) == "inner" if edges else b.held in ("all", group_of(key)))
     ]
-    if kind_of(b.space) is None and all(of_kind[k] for k in kinds):
-        return [(of_kind[k][0], 0) for k in kinds]
+    if kind_of(b.space) is None and all(of_kind[k] for k in needed):
+        return [(of_kind[k][0], 0) for k in needed]
     return [(wider[0], 0)] if wider else None
 
 

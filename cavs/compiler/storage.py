@@ -5,14 +5,13 @@ from __future__ import annotations
 from cavs.compiler.program import (
     ONE_SPACE,
     PRESENT_SPACE,
-    VERTEX_SPACE,
     Buffer,
     Operand,
     Program,
     space_of,
 )
-from cavs.ir import Domain, Node
-from cavs.passes.access import Piece
+from cavs.ir import Domain, Link, Node
+from cavs.passes.access import OF_GRAPHS, Piece
 from cavs.passes.partition import Partition
 
 
@@ -88,7 +87,7 @@ class Storage:
             return self._buffer("param", index, ONE_SPACE, width // rows, parameter)
         if name == "feature":
             index = p.float_features.index(node.attr("name"))
-            space = VERTEX_SPACE if d.base == "present" else space_of(d.base, None)
+            space = self._space_of(d.of_vertices if d.base == "present" else d.of_kind(None))
             return self._buffer("feature", index, space, width, node.attr("name"))
         if name == "count_present":
             index = p.int_features.index(node.inputs[0].attr("name"))
@@ -96,7 +95,9 @@ class Storage:
         if name == "replica_scale":  # see Count in program.h
             return self._buffer("count", -1, ONE_SPACE, 1, "count")
         if name == "count_rows":
+            structure = dict(node.attrs).get("structure")
             index = -1 - space_of(node.attr("base"), None)
+            index -= 2 * self._number(structure) if structure else 0
             return self._buffer("count", index, ONE_SPACE, 1, "count")
         assert name == "num_children", name
         return self._buffer("ones", 0, ONE_SPACE, 1, "ones")
@@ -114,7 +115,7 @@ class Storage:
             return self._arena(node)
         if node not in self.local:
             d = node.type.domain
-            space = self._space(d.base, d.kind)
+            space = self._space(d)
             role = "arena" if d.base in ("one", "graph") else "scratch"
             self.local[node] = self._buffer(role, 0, space, node.type.width, name_of(node))
         return self._touch(self.local[node])
@@ -126,17 +127,24 @@ class Storage:
         argument = p.argument
         if isinstance(argument, str):
             argument = self.program.int_features.index(argument)
+        elif isinstance(argument, Link):
+            argument = self.program.structures.links.index(argument)
+        elif p.array in OF_GRAPHS:
+            argument = self._number(p.source.type.domain.structure)
         return Operand(buffer, p.column, p.width, p.map, p.array, argument)
 
-    def _space(self, base: str, kind: int | str | None) -> int:
+    def _space(self, domain: Domain) -> int:
         """Return the space of a domain in the body that is lowered."""
-        inside = kind is None and base in ("vertex", "edge")
-        return self._space_of(Domain(base, self.kind if inside else kind))
+        return self._space_of(domain.of_kind(self.kind) if domain.kind is None else domain)
 
     def _space_of(self, domain: Domain) -> int:
         if isinstance(domain.kind, str):
             return PRESENT_SPACE - self.program.int_features.index(domain.kind)
-        return space_of(domain.base, domain.kind)
+        structure = self._number(domain.structure) if domain.structure else None
+        return space_of(domain.base, domain.kind, structure)
+
+    def _number(self, structure: str) -> int:
+        return self.program.structures.names.index(structure)
 
 
 def name_of(node: Node) -> str:

@@ -7,7 +7,15 @@ from collections.abc import Collection
 
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import MapOp, reads_of
-from cavs.compiler.program import PRESENT_SPACE, Instruction, Operand, Program
+from cavs.compiler.program import (
+    PRESENT_SPACE,
+    Instruction,
+    Operand,
+    Program,
+    kind_of,
+    structure_of,
+)
+from cavs.ir import Domain
 from cavs.ops.primitives import PRIMITIVES
 from cavs.passes.specialise import Kind
 
@@ -25,7 +33,9 @@ def space_name(program: Program, space: int) -> str:
         return f"present.{program.int_features[PRESENT_SPACE - space]}"
     if space < 4:
         return ("one", "graph", "vertex", "edge")[space]
-    return f"{'edge' if space % 2 else 'vertex'}.{(space - 4) // 2}"
+    structure = program.structures.names[structure_of(program, space)]
+    base, kind = "edge" if space % 2 else "vertex", kind_of(space)
+    return str(Domain(base, kind, structure))
 
 
 def buffer_name(program: Program, index: int) -> str:
@@ -43,7 +53,10 @@ def operand_text(program: Program, o: Operand) -> str:
     if (column, width) != (0, program.buffers[buffer].width):
         text += f"[{column}:{column + width}]"
     if row_map == "segment_sum":
-        each = f"parent of its child {argument}" if array == "nth_parents" else _SUMMED[array]
+        each = f"parent of its child {argument}" if array == "nth_parents" else _SUMMED.get(array)
+        if each is None:
+            link = program.structures.links[argument]
+            each = f"{link.source} linked" if array == "linked_rows" else f"{link.target} reader"
         return f"sum({text} of each {each})"
     if row_map != "index" or array in ("order", "edge_order", "present_order"):
         return text
@@ -53,6 +66,9 @@ def operand_text(program: Program, o: Operand) -> str:
         return f"{text} where there is {program.int_features[argument]}"
     if array == "index_feature":
         return f"{text}[{program.int_features[argument]}]"
+    if array == "linked":
+        link = program.structures.links[argument]
+        return f"{text} of the {link.source} linked"
     if array == "nth_leaf":
         return f"{text} of leaf child {argument}"
     if array in ("out", "parents"):
@@ -192,7 +208,7 @@ def program_text(program: Program) -> str:
     """Return every stage with its instructions, in the order they run; first kinds with types."""
     lines = []
     for k, key in enumerate(program.kinds if program.types else ()):
-        kind = Kind.of(key, program.optional, program.types)
+        kind = Kind.of(key, program.optional, program.types, program.structures.names)
         lines.append(f"kind {k}: {kind.text(program.optional)}")
     for number, stage in enumerate(program.stages):
         over = "" if stage.type != "rows" else f" over {space_name(program, stage.space)}"

@@ -1,7 +1,8 @@
 """Input graphs, batches of them, and readers that make them from files."""
 
-from cavs.data import join  # noqa: F401 (registers Graph.join)
-from cavs.data.batch import GraphBatch, batch
+from cavs.data import join, sequences  # noqa: F401 (register Graph.join and Graph.chains)
+from cavs.data.batch import GraphBatch
+from cavs.data.collate import batch
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
 from cavs.data.readers.brackets import from_brackets, parse_brackets, parse_ptb, read_ptb, write_ptb
@@ -41,6 +42,8 @@ from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs, write_
 from cavs.data.readers.text import chains, parallel_chains, read_text
 from cavs.data.readers.tree_shapes import binarise, collapse_unary, expand_unary, unbinarise
 from cavs.data.readers.vectors import WordVectors, read_vectors, write_vectors
+from cavs.data.sample import Link, Sample
+from cavs.data.sample_batch import SampleBatch
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import moved
 
@@ -55,8 +58,11 @@ __all__ = [
     "Graph",
     "GraphBatch",
     "JsonTree",
+    "Link",
     "Multiword",
     "NewickTree",
+    "Sample",
+    "SampleBatch",
     "Sentence",
     "Tree",
     "Vocabulary",

@@ -39,10 +39,12 @@ class GraphBatch:
 
     Vertices and edges of graph i come after those of graph i - 1. ``batch["token"]`` is the
     concatenated feature of vertices, edges or graphs. ``ids``: the index of every graph in its data
-    set, if known.
+    set, if known. ``of``: the structure of samples that they are, for errors.
     """
 
-    def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None) -> None:
+    structures: None = None  # a sample is one graph
+
+    def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None, of: str = "") -> None:
         if isinstance(graphs, Graph) or not isinstance(graphs, Iterable):
             raise FeatureError(
                 f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
@@ -54,7 +56,8 @@ class GraphBatch:
                 hint="leave it out; a DataLoader makes none without graphs",
             )
         self.graphs: tuple[Graph, ...] = tuple(graphs)
-        self.ids: tuple[int, ...] | None = None if ids is None else _whole(ids, len(graphs))
+        self.ids: tuple[int, ...] | None = None if ids is None else ids_of(ids, len(graphs))
+        self._structure = of
         self.topology, self._table = _collated(graphs, self.graph_label)
         self._types = self._table.types
         #: The types of vertices that occur, sorted; None in a batch without types.
@@ -127,17 +130,11 @@ class GraphBatch:
 
     def select(self, indices: Sequence[int]) -> GraphBatch:
         """Return a batch of the graphs at ``indices``; FeatureError for indices out of range."""
-        chosen = list(indices) if isinstance(indices, Iterable) else [indices]
-        for i in chosen:
-            if not is_whole(i) or not 0 <= i < self.num_graphs:
-                raise FeatureError(
-                    f"no graph {i!r:.80} in a batch of {self.num_graphs} graphs",
-                    hint=f"select takes a list of numbers, 0 to {self.num_graphs - 1}; "
-                    "np.flatnonzero(mask) gives those of a mask",
-                )
+        chosen = chosen_of(indices, self.num_graphs, "graph")
         ids = None if self.ids is None else [self.ids[i] for i in chosen]
         replaced = {name: rows[chosen] for name, rows in self._table.replaced.items()}
-        return _rebuilt([self.graphs[i] for i in chosen], ids, replaced)
+        graphs = [self.graphs[i] for i in chosen]
+        return _rebuilt(graphs, ids, replaced, self._structure)
 
     def with_graph_features(self, values: Mapping[str, Array]) -> GraphBatch:
         """Return this batch with other rows of graph features, such as states of the batch before.
@@ -168,7 +165,8 @@ class GraphBatch:
         """Return the name of graph ``index`` in errors: its id in the data set and its name."""
         number = index if self.ids is None else self.ids[index]
         name = self.graphs[index].name
-        return f'graph {number} "{name}"' if name else f"graph {number}"
+        what = f'"{self._structure}" of sample' if self._structure else "graph"
+        return f'{what} {number} "{name}"' if name else f"{what} {number}"
 
     def graph_of_vertex(self, vertex: int) -> int:
         """Return the index of the graph that a vertex belongs to."""
@@ -238,6 +236,10 @@ class GraphBatch:
         error.vertex = number
         raise error
 
+    def optional(self, names: Sequence[str]) -> list[Array]:
+        """Return int features of vertices that may be absent; FeatureError if one cannot."""
+        return self._table.optional(names)
+
     def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:
         """Return the batch with vertices that agree in the features ``names`` merged; cached."""
         key = names, child_numbers
@@ -248,7 +250,8 @@ class GraphBatch:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.graphs, self.ids, dict(self._table.replaced))
+        replaced = dict(self._table.replaced)
+        return _rebuilt, (self.graphs, self.ids, replaced, self._structure)
 
     def __repr__(self) -> str:
         return (
@@ -257,17 +260,28 @@ class GraphBatch:
         )
 
 
-def batch(graphs: Iterable[Graph], ids: Ids | None = None) -> GraphBatch:
-    """Collate graphs; FeatureError without a graph, or if their features disagree."""
-    return GraphBatch(graphs, ids)
+def chosen_of(indices: Sequence[int], count: int, item: str) -> list[int]:
+    """Return indices that are chosen of ``count`` items; FeatureError for others."""
+    chosen = list(indices) if isinstance(indices, Iterable) else [indices]
+    for i in chosen:
+        if not is_whole(i) or not 0 <= i < count:
+            raise FeatureError(
+                f"no {item} {i!r:.80} in a batch of {count} {item}s",
+                hint=f"select takes a list of numbers, 0 to {count - 1}; "
+                "np.flatnonzero(mask) gives those of a mask",
+            )
+    return chosen
 
 
-def _rebuilt(graphs: Iterable[Graph], ids: Ids | None, replaced: Mapping[str, Array]) -> GraphBatch:
-    found = GraphBatch(graphs, ids)
+def _rebuilt(
+    graphs: Iterable[Graph], ids: Ids | None, replaced: Mapping[str, Array], of: str
+) -> GraphBatch:
+    found = GraphBatch(graphs, ids, of)
     return found.with_graph_features(replaced) if replaced else found
 
 
-def _whole(ids: Ids, count: int) -> tuple[int, ...]:
+def ids_of(ids: Ids, count: int) -> tuple[int, ...]:
+    """Return the ids of ``count`` items as Python numbers; FeatureError for anything else."""
     if isinstance(ids, np.ndarray):
         ids = ids.tolist()  # Python numbers
     found = tuple(ids) if isinstance(ids, Iterable) else None

@@ -19,7 +19,15 @@ from cavs.data.readers.json_parser import JsonTree
 from cavs.data.readers.newick_parser import NewickTree
 from cavs.data.readers.parsed_tree import BracketTree
 from cavs.data.readers.sentence import Sentence
-from cavs.data.structure import Indices, as_indices, csr, graph_error, graph_label, make_topology
+from cavs.data.structure import (
+    Indices,
+    as_indices,
+    check_count,
+    csr,
+    graph_error,
+    graph_label,
+    make_topology,
+)
 from cavs.data.vertex_types import (
     NO_TYPES,
     TYPE,
@@ -34,26 +42,6 @@ from cavs.data.vertex_types import (
 from cavs.errors import FeatureError
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
-
-
-def _check_count(count: object, what: str, name: str) -> None:
-    """GraphError unless ``count`` is a number of vertices."""
-    if not is_whole(count):
-        raise graph_error(
-            name,
-            f"{what} has a whole number of vertices, found {count!r:.80}",
-            hint=f"pass an int: {what} of 3 vertices has 3",
-        )
-    if count < 1:
-        raise graph_error(
-            name,
-            f"{what} needs at least one vertex, found {count}",
-            hint="leave empty samples out of the data",
-        )
-    if count > np.iinfo(np.int32).max:
-        raise graph_error(
-            name, f"{count} vertices; indices have 32 bits", hint="cut it into several graphs"
-        )
 
 
 @lru_cache(1024)
@@ -334,13 +322,28 @@ class Graph(_engine.Sample):
         return cls(csr(len(up), child, up[child])[0], **features)
 
     @classmethod
-    def chain(cls, length: int, **features: Any) -> Graph:
-        """Return a sequence: vertex i gathers from vertex i - 1, vertex 0 from no vertex."""
-        name = features.get("name", "")
-        _check_count(length, "a chain", name)
+    def chain(
+        cls, length: int, features: Mapping[str, ArrayLike] = NO_FEATURES, **options: Any
+    ) -> Graph:
+        """Return a sequence: vertex i gathers from vertex i - 1, vertex 0 from no vertex.
+
+        options: the other keywords of ``Graph``.
+        """
+        name = options.get("name", "")
+        check_count(length, "a chain", name)
         offsets = np.arange(-1, length, dtype=np.int32)
         offsets[0] = 0
-        return cls((offsets, np.arange(length - 1, dtype=np.int32)), **features)
+        return cls((offsets, np.arange(length - 1, dtype=np.int32)), features, **options)
+
+    @classmethod
+    def chains(
+        cls, lengths: ArrayLike, features: Mapping[str, ArrayLike] = NO_FEATURES, **options: Any
+    ) -> Graph:
+        """Return several sequences as one graph, with a root for each; see ``cavs.data.sequences``.
+
+        options: the other keywords of ``Graph``.
+        """
+        return _CONSTRUCTORS["chains"](lengths, features, **options)
 
     @classmethod
     def from_edges(
@@ -378,7 +381,7 @@ class Graph(_engine.Sample):
         of children and of ``edge_features`` is that of ``from_edges``.
         """
         name = features.get("name", "")
-        _check_count(num_vertices, "a graph", name)
+        check_count(num_vertices, "a graph", name)
         try:
             index = np.asarray(edge_index)
         except ValueError as error:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cavs._engine import Graph as EngineGraph
+from cavs.config import is_whole
 from cavs.errors import GraphError
 
 Indices = NDArray[np.int32]
@@ -107,3 +108,23 @@ def csr(
     offsets = np.zeros(num_vertices + 1, np.int32)
     np.cumsum(np.bincount(parent, minlength=num_vertices), out=offsets[1:])
     return (offsets, child[order]), order
+
+
+def check_count(count: object, what: str, name: str) -> None:
+    """GraphError unless ``count`` is a number of vertices."""
+    if not is_whole(count):
+        raise graph_error(
+            name,
+            f"{what} has a whole number of vertices, found {count!r:.80}",
+            hint=f"pass an int: {what} of 3 vertices has 3",
+        )
+    if count < 1:
+        raise graph_error(
+            name,
+            f"{what} needs at least one vertex, found {count}",
+            hint="leave empty samples out of the data",
+        )
+    if count > np.iinfo(np.int32).max:
+        raise graph_error(
+            name, f"{count} vertices; indices have 32 bits", hint="cut it into several graphs"
+        )

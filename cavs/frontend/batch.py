@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cavs.data.vertex_types import feature_name
 from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
 from cavs.frontend.typed import TypeFeatures
-from cavs.ir import EDGE, FLOAT, GRAPH, INT, VERTEX, Node
+from cavs.ir import FLOAT, GRAPH, INT, Domain, Link, Node, Structures
 from cavs.ops.leaves import feature
 
-_DOMAIN = {"vertex": VERTEX, "edge": EDGE, "graph": GRAPH}
+_ONE_STRUCTURE = Structures()
 
 
 @dataclass(frozen=True)
@@ -67,46 +68,99 @@ class _Uncounted:
 
 @dataclass(frozen=True, eq=False)
 class SymbolicGraph(_Uncounted):
-    """Stands for the input graphs of a batch."""
+    """Stands for the input graphs of a batch, or for those of one structure of its samples.
 
-    _called = "batch.graph"
+    ``graph["token"]`` is a feature of theirs.
+    """
 
     batch: SymbolicBatch
     top_down: bool = False
+    structure: str = ""
+
+    @property
+    def _called(self) -> str:  # type: ignore[override]
+        return f"batch.graphs[{self.structure!r}]" if self.structure else "batch.graph"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.batch.feature(name, self.structure)
 
     def reversed(self) -> SymbolicGraph:
         """Return the graphs with every edge reversed.
 
         A cell that is called with them gathers from the parents, and runs from the roots down.
         """
-        return self.batch.graph if self.top_down else self.batch.reversed_graph
+        others = self.batch.graphs_of if self.top_down else self.batch.reversed_graphs
+        return others[self.structure]
 
     def __getattr__(self, name: str) -> Any:
         _lacks(
-            "batch.graph",
+            self._called,
             name,
-            "batch.graph.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; give "
-            "everything else that the model must know of the graphs as features",
+            f"{self._called}.reversed() runs a cell top-down, ops.sum_roots(h) reads the roots; "
+            "give everything else that the model must know of the graphs as features",
         )
 
 
 class SymbolicBatch(_Uncounted):
     """Stands for a batch: ``batch["token"]`` is a feature, ``batch.graph`` the structure.
 
-    edges: True if the batch that it is traced for has any.
+    If samples have several structures, ``batch.graphs[name]`` is one of them, and
+    ``batch.link(name)`` a link. edges: True if the batch that it is traced for has any.
     """
 
     _called = "batch"
 
-    def __init__(self, schema: Schema, edges: bool = True) -> None:
-        self.schema, self.edges = schema, edges
+    def __init__(
+        self, schema: Schema, edges: bool = True, structures: Structures = _ONE_STRUCTURE
+    ) -> None:
+        self.schema, self.edges, self.structures = schema, edges, structures
         self._of_types: dict[str, dict[str, str]] = {}
         for flat, declared in schema.items():
             if declared.type:
                 name = flat.removeprefix(feature_name(declared.type, ""))
                 self._of_types.setdefault(declared.type, {})[name] = flat
-        self.graph = SymbolicGraph(self)
-        self.reversed_graph = SymbolicGraph(self, top_down=True)
+        # Each graph is one object: calls of a cell with equal arguments are computed once.
+        self.graphs_of = {n: SymbolicGraph(self, structure=n) for n in structures.names}
+        self.reversed_graphs = {n: SymbolicGraph(self, True, n) for n in structures.names}
+
+    @property
+    def _several(self) -> bool:
+        return self.structures.names != ("",)
+
+    @property
+    def graph(self) -> SymbolicGraph:
+        """The input graphs; TraceError for samples with several structures."""
+        if self._several:
+            names = self.structures.names
+            raise TraceError(
+                f"samples of this batch have the structures {', '.join(names)}, not one graph",
+                where=user_line(),
+                hint=f"write batch.graphs[{names[0]!r}] for one of them",
+            )
+        return self.graphs_of[""]
+
+    @property
+    def graphs(self) -> Mapping[str, SymbolicGraph]:
+        """The structures of samples by name; TraceError if a sample is one graph."""
+        if not self._several:
+            raise TraceError(
+                "samples of this batch are one graph each, without named structures",
+                where=user_line(),
+                hint="write batch.graph; cavs.Sample(words=graph, ...) names structures",
+            )
+        return _Structures(self.graphs_of)
+
+    def link(self, name: str) -> Link:
+        """Return a link of the samples, for ``ops.take``; FeatureError for another name."""
+        for link in self.structures.links:
+            if link.name == name:
+                return link
+        known = ", ".join(link.name for link in self.structures.links) or "none"
+        raise FeatureError(
+            f"no link {name!r:.60} in the samples; there are {known}",
+            where=user_line(),
+            hint='correct the name, or give it to every sample: links={"name": cavs.Link(...)}',
+        )
 
     def __getattr__(self, name: str) -> Any:
         _lacks(
@@ -117,12 +171,19 @@ class SymbolicBatch(_Uncounted):
         )
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._of_types:
+        return self.feature(name)
+
+    def feature(self, name: str, structure: str = "") -> Any:
+        """Return a feature, of a structure of the samples if they have several."""
+        if name in self._of_types and not structure:
             nodes = {
                 key: partial(self._feature, flat) for key, flat in self._of_types[name].items()
             }
             return TypeFeatures(name, nodes)
-        return self._feature(name)
+        own = f"{structure}.{name}" if structure else name
+        if own not in self.schema and self._several:
+            self._no_feature(name, structure)
+        return self._feature(own)
 
     def _feature(self, name: str) -> Node:
         declared = self.schema.get(name)
@@ -144,5 +205,47 @@ class SymbolicBatch(_Uncounted):
                 hint="give it at least one number per row, or leave it out of the model",
             )
         dtype = INT if declared.dtype == "int" else FLOAT
-        domain = _DOMAIN[declared.where].of_type(declared.type or None)
+        domain = GRAPH
+        if declared.where != "graph":
+            structure = name.partition(".")[0] if self._several else ""
+            domain = Domain(declared.where, declared.type or None, structure)
         return feature(name, domain, dtype, declared.shape, declared.optional)
+
+    def _no_feature(self, name: str, structure: str) -> NoReturn:
+        """Raise the error of a feature that samples with several structures lack."""
+        own = [n.partition(".") for n in sorted(self.schema)]
+        has = [of for of, _, feature in own if feature == name]
+        known = ", ".join(n for of, _, n in own if of == structure) or "none"
+        raise FeatureError(
+            f"structure {structure!r} has no feature {name!r}; there are {known}"
+            if structure
+            else f"no feature {name!r} of the batch as a whole: features belong to structures",
+            where=user_line(),
+            hint=f"write batch.graphs[{has[0]!r}][{name!r}]"
+            if has
+            else "correct the name, or give it to the graph of the structure in every sample",
+        )
+
+
+class _Structures(Mapping[str, SymbolicGraph]):
+    """The structures of samples by name, with a clear error for another name."""
+
+    def __init__(self, graphs: Mapping[str, SymbolicGraph]) -> None:
+        self._graphs = MappingProxyType(graphs)
+
+    def __getitem__(self, name: str) -> SymbolicGraph:
+        if name not in self._graphs:
+            raise TraceError(
+                f"samples of this batch have no structure {name!r:.60}; there are "
+                f"{', '.join(self._graphs)}",
+                where=user_line(),
+                hint="correct the name, or give the graph to every sample: "
+                f"cavs.Sample({name}=graph)",
+            )
+        return self._graphs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graphs)
+
+    def __len__(self) -> int:
+        return len(self._graphs)

@@ -11,16 +11,28 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from cavs.errors import DTypeError, ShapeError, TraceError, user_line
-from cavs.ir import FLOAT, TO_FLOATS, VERTEX, Node, Slot, apply, as_node, origin, rebuild, toposort
+from cavs.ir import (
+    FLOAT,
+    TO_FLOATS,
+    Domain,
+    Node,
+    Slot,
+    apply,
+    as_node,
+    count_children,
+    origin,
+    rebuild,
+    toposort,
+)
 from cavs.ir.trace import current_trace
 
 K = TypeVar("K")
 
 
 def initial_rows(
-    cell: str, initial: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]]
+    cell: str, initial: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]], at: Domain
 ) -> dict[str, Node]:
-    """Return initial states as values of the vertices; ``shapes``: of all states.
+    """Return initial states as values of the vertices ``at``; ``shapes``: of all states.
 
     Raises TraceError for other names and rows, ShapeError and DTypeError for other values.
     """
@@ -53,14 +65,22 @@ def initial_rows(
                 where=user_line(),
                 hint="give rows of the shape of the state, or project them first: nn.Linear",
             )
-        found[name] = _at_vertex(node)
+        require_structure(f"the initial state {name!r}", node, at.structure)
+        found[name] = node.at(at)
     return found
 
 
-def _at_vertex(x: Node) -> Node:
-    if x.type.domain.base == "vertex":
-        return x
-    return apply("broadcast", x, shape=x.shape, domain=VERTEX)
+def require_structure(what: str, x: Node, structure: str) -> None:
+    """TraceError if ``x`` has rows of another structure of the samples."""
+    domain = x.type.domain
+    if domain.by_structure and domain.structure != structure:
+        raise TraceError(
+            f"{what} has rows of structure {domain.structure!r}, but the cell runs over "
+            f"{structure!r}: {x.type}",
+            where=user_line(),
+            hint="a link reads rows of one structure at vertices of another: "
+            "ops.take(values, batch.link(name)); sums over graphs, as ops.sum_roots, fit all",
+        )
 
 
 def with_initial_state(
@@ -79,7 +99,8 @@ class _Starter:
         self.initial, self.pulled = initial, set(pulled)
         self.new: dict[Node, Node] = {}  # value as traced -> as it runs
         self.first: dict[Node, Node] = {}  # value of an edge -> that of the edge to the state
-        self.leaf = apply("equal", apply("num_children"), 0.0)
+        self.at = next(iter(initial)).structure.vertex
+        self.leaf = apply("equal", count_children(self.at), 0.0)
 
     def changed(self, value: Node) -> Node:
         stops = self.pulled | {n for n in toposort([value]) if n.op.name == "push"}
@@ -90,7 +111,7 @@ class _Starter:
                 outside = n in stops
                 self.new[n] = n if outside else self._one(n)
                 if n.type.domain.base == "edge" and n.type.dtype == FLOAT:
-                    self.first[n] = _zeros(n) if outside else self._at_first(n)
+                    self.first[n] = self._zeros(n) if outside else self._at_first(n)
         return self.new[value]
 
     def _one(self, n: Node) -> Node:
@@ -106,17 +127,16 @@ class _Starter:
         """Return a value of the edge to the initial state, which is one of the vertex."""
         if n.op.name == "gather":
             slot = n.attr("slot")
-            return self.initial[slot] if slot in self.initial else _zeros(n)
+            return self.initial[slot] if slot in self.initial else self._zeros(n)
         of_edges = [x for x in n.inputs if x.type.domain.base == "edge"]
         if any(x not in self.first for x in of_edges):
-            return _zeros(n)  # an index feature of edges is absent
+            return self._zeros(n)  # an index feature of edges is absent
         inputs = tuple(self.first[x] if x in of_edges else self.new[x] for x in n.inputs)
         attrs = dict(n.attrs)
         if "stream" in attrs:  # numbers are drawn by row, and an edge has the number of some leaf
-            attrs |= {"stream": current_trace().next_stream(), "domain": VERTEX}
+            attrs |= {"stream": current_trace().next_stream(), "domain": self.at}
             return apply(n.op.name, *inputs, **attrs)
-        return _at_vertex(rebuild(n, inputs, VERTEX))
+        return rebuild(n, inputs, self.at).at(self.at)
 
-
-def _zeros(n: Node) -> Node:
-    return apply("broadcast", 0.0, shape=n.shape, domain=VERTEX)
+    def _zeros(self, n: Node) -> Node:
+        return apply("broadcast", 0.0, shape=n.shape, domain=self.at)

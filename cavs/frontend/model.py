@@ -10,7 +10,7 @@ from cavs.errors import ConfigError, DTypeError, ShapeError, TraceError, line_of
 from cavs.frontend.batch import Schema, SymbolicBatch
 from cavs.frontend.parameter import Module, Parameter
 from cavs.frontend.values import Pushed, listed
-from cavs.ir import FLOAT, Graph, Node, apply
+from cavs.ir import FLOAT, Graph, Node, Structures, apply
 from cavs.ir.trace import is_tracing, tracing
 from cavs.ops.loss import mean_terms
 
@@ -85,19 +85,25 @@ def _number(x: Node) -> Node:
 
 
 def trace_model(
-    model: Model, schema: Schema, *, training: bool, with_loss: bool = True, edges: bool = True
+    model: Model,
+    schema: Schema,
+    *,
+    training: bool,
+    with_loss: bool = True,
+    edges: bool = True,
+    structures: Structures | None = None,
 ) -> Graph:
     """Trace ``model`` to a Graph with outputs "loss" and, outside training, the predictions.
 
     Outside training there is also "weight" if the loss is a mean: its number of terms. edges: True
-    if the data has any, for error messages.
+    if the data has any, for error messages. structures: of the samples, if they have several.
 
     Raises the errors of the user's own code with its line, see cavs.errors.
     """
     model.parameters()  # names them
     name = type(model).__name__
     with tracing(training) as trace:
-        batch = SymbolicBatch(schema, edges)
+        batch = SymbolicBatch(schema, edges, structures or Structures())
         outputs: dict[str, Node] = {}
         if with_loss:
             if type(model).loss is Model.loss:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cavs.errors import TraceError
-from cavs.ir import EDGE, VERTEX, Node, Slot, Structure, apply, constant, origin, rebuild, toposort
+from cavs.ir import Node, Slot, Structure, apply, constant, origin, rebuild, toposort
 
 _INSTEAD = (
     "reduce over the parents by .sum() or .mean(); or build graphs that are turned round, "
@@ -41,7 +41,7 @@ def _of_all(x: Node) -> Node:
     """Return an input or a gathered value of the edges of one type for all edges."""
     if x.type.domain.vertex_type is None:
         return x
-    return x.inputs[0] if x.op.name == "broadcast" else rebuild(x, (), EDGE)
+    return x.inputs[0] if x.op.name == "broadcast" else rebuild(x, (), x.type.domain.of_type(None))
 
 
 class _Turner:
@@ -52,6 +52,10 @@ class _Turner:
         self.vertex: dict[Node, Node] = {}  # value of a vertex as traced -> as it runs
         self.summed: dict[Node, Slot] = {}  # value of an edge as traced -> slot of its sum
         self.read: dict[Node, Slot] = {}  # value of a vertex that its edges to parents read
+
+    def _outside(self, top_down: bool = False) -> Structure:
+        """Return a structure for values that depend on no state."""
+        return Structure(self.structure.name, top_down=top_down, of=self.structure.of)
 
     def slots(self) -> dict[Slot, Node]:
         """Return all slots; every use of a value of a vertex may add some."""
@@ -103,10 +107,11 @@ class _Turner:
             else:
                 self.structure.of_types[vertex_type] = 1
             parent = self._sum(n.inputs[0])  # creates the slot, also for the check of arity
-            zero = apply("broadcast", constant(0.0), shape=n.shape, domain=VERTEX)
+            zero = apply("broadcast", constant(0.0), shape=n.shape, domain=self.structure.vertex)
             return zero if n.attr("k") else parent
         if name == "num_children":
-            return self._sum(apply("broadcast", constant(1.0), shape=(), domain=EDGE))
+            one = apply("broadcast", constant(1.0), shape=(), domain=self.structure.edge)
+            return self._sum(one)
         if n.op.reduces_segments and n.type.domain.base == "vertex":
             fold = "maximum" if n.op.reduction == "max" else n.op.reduction
             raise TraceError(
@@ -117,12 +122,12 @@ class _Turner:
         return rebuild(n, tuple(self.vertex[x] for x in n.inputs))
 
     def _sum(self, x: Node) -> Node:
-        at = VERTEX.of_type(x.type.domain.vertex_type)
+        at = self.structure.vertex.of_type(x.type.domain.vertex_type)
         x = _of_all(x) if x.op.name == "gather" else x
         if x not in self.summed:
             gathers = [n for n in self._inside(x) if n.op.name == "gather"]
             # A value that depends on no state is outside of the recurrence.
-            of = self.structure if gathers else Structure(self.structure.name, top_down=True)
+            of = self.structure if gathers else self._outside(top_down=True)
             name = gathers[0].attr("slot").name if x in gathers else f"sum {len(self.summed)}"
             self.summed[x] = Slot(name, of, x.shape, backward=True)
         return apply("gather_grad", slot=self.summed[x], domain=at)
@@ -141,12 +146,13 @@ class _Turner:
                     computed[n] = _of_all(n)
                 elif n.op.name == "gather":
                     state = self.at_vertex(self.scattered[n.attr("slot")])
-                    computed[n] = apply("broadcast", state, shape=n.shape, domain=EDGE)
+                    edge = self.structure.edge
+                    computed[n] = apply("broadcast", state, shape=n.shape, domain=edge)
                 else:
                     inputs = (
                         computed[x] if x in computed else self._of_child(x, n) for x in n.inputs
                     )
-                    domain = None if n.type.domain.vertex_type is None else EDGE
+                    domain = None if n.type.domain.vertex_type is None else self.structure.edge
                     computed[n] = rebuild(n, tuple(inputs), domain)
         return computed[value]
 
@@ -173,5 +179,5 @@ class _Turner:
             )
         if value not in self.read:
             name = f"input {len(self.read)}"
-            self.read[value] = Slot(name, Structure(self.structure.name), x.shape)
-        return apply("gather", slot=self.read[value], domain=EDGE)
+            self.read[value] = Slot(name, self._outside(), x.shape)
+        return apply("gather", slot=self.read[value], domain=self.structure.edge)

@@ -8,7 +8,7 @@ from typing import Any
 from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
-from cavs.frontend.initial_state import initial_rows, with_initial_state
+from cavs.frontend.initial_state import initial_rows, require_structure, with_initial_state
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
 from cavs.frontend.typed import (
@@ -22,16 +22,16 @@ from cavs.frontend.typed import (
 )
 from cavs.frontend.values import Gathered, Pushed, Values, check_names
 from cavs.ir import (
-    EDGE,
     FLOAT,
     TO_FLOATS,
-    VERTEX,
     BatchRule,
+    Domain,
     Node,
     Slot,
     Structure,
     apply,
     as_node,
+    count_children,
     next_serial,
     toposort,
 )
@@ -67,10 +67,11 @@ class Vertex:
         function: VertexFunction,
         slots: dict[str, Slot],
         pulled: Mapping[str, Node],
+        structure: Structure,
         vertex_type: str | None = None,
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._type = vertex_type
+        self._structure, self._type = structure, vertex_type
         self._outside = list(pulled.values())  # nodes that the function does not compute
         self._read: dict[str, None] = {}  # names of inputs that were read, in order
         self._arity = 0  # number of children that gather(k) has read
@@ -79,7 +80,7 @@ class Vertex:
 
     def gather(self, k: int | None = None) -> Gathered:
         """Return states of the children: one row per child, or the ``k``-th (zeros if absent)."""
-        domain = EDGE.of_type(self._type)
+        domain = self._structure.edge.of_type(self._type)
         edge = {n: apply("gather", slot=s, domain=domain) for n, s in self._slots.items()}
         if k is None:
             return Gathered(edge)
@@ -99,7 +100,7 @@ class Vertex:
     @property
     def num_children(self) -> Node:
         """Number of children of the vertex, as a float."""
-        return at_type(apply("num_children"), self._type)
+        return at_type(count_children(self._structure.vertex), self._type)
 
     @property
     def type(self) -> str | None:
@@ -148,7 +149,7 @@ class Vertex:
                     hint=f"scatter a value of that shape, or declare State({name}="
                     f"{node.shape[0] if len(node.shape) == 1 else node.shape})",
                 )
-            self._scattered[name] = _at_vertex(node)
+            self._scattered[name] = self._at_vertex(node)
 
     def pull(self, name: str) -> Node:
         """Return an input of this vertex, by its keyword in ``cell(batch.graph, x=...)``."""
@@ -227,22 +228,21 @@ class Vertex:
                     hint="a value of a graph is outside of the cell already",
                 )
         self._pushed = (
-            _pushed(value) if value is not None else {k: _pushed(v) for k, v in values.items()}
+            self._pushable(value)
+            if value is not None
+            else {k: self._pushable(v) for k, v in values.items()}
         )
 
+    def _at_vertex(self, node: Node) -> Node:
+        require_structure("a value of the cell", node, self._structure.of)
+        return node.at(self._structure.vertex)
 
-def _at_vertex(value: Any) -> Node:
-    node = as_node(value)
-    if node.type.domain.base == "vertex":
-        return node
-    return apply("broadcast", node, shape=node.shape, domain=VERTEX)
-
-
-def _pushed(value: Any) -> Node:
-    node = as_node(value)
-    if node.type.dtype != FLOAT and node.type.domain.base != "one":
-        return node  # an index, which is outside already
-    return apply("push", node if node.type.domain.base == "edge" else _at_vertex(node))
+    def _pushable(self, value: Any) -> Node:
+        node = as_node(value)
+        require_structure("a pushed value", node, self._structure.of)
+        if node.type.dtype != FLOAT and node.type.domain.base != "one":
+            return node  # an index, which is outside already
+        return apply("push", node if node.type.domain.base == "edge" else self._at_vertex(node))
 
 
 def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
@@ -370,14 +370,15 @@ class VertexFunction(Module):
             )
         functions = functions_of(self, VertexFunction)
         given = split_inputs(type(self).__name__, inputs, [t for t in functions if t])
-        rows = initial_rows(type(self).__name__, initial, self.state.shapes)
+        at = Domain("vertex", None, graph.structure)
+        rows = initial_rows(type(self).__name__, initial, self.state.shapes, at)
         named = [*given.named(), *((f"initial {k}", x) for k, x in rows.items())]
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in named)))
         if key in trace.memo:
             found: tuple[Any, dict[str, Node]] = trace.memo[key][1]
             return found
         drawn = trace.streams
-        found = self._trace(functions, given, rows, graph.top_down, offered)
+        found = self._trace(functions, given, rows, graph, offered)
         if trace.streams == drawn:  # each call with dropout draws its own
             trace.memo[key] = named, found  # keeps the inputs of the key alive
         return found
@@ -387,7 +388,7 @@ class VertexFunction(Module):
         functions: Mapping[str | None, Callable[[Vertex], None]],
         given: CellInputs,
         initial: dict[str, Node],
-        top_down: bool,
+        graph: SymbolicGraph,
         offered: Collection[str],
     ) -> tuple[Any, dict[str, Node]]:
         name = type(self).__name__
@@ -400,12 +401,14 @@ class VertexFunction(Module):
                     where=user_line(),
                     hint="look integers up in an nn.Embedding first, or give floats",
                 )
+            require_structure(key, x, graph.structure)
+        top_down = graph.top_down
         lines = {t: line_of(f) or user_line() for t, f in functions.items()}
         where = next(iter(lines.values()))
-        structure = Structure(name, where=where, top_down=top_down)
+        structure = Structure(name, where=where, top_down=top_down, of=graph.structure)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
         before = next_serial()
-        vertices = {t: Vertex(self, slots, given.of(t), t) for t in functions}
+        vertices = {t: Vertex(self, slots, given.of(t), structure, t) for t in functions}
         inner: dict[tuple[str, str | None, str], Node] = {}
         pushes: dict[str, Node] = {}
         nodes: dict[str | None, list[Node]] = {}

@@ -116,8 +116,7 @@ def _after_gather(compiled: Compiled) -> set[Node]:
 
 
 def _body(body: Body, after: set[Node]) -> BodyReport:
-    kind = "" if body.kind is None else f".{body.kind}"
-    where = ("vertex" if body.base == "rows" else body.base) + kind
+    where = str(body.space.at("vertex") if body.space.base == "rows" else body.space)
     names = tuple(n.op.name for n in body.nodes)
     waits = any(n in after for n in body.nodes)
     if body.loop is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cavs.compiler.program import PRESENT_SPACE, Program, Stage
+from cavs.compiler.program import PRESENT_SPACE, Program, Stage, kinds_in
 from cavs.runtime.task_bound import fewest_tasks
 
 
@@ -59,14 +59,10 @@ def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int
     if space <= PRESENT_SPACE:
         return present[program.int_features[PRESENT_SPACE - space]]
     if space < 4:
-        graphs = (
-            len(schedule.graph_offsets) - 1
-        )  # those of the caller, also where vertices are merged
         batch = schedule.batch
+        # Graphs of the caller, also where vertices are merged.
+        graphs = (len(schedule.graph_offsets) - 1) // batch.num_structures
         return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
-    key = program.kinds[(space - 4) // 2]
-    for found, vertices, edges in schedule.kinds:
-        if found == key:
-            begin, end = edges if space % 2 else vertices
-            return int(end - begin)
-    return 0
+    keys = {program.kinds[k] for k in kinds_in(program, space)}
+    found = [(e if space % 2 else v) for key, v, e in schedule.kinds if key in keys]
+    return sum(int(end - begin) for begin, end in found)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cavs.compiler.pipeline import Compiled, Passes
+from cavs.compiler.program import Program
 from cavs.inspect.loop_report import LoopReport
 from cavs.ir import BatchRule, Node
 from cavs.passes.merge_vertices import features_of_vertices, why_separate
@@ -40,15 +41,14 @@ def _narrow(compiled: Compiled, loops: Sequence[LoopReport]) -> Iterator[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     forward = [loop for loop in loops if not loop.gradient]
     for loop in forward:
-        program = compiled.program
-        lines = tuple(_narrow_in(loop, program.optional, program.types))
+        lines = tuple(_narrow_in(loop, compiled.program))
         alike.setdefault(lines, []).append(f"{loop.label} (stage {loop.stage})")
     for lines, labels in alike.items():
         where = f"{', '.join(labels)}: " if len(forward) > 1 else ""
         yield from (where + line for line in lines)
 
 
-def _narrow_in(loop: LoopReport, optional: Sequence[str], types: Sequence[str]) -> Iterator[str]:
+def _narrow_in(loop: LoopReport, program: Program) -> Iterator[str]:
     levels = Counter(loop.levels)
     narrow = [lv for lv, width in zip(loop.levels, loop.widths, strict=True) if width == 1]
     alone = sum(1 for level in narrow if levels[level] == 1)
@@ -61,7 +61,9 @@ def _narrow_in(loop: LoopReport, optional: Sequence[str], types: Sequence[str]) 
         yield f"{len(narrow)} of {loop.tasks} tasks have one vertex: {why}"
     split = [level for level, count in levels.items() if count > 1]
     if split:
-        found = "; ".join(Kind.of(key, optional, types).text(optional) for key in loop.keys)
+        names = program.optional, program.types, program.structures.names
+        of_keys = (Kind.of(key, *names) for key in loop.keys)
+        found = "; ".join(kind.text(program.optional) for kind in of_keys)
         yield (
             f"{len(split)} levels run as several tasks: their vertices are of different kinds, "
             f"which have different bodies ({sum(levels[x] - 1 for x in split)} more tasks): {found}"
@@ -72,7 +74,7 @@ def _unmerged(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[st
     """Report vertices that equal another one and are not merged with it."""
     traced = variant.traced
     graph = traced.graph
-    if not graph.slots or traced.distinguishing is not None:
+    if not graph.slots or traced.distinguishing is not None or traced.structures is not None:
         return
     vertices = int(batch.topology.num_vertices)
     if variant.key.recurrent:

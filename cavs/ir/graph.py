@@ -18,7 +18,7 @@ class Structure:
     arity: number of children that it reads; None for all. where: the user's line. top_down: it runs
     from the roots down; parents: number of parents that it reads then. of_types: the number of
     children, or parents, that the function of each type of vertices reads; empty where one function
-    runs at all vertices.
+    runs at all vertices. of: the structure of the samples that it runs over, if they have several.
     """
 
     name: str
@@ -27,10 +27,21 @@ class Structure:
     top_down: bool = False
     parents: int | None = None
     of_types: dict[str, int | None] = field(default_factory=dict)
+    of: str = ""
 
     def arity_of(self, vertex_type: str | None) -> int | None:
         """Return the number of children that vertices of a type read; None for all."""
         return self.of_types.get(vertex_type, self.arity) if vertex_type else self.arity
+
+    @property
+    def vertex(self) -> Domain:
+        """The domain of its vertices."""
+        return Domain("vertex", None, self.of)
+
+    @property
+    def edge(self) -> Domain:
+        """The domain of its edges."""
+        return Domain("edge", None, self.of)
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ Nothing is batched, scheduled or fused, and no operator knows of the engine. Slo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ class Inputs:
     graph_of: graph of each vertex. features: by name, in vertex, edge or graph order; of a type, in
     the order of its vertices, but integers for all vertices, -1 at other types. positions: of each
     edge among the children of its parent, if some are empty. types: of each vertex, if they have
-    any.
+    any. structures: of samples that have several, by name, which then have all vertices. links: by
+    name, for each vertex of the target the vertices of the source that it reads, counted in their
+    structures.
 
     A row of the vertices of a type, or of their edges, has the number that it has among all.
     """
@@ -42,6 +44,8 @@ class Inputs:
     step: int = 0
     positions: Sequence[int] = ()
     types: Sequence[str] = ()
+    structures: Mapping[str, Inputs] = field(default_factory=dict)
+    links: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.offsets = [int(x) for x in self.offsets]
@@ -49,6 +53,7 @@ class Inputs:
         self.graph_of = [int(x) for x in self.graph_of]
         self.num_vertices = len(self.offsets) - 1
         self.num_graphs = max(self.graph_of, default=-1) + 1
+        self.num_graphs = max([self.num_graphs, *(x.num_graphs for x in self.structures.values())])
         self.parent = [
             v for v in range(self.num_vertices) for _ in range(self.offsets[v], self.offsets[v + 1])
         ]
@@ -71,13 +76,25 @@ class Inputs:
     def ids(self, domain: Domain) -> Sequence[int]:
         """Return the numbers of the rows of a domain."""
         of = domain.vertex_type
+        if domain.structure:
+            return self.of(domain).ids(domain._replace(structure=""))
         if of is None:
             return range(self.rows(domain))
         ends = self.parent if domain.base == "edge" else range(self.num_vertices)
         return [row for row, v in enumerate(ends) if self.types[v] == of]
 
+    def of(self, domain: Domain) -> Inputs:
+        """Return the inputs of the structure that the rows of ``domain`` belong to."""
+        return self.structures[domain.structure] if domain.structure else self
+
+    def readers(self, name: str, v: int) -> list[int]:
+        """Return the vertices that read vertex ``v`` along the link ``name``, ascending."""
+        return [t for t, read in enumerate(self.links[name]) for s in read if s == v]
+
     def rows(self, domain: Domain) -> int:
         """Number of rows of a domain."""
+        if domain.structure:
+            return self.of(domain).rows(domain._replace(structure=""))
         if domain.vertex_type is not None:
             return len(self.ids(domain))
         if domain.base == "present":
@@ -92,6 +109,7 @@ class Inputs:
 
     def present(self, domain: Domain) -> list[int]:
         """Return the vertices with the feature of a domain, which are its rows."""
+        domain = domain._replace(structure="")
         if domain not in self._present:
             feature = self.features[str(domain.kind)]
             self._present[domain] = [v for v, i in enumerate(feature) if i >= 0]
@@ -122,9 +140,24 @@ def _is_member(node: Node, v: int, inputs: Inputs) -> bool:
     return ends[node.attr("members")]
 
 
-def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Node, int]]:
+def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node, int]]:
     """Return the (node, row) pairs that row ``row`` of ``node`` is computed from."""
     name = node.op.name
+    if name in ("take_linked", "sum_linked"):
+        return [(node.inputs[0], v) for v in whole.links[node.attr("link").name][row]]
+    if name in ("sum_readers", "max_readers"):
+        return [(node.inputs[0], v) for v in whole.readers(node.attr("link").name, row)]
+    if node.op.rule is BatchRule.REDUCE:
+        top = max((x.type.domain for x in node.inputs), key=lambda d: (d.rank, d.kind is not None))
+        inputs = whole.of(top)
+        return [
+            (x, _row(x.type.domain.base, top.base, r, inputs))
+            for r in whole.ids(top)
+            for x in node.inputs
+        ]
+    inputs = whole.of(node.type.domain)
+    if node.type.domain.base == "graph" and node.inputs:
+        inputs = whole.of(node.inputs[0].type.domain)
     if name == "gather":
         slot, child = node.attr("slot"), inputs.children[row]
         return [(graph.slots[slot], child)] if inputs.holds(slot, child) else []
@@ -169,13 +202,6 @@ def _needs(node: Node, row: int, graph: Graph, inputs: Inputs) -> list[tuple[Nod
         of = zip(node.attr("types"), node.inputs, strict=True)
         return [(x, row) for name, x in of if name == inputs.types[v]]
     base = node.type.domain.base
-    if node.op.rule is BatchRule.REDUCE:
-        top = max((x.type.domain for x in node.inputs), key=lambda d: (d.rank, d.kind is not None))
-        return [
-            (x, _row(x.type.domain.base, top.base, r, inputs))
-            for r in inputs.ids(top)
-            for x in node.inputs
-        ]
     return [(x, _row(x.type.domain.base, base, row, inputs)) for x in node.inputs]
 
 
@@ -184,7 +210,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     if name == "parameter":
         return np.asarray(node.attr("parameter").current(), dtype=np.float64)
     if node.type.domain.base == "present" and not node.inputs:
-        row = inputs.present(node.type.domain)[row]
+        row = inputs.of(node.type.domain).present(node.type.domain)[row]
     if name == "feature":
         if node.type.dtype != INT and "vertex_type" in dict(node.attrs):
             row = inputs.rank[row]
@@ -195,9 +221,10 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
             node.shape
         )
     if name == "num_children":
-        return float(len(inputs.edges(row)))
+        return float(len(inputs.of(node.type.domain).edges(row)))
     if name == "count_rows":
-        return float(inputs.rows(Domain(node.attr("base"))))
+        structure = dict(node.attrs).get("structure", "")
+        return float(inputs.rows(Domain(node.attr("base"), None, structure)))
     if name == "replica_scale":
         return 1.0
     if node.op.reduces_segments and node.op.reduction == "max":

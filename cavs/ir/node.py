@@ -20,7 +20,7 @@ from cavs.ir.op import REGISTRY, Op, defop
 from cavs.ir.order import toposort
 from cavs.ir.refusals import Refusals, folding
 from cavs.ir.slices import OF_CHILDREN, last_slice
-from cavs.ir.types import ONE, TensorType
+from cavs.ir.types import ONE, Domain, StructureMismatch, TensorType
 
 Array = npt.NDArray[Any]
 
@@ -177,7 +177,7 @@ class Operand(Refusals):
         """Return the sum divided by the number of children or elements; 0 without children."""
         x = as_node(self)
         if axis is None and x.type.domain.base == "edge":
-            count = apply("maximum", apply("num_children"), 1.0)
+            count = apply("maximum", count_children(x.type.domain), 1.0)
             return _kept(x.sum() / count, axis, keepdims)
         total = x.sum(axis, keepdims)
         return total / float(x.type.width if axis is None else x.shape[axis])
@@ -265,6 +265,12 @@ class Node(Operand):
         """Shape of one row."""
         return self.type.shape
 
+    def at(self, domain: Domain) -> Node:
+        """Return the value at the vertices of ``domain``, each of which reads it as it is."""
+        if self.type.domain.base == "vertex":
+            return self
+        return apply("broadcast", self, shape=self.shape, domain=domain)
+
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.type}>"
 
@@ -322,7 +328,9 @@ def apply(name: str, /, *inputs: Any, **attrs: Any) -> Node:
     try:
         tensor_type = op.infer([n.type for n in nodes], attrs)
     except (TypeError, ValueError) as error:
-        kind = DTypeError if isinstance(error, TypeError) else ShapeError
+        kind: type[TraceError] = DTypeError if isinstance(error, TypeError) else ShapeError
+        if isinstance(error, StructureMismatch):
+            kind = TraceError
         reason, *cures = error.args or ("",)
         what, operands = _mismatch(name, nodes, reason)
         hint = "; ".join(filter(None, (operands, *cures)))
@@ -449,6 +457,12 @@ def as_node(value: Any) -> Node:
         if array
         else "use numbers, parameters, features and what operators return",
     )
+
+
+def count_children(domain: Domain) -> Node:
+    """Return the number of children of each vertex of the structure of ``domain``."""
+    at = domain.of_vertices
+    return apply("num_children", domain=at) if at.structure else apply("num_children")
 
 
 def constant(value: float, shape: tuple[int, ...] = ()) -> Node:

@@ -63,6 +63,7 @@ class Op:
     reads_slot: bool = False  # reads the slot in its attribute ``slot``
     windowed: bool = False  # with attributes ``at`` and ``shape``, a window of a larger sum
     program_input: bool = False  # known before anything is computed, like features and parameters
+    any_kind: bool = False  # reads rows of vertices of any kind, where they are stored
     view: bool = False  # read where the inputs are stored: a row map, not a kernel
     same_row: bool = False  # a row holds the elements of the input's row in the same order
     rearranges: bool = False  # a row holds elements of the inputs' rows, and zeros

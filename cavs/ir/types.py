@@ -33,11 +33,13 @@ class Domain(NamedTuple):
     A row of "edge" is an edge at its parent, a row of "out" an edge at its child; no operator reads
     both. ``kind`` restricts vertices, or their edges, to one kind, or by a text to one type; None
     means all. The rows of "present" are the vertices that have an integer feature, whose name is
-    ``kind``; only the operators take and place connect them with others.
+    ``kind``; only the operators take and place connect them with others. ``structure``: the one
+    that vertices and edges belong to, where samples have several; only links connect two.
     """
 
     base: str
     kind: int | str | None = None
+    structure: str = ""
 
     @property
     def rank(self) -> int:
@@ -56,23 +58,59 @@ class Domain(NamedTuple):
 
     def of_kind(self, kind: int | str | None) -> Domain:
         """Return the same base restricted to ``kind``, a kind or a type."""
-        return _of_kind(self.base, kind) if self.by_structure else self
+        return _domain(self.base, kind, self.structure) if self.by_structure else self
+
+    def at(self, base: str) -> Domain:
+        """Return the domain of vertices, or edges, of the same structure and kind of vertices."""
+        return _domain(base, None if self.base == "present" else self.kind, self.structure)
+
+    @property
+    def of_vertices(self) -> Domain:
+        """The domain of all vertices of the same structure."""
+        return _domain("vertex", None, self.structure)
 
     def of_type(self, vertex_type: str | None) -> Domain:
         """Return the same base restricted to a type of vertices; None is all of them."""
         return self.of_kind(vertex_type)
 
     def __str__(self) -> str:
-        return self.base if self.kind is None else f"{self.base}.{self.kind}"
+        base = f"{self.structure}.{self.base}" if self.structure else self.base
+        return base if self.kind is None else f"{base}.{self.kind}"
 
 
 @cache
-def _of_kind(base: str, kind: int | str | None) -> Domain:
-    return Domain(base, kind)
+def _domain(base: str, kind: int | str | None, structure: str) -> Domain:
+    return Domain(base, kind, structure)
 
 
 ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")
 OUT = Domain("out")
+
+
+class Link(NamedTuple):
+    """A link of samples: which vertices of ``source`` each vertex of ``target`` reads.
+
+    single: it is one vertex, or none.
+    """
+
+    name: str
+    target: str
+    source: str
+    single: bool
+
+
+class Structures(NamedTuple):
+    """The structures of samples and their links, in the order of their numbers in the engine.
+
+    A sample that is one graph has one structure, without a name.
+    """
+
+    names: tuple[str, ...] = ("",)
+    links: tuple[Link, ...] = ()
+
+
+class StructureMismatch(ValueError):
+    """Values of two structures are combined row by row."""
 
 
 class TensorType(NamedTuple):
@@ -97,12 +135,18 @@ class TensorType(NamedTuple):
 def join_domains(domains: list[Domain]) -> Domain:
     """Return the domain that all ``domains`` broadcast to.
 
-    ValueError if they are of two kinds, or types, of vertices.
+    ValueError if they are of two kinds, or types, of vertices, or of two structures.
     """
     first = domains[0]
     if first.base != "present" and all(d is first or d == first for d in domains):
         return first
     top = max(domains, key=lambda d: d.rank)
+    structures = sorted({d.structure for d in domains if d.rank > GRAPH.rank})
+    if len(structures) > 1:
+        raise StructureMismatch(
+            f"rows of structures {' and '.join(map(repr, structures))} cannot be combined",
+            "a link reads rows of one at vertices of another: ops.take(values, batch.link(name))",
+        )
     some = next((d for d in domains if d.base == "present"), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
         raise ValueError(f"rows of {some} cannot be combined with others")

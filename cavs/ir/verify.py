@@ -32,8 +32,9 @@ def verify(graph: Graph, name: str) -> Graph:
     for slot, source in graph.slots.items():
         if source.shape != slot.shape:
             _fail(graph, source, name, f"slot {slot} holds {slot.shape}")
-        if source.type.domain.base != slot.base:
-            _fail(graph, source, name, f"slot {slot} is fed by {source.type.domain} rows")
+        domain = source.type.domain
+        if (domain.base, domain.structure) != (slot.base, slot.structure.of):
+            _fail(graph, source, name, f"slot {slot} is fed by {domain} rows")
     return graph
 
 

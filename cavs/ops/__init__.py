@@ -26,10 +26,15 @@ from cavs.ops.elementwise import (
 from cavs.ops.graph import (
     max_graph,
     mean_graph,
+    mean_linked,
     softmax_graph,
+    softmax_readers,
     sum_graph,
     sum_leaves,
+    sum_linked,
+    sum_readers,
     sum_roots,
+    take,
 )
 from cavs.ops.leaves import lookup
 from cavs.ops.linalg import bilinear, dot, matmul
@@ -69,6 +74,7 @@ __all__ = [
     "max_graph",
     "maximum",
     "mean_graph",
+    "mean_linked",
     "mean_rows",
     "mean_squared_error",
     "minimum",
@@ -80,6 +86,7 @@ __all__ = [
     "sin",
     "softmax",
     "softmax_graph",
+    "softmax_readers",
     "softplus",
     "split",
     "sqrt",
@@ -87,8 +94,11 @@ __all__ = [
     "stop_gradient",
     "sum_graph",
     "sum_leaves",
+    "sum_linked",
+    "sum_readers",
     "sum_roots",
     "sum_rows",
+    "take",
     "tanh",
     "uniform",
     "where",

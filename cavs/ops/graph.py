@@ -11,12 +11,12 @@ from typing import Any
 
 from cavs.errors import TraceError, user_line
 from cavs.ir import (
-    EDGE,
     FLOAT,
     GRAPH,
     VERTEX,
     BatchRule,
     Domain,
+    Link,
     Node,
     TensorType,
     apply,
@@ -32,14 +32,14 @@ def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> Tenso
     if t.domain.base != "edge":
         raise ValueError("needs a value of every child, as v.gather() gives")
     need_floats(types)
-    return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
+    return TensorType(FLOAT, t.shape, t.domain.at("vertex"))
 
 
 def _out_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
     if t.domain.base != "out":
         raise ValueError("needs a value of every edge that leaves a vertex")
-    return TensorType(FLOAT, t.shape, VERTEX.of_kind(t.domain.kind))
+    return TensorType(FLOAT, t.shape, t.domain.at("vertex"))
 
 
 def _domain_attr(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
@@ -116,9 +116,7 @@ defop(
 )
 defop(
     "to_nth_child",
-    infer=lambda types, attrs: TensorType(
-        FLOAT, types[0].shape, EDGE.of_kind(types[0].domain.kind)
-    ),
+    infer=lambda types, attrs: TensorType(FLOAT, types[0].shape, types[0].domain.at("edge")),
     vjp=lambda n, d: (apply("nth_child", d, k=n.attr("k")),),
     rule=BatchRule.GRAPH,
     view=True,
@@ -135,19 +133,26 @@ defop(
 )
 
 
-def _between(source: Domain, target: Domain) -> Callable[..., TensorType]:
-    """Return the ``infer`` of operators from one domain to another."""
-
-    def infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-        if types[0].domain != source:
-            raise ValueError(f"needs a value of every {source}")
-        need_floats(types)
-        return TensorType(FLOAT, types[0].shape, target)
-
-    return infer
+def _to_graphs(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain.base != "vertex" or types[0].domain.kind is not None:
+        raise ValueError("needs a value of every vertex")
+    need_floats(types)
+    return TensorType(FLOAT, types[0].shape, GRAPH)
 
 
-_to_graphs, _from_graphs = _between(VERTEX, GRAPH), _between(GRAPH, VERTEX)
+def _from_graphs(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    if types[0].domain != GRAPH:
+        raise ValueError("needs a value of every graph")
+    need_floats(types)
+    return TensorType(FLOAT, types[0].shape, Domain("vertex", None, attrs.get("structure", "")))
+
+
+def _to_members(n: Node, d: Node) -> tuple[Node]:
+    structure = n.inputs[0].type.domain.structure
+    named = {"structure": structure} if structure else {}
+    return (apply("to_members", d, members=n.attr("members"), **named),)
+
+
 defop(
     "sum_vertices",
     infer=_to_graphs,
@@ -179,7 +184,7 @@ defop(
 defop(
     "sum_members",
     infer=_to_graphs,
-    vjp=lambda n, d: (apply("to_members", d, members=n.attr("members")),),
+    vjp=_to_members,
     rule=BatchRule.GRAPH,
     reduction="sum",
     view=True,
@@ -196,7 +201,7 @@ defop(
 
 
 def _take_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    if types[0].domain != VERTEX:
+    if types[0].domain != attrs["domain"].of_vertices:
         raise ValueError("needs a value of every vertex")
     return TensorType(FLOAT, types[0].shape, attrs["domain"])
 
@@ -204,7 +209,7 @@ def _take_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
 def _place_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     if types[0].domain.base != "present":
         raise ValueError("needs a value of the vertices that have a feature")
-    return TensorType(FLOAT, types[0].shape, VERTEX)
+    return TensorType(FLOAT, types[0].shape, types[0].domain.of_vertices)
 
 
 # The rows of the vertices that have an integer feature, and the reverse, with zeros at the others.
@@ -224,6 +229,54 @@ defop(
     view=True,
     linear_in=(0,),
 )
+
+
+def _linked(end: str, start: str) -> Callable[..., TensorType]:
+    """Return the ``infer`` of operators from one structure of a link to the other."""
+
+    def infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+        found, link = types[0].domain, attrs["link"]
+        if found != Domain("vertex", None, getattr(link, start)):
+            raise ValueError(f"needs a value of every vertex of {getattr(link, start)!r}")
+        need_floats(types)
+        return TensorType(FLOAT, types[0].shape, Domain("vertex", None, getattr(link, end)))
+
+    return infer
+
+
+def _forward(x: Node, link: Link) -> Node:
+    return apply("take_linked" if link.single else "sum_linked", x, link=link)
+
+
+# The row of the vertex that each vertex of the target of a link reads, zeros where there is none;
+# the sum over the vertices that it reads; and the reverse, the sum over the vertices that read one.
+_ALONG: dict[str, Any] = {
+    "rule": BatchRule.GRAPH,
+    "view": True,
+    "any_kind": True,
+    "linear_in": (0,),
+}
+for _name in ("take_linked", "sum_linked"):
+    defop(
+        _name,
+        infer=_linked("target", "source"),
+        vjp=lambda n, d: (apply("sum_readers", d, link=n.attr("link")),),
+        **_ALONG,
+    )
+defop(
+    "sum_readers",
+    infer=_linked("source", "target"),
+    vjp=lambda n, d: (_forward(d, n.attr("link")),),
+    **_ALONG,
+)
+# The maximum over the vertices that read one; it shifts a softmax, and has no gradient.
+defop(
+    "max_readers",
+    infer=_linked("source", "target"),
+    rule=BatchRule.GRAPH,
+    reduction="max",
+    any_kind=True,
+)
 # A value that crosses the border of a structure, where specialisation by kind ends.
 defop(
     "push",
@@ -232,6 +285,7 @@ defop(
     evaluate=lambda n, x: x,
     cost=0,
     view=True,
+    any_kind=True,
     same_row=True,
     linear_in=(0,),
 )
@@ -286,10 +340,10 @@ def mean_graph(value: Any) -> Node:
 
     A value of one type has the mean over the vertices of the type, and 0 without any.
     """
-    domain = as_node(value).type.domain
-    one = apply("broadcast", 1.0, shape=(), domain=domain if domain.vertex_type else VERTEX)
-    number = sum_graph(one)
-    return sum_graph(value) / (apply("maximum", number, 1.0) if domain.vertex_type else number)
+    x = _of_vertices(value, "mean_graph")
+    domain = x.type.domain
+    number = sum_graph(apply("broadcast", 1.0, shape=(), domain=domain))
+    return sum_graph(x) / (apply("maximum", number, 1.0) if domain.vertex_type else number)
 
 
 def max_graph(value: Any) -> Node:
@@ -320,3 +374,89 @@ def sum_leaves(value: Any) -> Node:
     For a chain this is the value at its first vertex, where a top-down cell ends.
     """
     return apply("sum_members", _of_vertices(value, "sum_leaves"), members="leaves")
+
+
+def _along(name: str, values: Any, link: Link, end: str) -> Node:
+    """Return ``values`` as a node; TraceError unless they are rows of one end of a link."""
+    if not isinstance(link, Link):
+        raise TraceError(
+            f"[{name}] needs a link, not {link!r:.80}",
+            where=user_line(),
+            hint=f"ops.{name}(values, batch.link(name)); rows of a table are "
+            "ops.lookup(table, index)",
+        )
+    x, structure = as_node(values), getattr(link, end)
+    if x.type.domain != Domain("vertex", None, structure):
+        raise TraceError(
+            f"[{name}] along link {link.name!r} from {link.target!r} to {link.source!r} needs a "
+            f"value of every vertex of {structure!r}: {x.type}",
+            where=user_line(),
+            hint=f"pass what a cell on batch.graphs[{structure!r}] returns, or a feature of it",
+        )
+    return x
+
+
+def _needs_single(name: str, link: Link) -> TraceError:
+    return TraceError(
+        f"[{name}] needs a link to one vertex each, but link {link.name!r} leads to lists",
+        where=user_line(),
+        hint="ops.sum_linked and ops.mean_linked fold the rows of a list",
+    )
+
+
+def take(values: Any, link: Link) -> Node:
+    """Return the row of ``values`` that each vertex of the link's first structure reads.
+
+    values: rows of the vertices of its second structure; zeros where a vertex reads none. link:
+    ``batch.link(name)``, to one vertex each. The gradient of a row is the sum over its readers.
+    TraceError for other values, and for a link to lists.
+    """
+    x = _along("take", values, link, "source")
+    if not link.single:
+        raise _needs_single("take", link)
+    return _forward(x, link)
+
+
+def sum_linked(values: Any, link: Link) -> Node:
+    """Return the sum over the rows of ``values`` that each vertex of the first structure reads.
+
+    values, link: as for `take`, but the link may lead to lists. TraceError for other values.
+    """
+    return _forward(_along("sum_linked", values, link, "source"), link)
+
+
+def mean_linked(values: Any, link: Link) -> Node:
+    """Return the mean over the rows of ``values`` that each vertex of the first structure reads.
+
+    It is zero where a vertex reads none. values, link: as for `sum_linked`.
+    """
+    x = _along("mean_linked", values, link, "source")
+    one = apply("broadcast", 1.0, shape=(), domain=x.type.domain)
+    count = apply("maximum", _forward(one, link), 1.0)
+    for _ in x.shape:
+        count = apply("keep_axis", count)
+    return _forward(x, link) / count
+
+
+def sum_readers(values: Any, link: Link) -> Node:
+    """Return for each vertex of the link's second structure the sum over the vertices that read it.
+
+    values: rows of the vertices of its first structure. The reverse of `sum_linked`. TraceError for
+    other values.
+    """
+    return apply("sum_readers", _along("sum_readers", values, link, "target"), link=link)
+
+
+def softmax_readers(values: Any, link: Link) -> Node:
+    """Return the softmax over the vertices that read the same vertex along a link.
+
+    values: rows of the vertices of the link's first structure, of which each reads one vertex: its
+    elements sum to one over the readers of a vertex. TraceError for other values, and for a link to
+    lists.
+    """
+    x = _along("softmax_readers", values, link, "target")
+    if not link.single:
+        raise _needs_single("softmax_readers", link)
+    most = apply("stop_gradient", apply("max_readers", x, link=link))
+    weight = apply("exp", x - _forward(most, link))
+    return weight / _forward(apply("sum_readers", weight, link=link), link)

@@ -43,6 +43,8 @@ def _rows_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorTyp
         raise ValueError("logits must have one axis per row, the classes")
     if label.shape:
         raise ValueError("labels must be one integer per row", ONE_COLUMN)
+    if label.domain.structure != logits.domain.structure:
+        join_domains([logits.domain, label.domain])  # raises unless one has a row per graph
     if label.domain.base != logits.domain.base:
         cures = [
             "ops.sum_roots(h) or ops.mean_graph(h) before the output layer makes one row a graph"
@@ -106,7 +108,8 @@ defop(
     view=True,
     program_input=True,
 )
-# The number of rows of a domain; attrs: base, its name ("graph", "vertex", "edge").
+# The number of rows of a domain; attrs: base, its name ("graph", "vertex", "edge"), and structure,
+# if samples have several.
 defop(
     "count_rows",
     infer=lambda types, attrs: TensorType(FLOAT, (), ONE),
@@ -179,9 +182,10 @@ def mean_rows(value: Any, weight: Any = None) -> Node:
 
 def _count(domain: Domain) -> Node:
     """Return the number of rows of a domain."""
-    if domain.vertex_type is None:
-        return apply("count_rows", base=domain.base)
-    return apply("count_present", feature(ROW + domain.vertex_type, domain, INT))
+    if domain.vertex_type is not None:
+        return apply("count_present", feature(ROW + domain.vertex_type, domain, INT))
+    named = {"structure": domain.structure} if domain.structure else {}
+    return apply("count_rows", base=domain.base, **named)
 
 
 def _mean(x: Node) -> Node:

@@ -17,6 +17,7 @@ from cavs.ir import (
     BatchRule,
     Domain,
     Graph,
+    Link,
     Node,
     Reads,
     Slot,
@@ -28,6 +29,10 @@ LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"
 # Row maps from a vertex to its children, and from a child to its parents.
 TO_CHILDREN = frozenset({"child", "children", "nth_child", "nth_leaf"})
 TO_PARENTS = frozenset({"out", "nth_parents", "parents"})
+# Row maps along links, which may lead to any row.
+LINKS = frozenset({"linked", "linked_rows", "link_readers"})
+# Row maps from a graph to vertices of one structure.
+OF_GRAPHS = frozenset({"graph_rows", "graph_roots", "graph_leaves"})
 
 _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_children", "none"): ("segment_sum", "edges"),
@@ -50,6 +55,10 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("to_members.vertices", "none"): ("segment_sum", "row_graphs"),
     ("take", "none"): ("index", "present"),
     ("place", "none"): ("index", "place"),
+    ("take_linked", "none"): ("index", "linked"),
+    ("sum_linked", "none"): ("segment_sum", "linked_rows"),
+    ("sum_readers", "none"): ("segment_sum", "link_readers"),
+    ("max_readers", "none"): ("segment_sum", "link_readers"),
 }
 _ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
 _ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
@@ -60,7 +69,8 @@ _OUTWARD = {"vertex": "parents", "edge": "out"}
 class Piece(NamedTuple):
     """Columns [column, column + width) of the buffer of ``source``, rows by ``map`` and ``array``.
 
-    source is a computed node, a merge, or an input of the program.
+    source is a computed node, a merge, or an input of the program. argument: of the array; a name
+    is that of a feature.
     """
 
     source: Node
@@ -68,7 +78,7 @@ class Piece(NamedTuple):
     width: int
     map: str = "self"
     array: str = "none"
-    argument: int | str = 0
+    argument: int | str | Link = 0
 
 
 class NoAccessError(Exception):
@@ -189,7 +199,7 @@ class Accesses:
         (x,) = node.inputs
         taken = node if node.op.name == "take" else x
         attrs = dict(node.attrs)
-        argument = attrs.get("k", _feature_of(taken.type.domain))
+        argument = attrs.get("k", attrs.get("link", _feature_of(taken.type.domain)))
         name = f"{node.op.name}.{attrs['members']}" if "members" in attrs else node.op.name
         result = []
         for p in self.pieces(x):

@@ -13,10 +13,8 @@ from functools import reduce
 
 from cavs.errors import FAULT, CompileError
 from cavs.ir import (
-    EDGE,
     ONE,
     REGISTRY,
-    VERTEX,
     Graph,
     Node,
     Slot,
@@ -118,9 +116,9 @@ def gradients(
         if slot.backward:  # the structure runs top-down
             if source in forward:
                 back = replace(slot, backward=False)
-                unread = [apply("gather_grad", slot=slot, domain=VERTEX)]
+                unread = [apply("gather_grad", slot=slot, domain=slot.structure.vertex)]
                 backward[back] = gathers[slot] or unread
-                add(source, apply("gather", slot=back, domain=EDGE))
+                add(source, apply("gather", slot=back, domain=slot.structure.edge))
             continue
         of_child: dict[int | None, Slot] = {}
         every = [n for g in gathers[slot] for n in gathered(g, readers.get(g, ()))]
@@ -128,7 +126,7 @@ def gradients(
             k = n.attr("k") if n.op.name == "nth_child" else None
             if k not in of_child:
                 of_child[k] = replace(slot, backward=True, child=k)
-                add(source, apply("gather_grad", slot=of_child[k], domain=VERTEX))
+                add(source, apply("gather_grad", slot=of_child[k], domain=slot.structure.vertex))
             backward[of_child[k]].append(n)
     stops = {n for values in backward.values() for n in values}
     add(output, constant(1.0))

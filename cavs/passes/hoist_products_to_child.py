@@ -7,7 +7,7 @@ summed over the parents before it is multiplied, and the products of leaves leav
 
 from __future__ import annotations
 
-from cavs.ir import EDGE, BatchRule, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
+from cavs.ir import BatchRule, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
 
 
 def _child_of(x: Node) -> Structure | None:
@@ -23,7 +23,7 @@ def _child_of(x: Node) -> Structure | None:
             found.add(y.attr("slot").structure)
         elif y.type.domain.base != "one":
             given = not y.inputs or "domain" in dict(y.attrs)
-            if y.type.domain != EDGE or y.op.rule is not BatchRule.ROWWISE or given:
+            if y.type.domain.base != "edge" or y.op.rule is not BatchRule.ROWWISE or given:
                 return None
             if y.op.elementwise and not y.op.total:
                 return None
@@ -47,13 +47,14 @@ def hoist_products_to_child(graph: Graph) -> Graph:
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
         # The function of one type would have the product computed at all children.
-        whole = n.op.name == "matmul" and n.type.domain == EDGE
+        edges = n.type.domain.base == "edge" and n.type.domain.kind is None
+        whole = n.op.name == "matmul" and edges
         structure = _child_of(inputs[0]) if whole else None
         if structure is None:
             return None
         slot = Slot(f"product {len(made)}", structure, n.shape)
         made[slot] = inputs
-        return apply("gather", slot=slot, domain=EDGE)
+        return apply("gather", slot=slot, domain=structure.edge)
 
     new = rewrite(graph, rule)
     slots = dict(new.slots)

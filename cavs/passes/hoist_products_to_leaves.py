@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from cavs.ir import EDGE, Graph, Node, Slot, apply, rewrite
+from cavs.ir import Graph, Node, Slot, apply, rewrite
 
 WIDEST = 8  # columns of the products per column of a child; wider ones take too much memory
 
@@ -64,7 +64,7 @@ def hoist_products_to_leaves(graph: Graph) -> Graph:
         if parts is None:
             return None
         children = []
-        domain = EDGE.of_kind(n.type.domain.kind)
+        domain = n.type.domain.at("edge")
         for s, k, _, _ in parts:
             same = inner.setdefault(s, replace(s, leaf=False))
             gather = apply("gather", slot=same, domain=domain)

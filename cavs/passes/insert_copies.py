@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cavs.errors import CompileError
-from cavs.ir import ONE, VERTEX, Graph, Node, Slot, apply, rebuild, rewrite
+from cavs.ir import ONE, Graph, Node, Slot, apply, rebuild, rewrite
 from cavs.passes.access import Accesses, NoAccessError, is_view, reduces
 
 
@@ -16,8 +16,8 @@ def _by_way_of_vertices(n: Node, accesses: Accesses) -> Node:
         return n
 
     def there(x: Node) -> Node:
-        at = VERTEX.of_kind(top.kind)
-        return _readable(apply("broadcast", x, shape=x.shape, domain=at), accesses)
+        at = apply("broadcast", x, shape=x.shape, domain=top.at("vertex"))
+        return _readable(at, accesses)
 
     return rebuild(n, tuple(there(x) if x.type.domain.base == "graph" else x for x in n.inputs))
 

@@ -36,6 +36,8 @@ def why_separate(graph: Graph, training: bool = True) -> str:
             return "backward has to know which vertex of its graph is the maximum"
         if not n.type.domain.by_structure:
             continue
+        if n.type.domain.structure:
+            return "samples have several structures"
         if n.op.name == "uniform":
             where = "in the cell or of what it pushes"
             return f"each draws random numbers of its own (dropout or ops.normal {where})"

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cavs.errors import FAULT, CompileError
-from cavs.ir import BatchRule, Graph, Node
-from cavs.passes.access import LOCAL_ARRAYS, Accesses, behind, is_view
+from cavs.ir import ONE, BatchRule, Domain, Graph, Node
+from cavs.passes.access import LINKS, LOCAL_ARRAYS, Accesses, behind, is_view
 from cavs.passes.loops import Loop, loops_of
 from cavs.passes.sink_into_loops import SinkIntoLoops
 
@@ -27,17 +27,21 @@ NARROW = 4  # a value of so many times fewer operands is recomputed for a sum
 class Body:
     """Nodes that run together: whole-batch rows of one space, one kind of a loop, or a reduction.
 
-    base: "one", "graph", "present" (vertices that have the feature ``kind``) or "rows" (vertices of
-    ``kind`` and the edges to their children).
+    space: of "one", "graph", "present" (vertices that have the feature ``kind``) or "rows"
+    (vertices of ``kind`` and the edges to their children).
     """
 
-    base: str
-    kind: int | str | None
+    space: Domain
     loop: Loop | None = None
     reduction: bool = False
     stage: int = 0
     nodes: list[Node] = field(default_factory=list)
     repeated: set[Node] = field(default_factory=set)  # computed here for this body alone
+
+    @property
+    def kind(self) -> int | str | None:
+        """The kind of its rows; None for all."""
+        return self.space.kind
 
 
 @dataclass
@@ -55,13 +59,13 @@ def is_elementwise(node: Node) -> bool:
     return node.op.elementwise or node.op.reduces_axis
 
 
-def _space(node: Node) -> tuple[str, int | str | None]:
+def _space(node: Node) -> Domain:
     """Return the rows that ``node`` runs over: its own, or those that it sums."""
     domain = node.type.domain
     if node.op.rule is BatchRule.REDUCE:
         found = [x.type.domain for x in node.inputs]
         domain = max(found, key=lambda d: (d.rank, d.kind is not None))
-    return ("rows" if domain.by_structure else domain.base), domain.kind
+    return domain.at("rows") if domain.by_structure else domain
 
 
 class _Partitioner:
@@ -75,13 +79,19 @@ class _Partitioner:
         for n in self.compute:
             for x in self.reads[n]:
                 self.readers[x].append(n)
-        # Readers of a merge find its inputs in memory.
+        # Readers of a merge find its inputs in memory, and readers along a link any row.
         self.merged = {x for n in graph.nodes() if n.op.name == "merge" for x in behind(n)}
+        self.merged |= {x for n in self.compute for x in self._linked(n)}
         # A maximum is found by its bits, and a recomputed value may round differently.
         masks = [n for n in self.compute if n.op.comparison]
         self.compared = {x for n in masks if self._finds_maximum(n) for x in self.reads[n]}
         self.late: dict[Node, Body] = {}
         self.roots = {x for r in graph.roots() for x in self._stored_in(r)}
+
+    def _linked(self, n: Node) -> Iterable[Node]:
+        """Return the computed nodes that ``n`` reads along links."""
+        pieces = (p for _, found in self.accesses.operands(n) for p in found)
+        return [x for p in pieces if p.array in LINKS for x in behind(p.source)]
 
     def _finds_maximum(self, mask: Node) -> bool:
         """True if it may find the element that is the maximum, or by negation the minimum."""
@@ -177,7 +187,7 @@ class _Partitioner:
                 continue
             (body,) = bodies
             stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
-            same = (body.base, body.kind) == _space(n) and not body.reduction
+            same = body.space == _space(n) and not body.reduction
             if same and len(stored) <= 1 and n.type.domain.by_structure:
                 home[n] = body
 
@@ -200,10 +210,10 @@ class _Partitioner:
             if wide or any(x in found for x in read):
                 continue
             stage = min(home[r].stage for r in reduced) - 1
-            base, kind = _space(n)
-            same = (b for b in home.values() if (b.stage, b.base, b.kind) == (stage, base, kind))
+            space = _space(n)
+            same = (b for b in home.values() if (b.stage, b.space) == (stage, space))
             found[n] = own
-            home[n] = next(same, None) or Body(base, kind, stage=stage)
+            home[n] = next(same, None) or Body(space, stage=stage)
         return found
 
     def _recompute(
@@ -219,7 +229,7 @@ class _Partitioner:
                 continue
             if not x.op.elementwise or x.op.cost > CHEAP or x in self.compared:
                 return None
-            if _space(x) != (body.base, body.kind) or len(plan) == FEW:
+            if _space(x) != body.space or len(plan) == FEW:
                 return None
             plan[x] = None
             for y in self.reads[x]:
@@ -294,21 +304,21 @@ class _Partitioner:
         bodies: dict[object, Body] = {}
         for n in self.compute:
             own = self.loop.get(n)
-            base, kind = _space(n)
-            if own is not None and base == "present":
+            space = _space(n)
+            if own is not None and space.base == "present":
                 raise CompileError(
                     f"{n.op.name} of {n.type} is in a loop, which runs whole levels",
                     where=n.where,
                     hint=FAULT,
                 )
             if own is not None:
-                key: object = (own, base, kind)
-                body = Body(base, kind, loop=own, stage=2 * stage[own])
+                key: object = (own, space)
+                body = Body(space, loop=own, stage=2 * stage[own])
             elif n.op.rule is BatchRule.REDUCE:
-                key, body = n, Body("one", None, reduction=True, stage=2 * stage[n] + 1)
+                key, body = n, Body(ONE, reduction=True, stage=2 * stage[n] + 1)
             else:
-                key = (stage[n], base, kind)
-                body = Body(base, kind, stage=2 * stage[n])
+                key = (stage[n], space)
+                body = Body(space, stage=2 * stage[n])
             home[n] = bodies.setdefault(key, body)
         return home
 

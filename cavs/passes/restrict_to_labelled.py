@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from cavs.ir import (
     ONE,
-    VERTEX,
     BatchRule,
     Domain,
     Graph,
@@ -28,9 +27,14 @@ def _taken(x: Node, domain: Domain) -> Node:
         return x
     if x.op.name == "feature" and x.type.domain.base == "vertex":
         return rebuild(x, (), domain)
-    if x.type.domain != VERTEX:
-        x = apply("broadcast", x, shape=x.shape, domain=VERTEX)
+    if not _is_whole(x.type.domain):
+        x = apply("broadcast", x, shape=x.shape, domain=domain.of_vertices)
     return apply("take", x, domain=domain)
+
+
+def _is_whole(domain: Domain) -> bool:
+    """True for all vertices, of a structure if samples have several."""
+    return domain.base == "vertex" and domain.kind is None
 
 
 def _place_losses(graph: Graph) -> Graph:
@@ -49,9 +53,9 @@ def _place_losses(graph: Graph) -> Graph:
         if name == "cross_entropy_rows":
             logits, label = inputs
             some = label.attr("optional") or label.type.domain.vertex_type is not None
-            if logits.type.domain != VERTEX or not some or n.inputs[0] in roots:
+            if not _is_whole(logits.type.domain) or not some or n.inputs[0] in roots:
                 return None
-            present = Domain("present", label.attr("name"))
+            present = Domain("present", label.attr("name"), n.type.domain.structure)
             return apply("place", apply(name, *(_taken(x, present) for x in inputs)))
         if name == "mul" and inputs[1].op.name == "place":
             inputs = inputs[::-1]
@@ -61,7 +65,7 @@ def _place_losses(graph: Graph) -> Graph:
         if name == "sum_rows":
             return apply(name, x)
         linear = n.op.rule is BatchRule.ROWWISE and 0 in n.op.linear_in
-        if not linear or n.type.domain != VERTEX:
+        if not linear or not _is_whole(n.type.domain):
             return None
         return apply("place", rebuild(n, (x, *(_taken(y, x.type.domain) for y in inputs[1:]))))
 
@@ -76,7 +80,7 @@ def _read_by_labelled(graph: Graph) -> dict[Node, Domain]:
     for n in reversed(nodes):
         gathered = n.op.program_input or n.op.name == "lookup"  # views, which are free
         rowwise = n.op.rule is BatchRule.ROWWISE and not gathered
-        if n.type.domain != VERTEX or n in roots or not rowwise:
+        if not _is_whole(n.type.domain) or n in roots or not rowwise:
             continue
         domains = {
             r.type.domain if r.op.name == "take" else found.get(r) for r in readers.get(n, ())

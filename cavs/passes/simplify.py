@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from cavs.ir import (
-    VERTEX,
     BatchRule,
     Domain,
     Graph,
@@ -141,7 +140,7 @@ def _has_fewer(rows: Domain, finer: Domain) -> bool:
     reads."""
     if rows.base == "vertex":
         return rows.kind == finer.kind
-    return rows.base == "one" or finer == VERTEX
+    return rows.base == "one" or (finer.base == "vertex" and finer.kind is None)
 
 
 @of("matmul")
@@ -359,7 +358,7 @@ def _graph_at_edges(node: Node) -> Node | None:
         return None
     for i, x in enumerate(node.inputs):
         if x.type.domain.base == "graph":
-            at = VERTEX.of_kind(node.type.domain.kind)
+            at = node.type.domain.at("vertex")
             y = apply("broadcast", x, shape=x.shape, domain=at)
             return rebuild(node, (*node.inputs[:i], y, *node.inputs[i + 1 :]))
     return None

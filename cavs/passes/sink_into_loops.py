@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cavs.ir import BatchRule, Graph, Node
+from cavs.ir import BatchRule, Domain, Graph, Node
 from cavs.passes.access import LOCAL_ARRAYS, TO_CHILDREN, TO_PARENTS, Accesses, behind
 from cavs.passes.loops import Loop
 
@@ -29,7 +29,7 @@ class SinkIntoLoops:
     loop: dict[Node, Loop]
     reads: dict[Node, list[Node]]
     readers: dict[Node, list[Node]]
-    space: Callable[[Node], tuple[str, int | str | None]]
+    space: Callable[[Node], Domain]
     movable: set[Node]
     roots: set[Node]
 

@@ -19,18 +19,27 @@ from cavs.ir import BatchRule, Graph, Node, Slot, TensorType, apply, make, rebui
 from cavs.passes.rules import as_type, constant_of, full, zeros
 from cavs.passes.simplify import simplify_node
 
+STRUCTURE_SHIFT = 33  # kStructureShift of csrc/schedule/schedule.h
+
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of vertices. key: its number in the schedule, 2 * (presence bits, type) + inner."""
+    """A kind of vertices. key: its number in the schedule, 2 * (presence bits, type) + inner, above
+    which are the bits of the number of the structure."""
 
     key: int
     inner: bool
     present: frozenset[str]
     vertex_type: str | None = None
+    structure: str = ""
 
     @staticmethod
-    def of(key: int, optional: Sequence[str], types: Sequence[str] = ()) -> Kind:
+    def of(
+        key: int,
+        optional: Sequence[str],
+        types: Sequence[str] = (),
+        structures: Sequence[str] = ("",),
+    ) -> Kind:
         """Return the kind with number ``key``.
 
         Its lowest bit says that it has children; then come the number of its type in ``types``, and
@@ -39,13 +48,16 @@ class Kind:
         bits = number_of_bits(types)
         of_type, presence = (key >> 1) & ((1 << bits) - 1), key >> 1 >> bits
         present = frozenset(n for i, n in enumerate(optional) if presence >> i & 1)
-        return Kind(key, bool(key & 1), present, types[of_type] if types else None)
+        structure = structures[key >> STRUCTURE_SHIFT]
+        return Kind(key, bool(key & 1), present, types[of_type] if types else None, structure)
 
     def text(self, optional: Sequence[str]) -> str:
         """Return the kind in words: ``join with children, without token``."""
         of = "" if self.vertex_type is None else f"{self.vertex_type} "
         words = [f"{of}with children" if self.inner else f"{of}without children"]
         for name in optional:
+            if self.structure and not name.startswith(f"{self.structure}."):
+                continue  # a feature of another structure
             own = name in self.present
             if not name.startswith(LEAF):
                 words.append(f"{'with' if own else 'without'} {name}")
@@ -85,6 +97,11 @@ class _Specialiser:
     def __init__(self, graph: Graph, kinds: Sequence[Kind], products: bool) -> None:
         self.graph, self.kinds = graph, kinds
         self.products = products
+        # The numbers of the kinds of each structure.
+        self.kinds_of = {
+            name: [k for k, kind in enumerate(kinds) if kind.structure == name]
+            for name in {kind.structure for kind in kinds}
+        }
         self.optional = set(optional_features(graph))
         self.dependent: set[Node] = set()
         self.order = graph.nodes()
@@ -103,12 +120,12 @@ class _Specialiser:
             return True
         if n.type.domain.vertex_type is not None or n.op.name == "merge_types":
             return True
+        if n.op.any_kind:
+            return False
         if n.op.zero_at_leaves or n.op.one_at_leaves:
             return True
         if n.op.name == "lookup" and dict(n.inputs[1].attrs).get("name") in self.optional:
             return True
-        if n.op.name == "push":
-            return False
         return any(x in self.dependent for x in n.inputs)
 
     def _needed_kinds(self) -> dict[Node, set[int]]:
@@ -138,7 +155,7 @@ class _Specialiser:
             if n in self.dependent or n in roots or not repeated:
                 continue
             if n.type.domain.by_structure and all(
-                r in found or (r in self.dependent and r.op.name != "push") for r in readers[n]
+                r in found or (r in self.dependent and not r.op.any_kind) for r in readers[n]
             ):
                 found.add(n)
         return found
@@ -157,17 +174,21 @@ class _Specialiser:
         if (slot.child is None and not slot.alike) or n not in self.dependent:
             return self._merged(n)
         if not slot.backward:
-            held = [k for k, kind in enumerate(self.kinds) if self._is_child(slot, kind)]
+            held = [k for k, kind in self._kinds_of(slot) if self._is_child(slot, kind)]
             return self._merged(n, held, "leaves" if slot.leaf else "all")
         # A product at the child serves several numbers of a child: one value.
         whole = slot.leaf or slot.alike or n in self.of_many
         parents = [
             k
-            for k, kind in enumerate(self.kinds)
+            for k, kind in self._kinds_of(slot)
             if kind.inner and (whole or self._is_parent(slot, kind))
         ]
         values = [x for x in (self.kinded[n, k] for k in parents) if x is not None]
         return self._of_parents(parents, values) if values else zeros(n.type)
+
+    def _kinds_of(self, slot: Slot) -> list[tuple[int, Kind]]:
+        """Return the kinds of the slot's structure with their numbers."""
+        return [(k, self.kinds[k]) for k in self.kinds_of.get(slot.structure.of, ())]
 
     def _is_child(self, slot: Slot, kind: Kind) -> bool:
         """True if vertices of ``kind`` may be the child that ``slot`` is for."""
@@ -189,7 +210,9 @@ class _Specialiser:
 
         Values side by side are merged separately, so that each can reuse the buffer of an operand.
         """
-        first, inner = values[0], sum(kind.inner for kind in self.kinds)
+        first = values[0]
+        alike = self.kinds_of[first.type.domain.structure]
+        inner = sum(self.kinds[k].inner for k in alike)
         if inner == 1:
             return first
         shapes = [[x.shape for x in v.inputs] if v.op is first.op else [] for v in values]
@@ -199,12 +222,13 @@ class _Specialiser:
             return apply("concat", *(self._of_parents(kinds, c) for c in columns), axis=-1)
         domain = first.type.domain.of_kind(None)
         attrs: dict[str, Any] = {"kinds": tuple(kinds), "shape": first.shape, "domain": domain}
-        if inner < len(self.kinds):
+        if inner < len(alike):
             attrs["held"] = "inner"
         return apply("merge", *values, **attrs)
 
     def _each_kind(self, n: Node) -> None:
-        for k in self.needed[n] if self.needed else range(len(self.kinds)):
+        own = self.kinds_of.get(n.type.domain.structure, ())
+        for k in self.needed[n] if self.needed else own:
             self.kinded[n, k] = self._of_kind(n, k)
 
     def _of_kind(self, n: Node, k: int) -> Node | None:
@@ -251,7 +275,7 @@ class _Specialiser:
         """True if no vertex of ``kind`` has the child, or parent, whose slot ``n`` reads."""
         if n.op.name == "gather_grad":
             slot = n.attr("slot")
-            parents = any(self._is_parent(slot, other) for other in self.kinds)
+            parents = any(self._is_parent(slot, other) for _, other in self._kinds_of(slot))
             return slot.child is not None and not (parents and self._is_child(slot, kind))
         if n.op.name != "nth_child" or n.inputs[0].op.name != "gather":
             return False
@@ -301,13 +325,15 @@ class _Specialiser:
             self.whole[n] = simplify_node(rebuild(n, tuple(self.whole[x] for x in n.inputs)))
         elif n.op.rule is BatchRule.REDUCE:
             self.whole[n] = self._reduced(n)
-        else:  # sum_vertices
+        else:  # sum_vertices, take_linked
             self.whole[n] = rebuild(n, tuple(self._merged(x) for x in n.inputs))
 
     def _reduced(self, n: Node) -> Node:
         """Return a sum over rows as the sum over the kinds."""
         total: Node | None = None
-        for k, kind in enumerate(self.kinds):
+        structure = next(x.type.domain.structure for x in n.inputs if x in self.dependent)
+        for k in self.kinds_of.get(structure, ()):
+            kind = self.kinds[k]
             inputs = [
                 self.kinded.get((x, k))
                 if x in self.dependent
@@ -329,8 +355,8 @@ class _Specialiser:
         """
         if n not in self.dependent:
             return self.whole[n]
-        asked = range(len(self.kinds)) if kinds is None else kinds
-        parts = [(k, self.kinded.get((n, k))) for k in asked]
+        own = self.kinds_of.get(n.type.domain.structure, ())
+        parts = [(k, self.kinded.get((n, k))) for k in (own if kinds is None else kinds)]
         found = [(k, x) for k, x in parts if x is not None]
         if not found:
             return zeros(n.type)

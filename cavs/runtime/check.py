@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cavs.errors import FeatureError, GraphError, NumericsError
 from cavs.frontend.batch import Feature
-from cavs.ir import Graph, Node, Structure
+from cavs.ir import Domain, Graph, Node, Structure, Structures
 
 # Features and parameters are checked where they are set: other values come from computing.
 NOT_FINITE = (
@@ -21,8 +21,13 @@ NOT_FINITE = (
 )
 
 
-def _at(batch: Any, domain: str, row: int) -> str:
-    """Return graph and position of a row of a feature; vertices count from 0 in their graph."""
+def _at(batch: Any, domain: str, row: int, structure: str = "") -> str:
+    """Return graph and position of a row of a feature; vertices count from 0 in their graph.
+
+    structure: the one that the row belongs to, if samples have several.
+    """
+    if structure and domain in ("vertex", "edge"):
+        batch = batch.graphs[structure]
     if domain == "graph":
         return str(batch.graph_label(row))
     if domain == "one":
@@ -54,7 +59,8 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
         return
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
         if structure.of_types or not types:
-            batch.check_types(tuple(structure.of_types), structure.where, structure.name)
+            graphs = batch.graphs[structure.of] if structure.of else batch
+            graphs.check_types(tuple(structure.of_types), structure.where, structure.name)
 
 
 def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
@@ -67,7 +73,8 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
         of_parents = structure.top_down
         for vertex_type, most in _most_read(structure):
             if most is not None and (of_parents or max_arity > most):
-                _check_number(structure, vertex_type, most, of_parents, batch)
+                graphs = batch.graphs[structure.of] if structure.of else batch
+                _check_number(structure, vertex_type, most, of_parents, graphs)
 
 
 def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
@@ -104,6 +111,27 @@ def _check_number(
     )
     error.vertex = vertex
     raise error
+
+
+def check_structures(known: Structures | None, found: Structures | None, batch: Any) -> None:
+    """FeatureError where the samples of a later batch have other structures or links."""
+    if known == found:
+        return
+
+    def words(structures: Structures | None) -> str:
+        if structures is None:
+            return "one graph each"
+        links = [
+            f"link {x.name} from {x.target} to {x.source}" + ("" if x.single else ", lists")
+            for x in structures.links
+        ]
+        return f"structures {', '.join(structures.names)}" + "".join(f"; {x}" for x in links)
+
+    raise FeatureError(
+        f"samples of earlier batches had {words(known)}; {_at(batch, 'graph', 0)} has "
+        f"{words(found)}",
+        hint="batches of one session need the same structures and links; make another Session",
+    )
 
 
 def check_schema(
@@ -151,7 +179,8 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         wrong = np.flatnonzero(values >= limit)
         if wrong.size:
             row = int(wrong[0]) // math.prod(values.shape[1:])
-            position = _at(batch, schema[name].domain, row)
+            several = getattr(batch, "structures", None) is not None
+            position = _at(batch, schema[name].domain, row, name.partition(".")[0] * several)
             return FeatureError(
                 f"feature {name!r} is {int(values.flat[wrong[0]])} at {position}, but {what}",
                 where=where,
@@ -182,7 +211,7 @@ def check_loss(loss: float, batch: Any, parameters: Mapping[str, Any]) -> None:
 
 
 def check_prediction(
-    name: str, rows: NDArray[Any], domain: str, batch: Any, parameters: Mapping[str, Any]
+    name: str, rows: NDArray[Any], domain: Domain, batch: Any, parameters: Mapping[str, Any]
 ) -> None:
     """NumericsError if an output ``rows[n, ...]`` of a ``domain`` holds NaN, with its position.
 
@@ -192,7 +221,7 @@ def check_prediction(
         return
     row = int(np.flatnonzero(np.isnan(rows).reshape(len(rows), -1).any(axis=1))[0])
     raise NumericsError(
-        f"prediction {name!r} is NaN at {_at(batch, domain, row)}",
+        f"prediction {name!r} is NaN at {_at(batch, domain.base, row, domain.structure)}",
         hint=_damaged(parameters)
         or "an operator of the model is not defined or overflows there, such as a log or a "
         "division of 0, or an exp",

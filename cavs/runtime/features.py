@@ -30,6 +30,8 @@ class EdgeTypes:
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
         """Return the type of every feature of ``batch``; as learnt, where it has no row of it."""
         schema = batch.feature_schema()
+        if getattr(batch, "structures", None) is not None:
+            return self._of_samples(batch, schema)
         types = batch.type_names
         edges = batch.topology.num_edges > 0
         if edges and types is None:
@@ -44,6 +46,13 @@ class EdgeTypes:
         learnt = {
             n: s for n, s in self._known() if not has_rows(s) and (types is not None or not s.type)
         }
+        return {**schema, **learnt, **own}
+
+    def _of_samples(self, batch: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the types of features of samples; each structure may lack edges."""
+        own = {n: s for n, s in schema.items() if s.domain != "edge" or not _lacks_edges(batch, n)}
+        self._learn({n: s for n, s in own.items() if s.domain == "edge"})
+        learnt = {n: s for n, s in self._known() if not s.type and _lacks_edges(batch, n)}
         return {**schema, **learnt, **own}
 
     def _known(self) -> Iterator[tuple[str, FeatureSpec]]:
@@ -80,7 +89,7 @@ class EdgeTypes:
         known, of = self._model._edge_types, None
         if name in known:
             _, shape, of = known[name]
-        if of == "" and source.topology.num_edges == 0:
+        if of == "" and _lacks_edges(source, name):
             try:  # other data may have a feature of vertices by the same name
                 found = source[name]
             except FeatureError:
@@ -92,6 +101,13 @@ class EdgeTypes:
                 return np.full((source.num_vertices, *shape), -1, dtype)
             return np.zeros((0, *shape), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
+
+
+def _lacks_edges(batch: Any, name: str) -> bool:
+    """True if no graph that has the feature ``name`` has an edge."""
+    if getattr(batch, "structures", None) is not None:
+        batch = batch.graphs.get(name.partition(".")[0], batch)
+    return int(batch.topology.num_edges) == 0
 
 
 def features(

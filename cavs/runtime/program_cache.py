@@ -14,10 +14,10 @@ from cavs.compiler.program import Program
 from cavs.cuda.engine import CudaEngine
 from cavs.data.features import MAX_OPTIONAL
 from cavs.data.vertex_types import number_of_bits
-from cavs.errors import FAULT, CompileError, DeviceError
+from cavs.errors import FAULT, CompileError, ConfigError, DeviceError
 from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
-from cavs.ir import origin
+from cavs.ir import Structures, origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_types
@@ -275,6 +275,12 @@ class ProgramCache:
         """Compile for the kinds known and ``found``; an error leaves ``variant`` unchanged."""
         key, decisions, traced = variant.key, variant.decisions, variant.traced
         require_same_parameters(self.model, self.parameters)
+        if self.replicated and traced.structures is not None:
+            raise ConfigError(
+                f"samples with the structures {', '.join(traced.structures.names)} are not divided "
+                "among ranks",
+                hint="train with cavs.Trainer on one process",
+            )
         kinds = tuple(sorted(set(decisions.kinds) | found))
         with origin(""):
             options = CompileOptions(
@@ -287,6 +293,7 @@ class ProgramCache:
                 replicated=self.replicated,
                 recurrent=key.recurrent,
                 shape=decisions.shape,
+                structures=traced.structures or Structures(),
                 record=record,
             )
             compiled = compile_graph(traced.graph, kinds, list(self.parameters), options)

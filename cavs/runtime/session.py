@@ -232,7 +232,7 @@ class Session(ProcessLocal):
         outputs = _outputs(prepared.variant, prepared.rows, batch)
         weight = float(outputs.pop("weight")[0]) if "weight" in outputs else float(batch.num_graphs)
         for name, rows in outputs.items():
-            domain = graph.outputs[name].type.domain.base
+            domain = graph.outputs[name].type.domain
             check_prediction(name.removeprefix(AUX), rows, domain, batch, self.parameters)
         aux = {n.removeprefix(AUX): outputs.pop(n) for n in list(outputs) if n.startswith(AUX)}
         return EvalResult(loss if with_loss else math.nan, outputs, weight, aux)

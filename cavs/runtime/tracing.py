@@ -12,11 +12,11 @@ from cavs.data.merge import LEAF
 from cavs.data.vertex_types import number_of_bits
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.ir import Graph
+from cavs.ir import Graph, Link, Structures
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import optional_features, types_of
-from cavs.runtime.check import check_schema
+from cavs.runtime.check import check_schema, check_structures
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
@@ -36,8 +36,12 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         and known.merged_features == decisions.merged_features
         and not _guessed(known, batch)
     ):
+        if known.structures is not None:
+            check_structures(known.structures, structures_of(batch), batch)
         if schema == known.last_schema:
             return
+        if known.structures is None:
+            check_structures(None, structures_of(batch), batch)
         check_schema(known.graph, known.schema, schema, batch)
         if not _lacks(known, decisions, batch):
             known.last_schema = schema
@@ -76,8 +80,14 @@ def _traced(
         for n, s in schema.items()
     }
     edges = batch.topology.num_edges > 0
+    structures = structures_of(batch)
     graph = trace_model(
-        model, features, training=key.training, with_loss=key.with_loss, edges=edges
+        model,
+        features,
+        training=key.training,
+        with_loss=key.with_loss,
+        edges=edges,
+        structures=structures,
     )
     return Trace(
         graph,
@@ -87,7 +97,17 @@ def _traced(
         decisions.merged_features,
         not edges and any(f.where == "edge" for f in features.values()),
         types_of(graph),
+        structures,
     )
+
+
+def structures_of(batch: BatchLike) -> Structures | None:
+    """Return the structures and links of samples; None for a batch of graphs."""
+    names = getattr(batch, "structures", None)
+    if names is None:
+        return None
+    links: Mapping[str, Any] = batch.links  # type: ignore[attr-defined]
+    return Structures(names, tuple(Link(name, *link) for name, link in links.items()))
 
 
 def _optional(graph: Graph, child_numbers: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cavs.compiler.memory import Shape
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
-from cavs.ir import Graph
+from cavs.ir import Graph, Structures
 from cavs.runtime.interface import Executor
 
 
@@ -65,7 +65,8 @@ class Trace:
     vertices, in the order in which they number kinds; empty where one function runs at all.
     distinguishing: features in which vertices that are not merged differ; None: merging does not
     apply. merged_features: those decided when it was traced. without_edges: its batch had no
-    edges, so that types of edge features are a guess. last_schema: of the last batch that fitted.
+    edges, so that types of edge features are a guess. structures: of the samples, if they have
+    several. last_schema: of the last batch that fitted.
     """
 
     graph: Graph
@@ -75,6 +76,7 @@ class Trace:
     merged_features: frozenset[str]
     without_edges: bool
     types: tuple[str, ...] = ()
+    structures: Structures | None = None
     last_schema: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -32,14 +32,20 @@ def digest_of(graphs: Sequence[Any]) -> int:
     found = 0
     if not isinstance(graphs, list | tuple):
         return found
-    for graph in graphs:
-        if not hasattr(graph, "topology"):  # no graph of cavs
+    for item in graphs:
+        if isinstance(getattr(item, "links", None), Mapping):  # a sample of several structures
+            parts, links = [*item.graphs.values()], item.links.values()
+        else:
+            parts, links = [item], ()
+        if not all(hasattr(graph, "topology") for graph in parts):  # no graphs of cavs
             return 0
-        arrays = [*graph.topology.child_lists]
-        for group in _groups(graph):
-            arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
-        if graph.types is not None:
-            found = zlib.crc32("\n".join(graph.types).encode(errors="replace"), found)
+        arrays = [x for link in links for x in (link.offsets, link.vertices) if x is not None]
+        for graph in parts:
+            arrays += graph.topology.child_lists
+            for group in _groups(graph):
+                arrays += [group[name] for name in sorted(group) if group[name].dtype == np.int32]
+            if graph.types is not None:
+                found = zlib.crc32("\n".join(graph.types).encode(errors="replace"), found)
         for array in arrays:
             found = zlib.crc32(array.tobytes(), found)
     return found

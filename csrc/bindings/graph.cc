@@ -68,7 +68,7 @@ std::vector<FeatureColumn> columns(const std::vector<py::array>& arrays, int64_t
 auto of_graphs(const int32_t* (Schedule::*found)() const) {
   return [found](const py::object& self) {
     const auto& s = self.cast<const Schedule&>();
-    return segments((s.*found)(), s.num_graphs(), self);
+    return segments((s.*found)(), s.num_parts(), self);
   };
 }
 auto of_rows(const int32_t* (Schedule::*found)() const) {
@@ -123,7 +123,7 @@ void check_distinct(const Indices& distinct, const GraphBatch& whole, const Grap
 
 py::tuple range(const RowRange& rows) { return py::make_tuple(rows.begin, rows.end); }
 
-void bind_structures(py::module_& m) {
+void bind_graphs(py::module_& m) {
   py::classh<Graph>(m, "Graph", "One input graph in CSR form: vertex v gathers its children.")
       .def(py::init([](const Indices& offsets, const Indices& children) {
              return std::const_pointer_cast<Graph>(
@@ -173,6 +173,7 @@ void bind_structures(py::module_& m) {
 
   py::classh<GraphBatch>(m, "GraphBatch", "Several graphs as one.")
       .def_property_readonly("num_graphs", &GraphBatch::num_graphs)
+      .def_readonly("num_structures", &GraphBatch::num_structures)
       .def_property_readonly("num_vertices", &GraphBatch::num_vertices)
       .def_property_readonly("num_edges", &GraphBatch::num_edges)
       .def_property_readonly("chains", [](const GraphBatch& batch) { return batch.all->chains; })
@@ -184,11 +185,11 @@ void bind_structures(py::module_& m) {
           "graphs",
           [](const GraphBatch& batch) {
             std::vector<std::shared_ptr<Graph>> graphs;
-            for (int32_t g = 0; g < batch.num_graphs(); ++g)
+            for (int32_t g = 0; g < batch.num_parts(); ++g)
               graphs.push_back(std::const_pointer_cast<Graph>(graph_of(batch, g)));
             return graphs;
           },
-          "The graphs of the batch.")
+          "The graphs of the batch, structure by structure.")
       .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
       .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));
 
@@ -404,7 +405,7 @@ void bind_schedule(py::module_& m) {
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  bind_structures(m);
+  bind_graphs(m);
   bind_schedule(m);
 }
 

@@ -8,5 +8,6 @@ PYBIND11_MODULE(_engine, m) {
   cavs::bind_kernels(m);
   cavs::bind_graph(m);
   cavs::bind_samples(m);
+  cavs::bind_structures(m);
   cavs::bind_program(m);
 }

@@ -131,6 +131,19 @@ void bind_builder(py::module_& m) {
           "kinds", [](const Builder& b) { return b.program->kinds; },
           [](Builder& b, std::vector<uint64_t> kinds) { b.open().kinds = std::move(kinds); })
       .def(
+          "set_structures",
+          [](Builder& b, int32_t structures, std::vector<int32_t> int_structures,
+             const std::vector<std::pair<int32_t, int32_t>>& links) {
+            Program& p = b.open();
+            p.structures = structures;
+            p.int_structures = std::move(int_structures);
+            p.links.clear();
+            for (const auto& [target, source] : links) p.links.push_back({target, source});
+          },
+          py::arg("structures"), py::arg("int_structures"), py::arg("links"),
+          "Number of structures of a sample, the structure of each int feature, and for each link "
+          "those that it leads from and to.")
+      .def(
           "add_buffer",
           [](Builder& b, const std::string& role, int32_t index, int32_t space, int32_t width,
              int32_t first, int32_t last, const std::string& held) {

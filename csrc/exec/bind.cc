@@ -29,16 +29,21 @@ IndexArrays segments(const int32_t* offsets, size_t count) {
   return {{offsets + count + 1, static_cast<size_t>(offsets[count])}, {offsets, count + 1}};
 }
 
+// The segments of the graphs of one structure.
+IndexArrays of_structure(IndexArrays all, int32_t structure, int32_t graphs) {
+  return {all.index, all.offsets.subspan(structure * graphs, graphs + 1)};
+}
+
 // Number of rows that a feature read through `o` must have; -1: any.
-int64_t rows_needed(const Operand& o, Space space, const Schedule& s) {
+int64_t rows_needed(const Program& p, const Operand& o, Space space, const Schedule& s) {
   if (o.map == RowMap::kOne) return 1;
   if (o.map == RowMap::kSelf) return space == kGraphSpace ? s.num_graphs() : 1;
   switch (o.array) {
     case Array::kOrder:
     case Array::kPresentOrder:
-      return static_cast<int64_t>(s.order.size());
+      return s.rows_of(structure_of(p, space)).size();
     case Array::kEdgeOrder:
-      return static_cast<int64_t>(s.edge_order.size());
+      return s.edges_of(structure_of(p, space)).size();
     case Array::kGraphOf:
     case Array::kRowGraphs:
     case Array::kRootGraphs:
@@ -122,7 +127,7 @@ class Binder {
     if (f.width != b.width) {
       complain("has rows of " + std::to_string(f.width) + ", needs " + std::to_string(b.width));
     }
-    const int64_t rows = rows_needed(o, in.space, *at_.schedule);
+    const int64_t rows = rows_needed(p_, o, in.space, *at_.schedule);
     if (rows >= 0 && f.rows != rows) {
       complain("has " + std::to_string(f.rows) + " rows, the batch needs " + std::to_string(rows) +
                " (read by " + (o.array == Array::kNone ? "row" : name_of(o.array)) + ")");
@@ -181,6 +186,7 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
     if (b.role == Role::kCount && b.index >= 0) counted_[b.index] = true;
   }
   present_.assign(features, {});
+  for (int32_t f = 0; f < features; ++f) structures_.push_back(int_structure(p, f));
 }
 
 IndexFeatures::Use& IndexFeatures::use(int32_t feature, Space space) {
@@ -207,18 +213,19 @@ const std::vector<int32_t>& IndexFeatures::rows(int32_t feature, Space space) co
 void IndexFeatures::find_present(const Schedule& s, const std::vector<IntFeature>& features) {
   for (Present& p : presents_) {
     const IntFeature& f = features[p.feature];
-    if (f.rows != static_cast<int64_t>(s.order.size())) {
+    const RowRange rows = rows_of(s, p.feature);
+    if (f.rows != rows.size()) {
       throw std::invalid_argument("int feature " + std::to_string(p.feature) + " has " +
                                   std::to_string(f.rows) + " values, the batch has " +
-                                  std::to_string(s.order.size()) + " vertices");
+                                  std::to_string(rows.size()) + " vertices");
     }
     p.rows.clear();
     p.order.clear();
     p.place.assign(s.order.size(), -1);
-    for (size_t r = 0; r < s.order.size(); ++r) {
+    for (int32_t r = rows.begin; r < rows.end; ++r) {
       if (f.data[s.order[r]] < 0) continue;
       p.place[r] = static_cast<int32_t>(p.rows.size());
-      p.rows.push_back(static_cast<int32_t>(r));
+      p.rows.push_back(r);
       p.order.push_back(s.order[r]);
     }
     present_[p.feature] = {0, static_cast<int32_t>(p.rows.size())};
@@ -257,19 +264,20 @@ void IndexFeatures::bind(const Schedule& s, const std::vector<IntFeature>& featu
                            : u.order == kVertexSpace ? s.order.data()
                            : u.order == kEdgeSpace   ? s.edge_order.data()
                                                      : nullptr;
-    const size_t all = some || u.order == kVertexSpace ? s.order.size()
-                       : u.order == kEdgeSpace         ? s.edge_order.size()
-                       : u.order == kGraphSpace        ? s.num_graphs()
-                                                       : 1;
-    const size_t rows = some ? some->order.size() : all;
-    if (f.rows != static_cast<int64_t>(all)) {
+    RowRange range{0, u.order == kGraphSpace ? s.num_graphs() : 1};
+    if (some || u.order == kVertexSpace) range = rows_of(s, u.feature);
+    if (u.order == kEdgeSpace) range = s.edges_of(structures_[u.feature]);
+    const int32_t all = range.size();
+    if (some) range = {0, static_cast<int32_t>(some->order.size())};
+    if (f.rows != all) {
       throw std::invalid_argument("int feature " + std::to_string(u.feature) + " has " +
                                   std::to_string(f.rows) + " values, the batch has " +
                                   std::to_string(all) + " " + nouns(u.order));
     }
-    u.values.resize(rows);
+    u.values.resize(range.end);
+    std::fill_n(u.values.begin(), range.begin, -1);  // rows of other structures
     int32_t largest = -1;
-    for (size_t r = 0; r < rows; ++r) {
+    for (int32_t r = range.begin; r < range.end; ++r) {
       const int32_t v = f.data[order ? order[r] : r];
       largest = std::max(largest, v);
       u.values[r] = v;
@@ -305,11 +313,15 @@ IndexArrays segments_of(const Operand& o, const Schedule& s) {
     case Array::kNthParents:
       return segments(s.nth_parents(o.argument), vertices);
     case Array::kGraphRows:
-      return {s.graph_rows, s.graph_offsets};
+      return of_structure({s.graph_rows, s.graph_offsets}, o.argument, s.num_graphs());
     case Array::kGraphRoots:
-      return segments(s.graph_roots(), s.num_graphs());
+      return of_structure(segments(s.graph_roots(), s.num_parts()), o.argument, s.num_graphs());
     case Array::kGraphLeaves:
-      return segments(s.graph_leaves(), s.num_graphs());
+      return of_structure(segments(s.graph_leaves(), s.num_parts()), o.argument, s.num_graphs());
+    case Array::kLinkedRows:
+      return segments(s.linked_rows(o.argument), vertices);
+    case Array::kLinkReaders:
+      return segments(s.link_readers(o.argument), vertices);
     case Array::kRowGraphs:
       return segments(s.row_graphs(), vertices);
     case Array::kRootGraphs:
@@ -350,6 +362,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {s.graph_of, {}};
     case Array::kIndexFeature:
       return {features.rows(o.argument, space), {}};
+    case Array::kLinked:
+      return {{s.linked(o.argument), vertices}, {}};
     case Array::kPresent:
     case Array::kPresentOrder:
     case Array::kPlace:

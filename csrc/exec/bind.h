@@ -43,6 +43,10 @@ class IndexFeatures {
   int32_t num_features() const { return static_cast<int32_t>(counts_.size()); }
 
  private:
+  // Rows of the structure that an int feature belongs to.
+  RowRange rows_of(const Schedule& schedule, int32_t feature) const {
+    return schedule.rows_of(structures_[feature]);
+  }
   struct Table {  // a float feature that is looked up
     int32_t feature;
     std::string label;
@@ -66,6 +70,7 @@ class IndexFeatures {
   std::vector<Use> uses_;
   std::vector<Present> presents_;
   std::vector<RowRange> present_;
+  std::vector<int32_t> structures_;  // structure of each int feature
   std::vector<bool> counted_;
   std::vector<int64_t> counts_;
 };

@@ -101,21 +101,21 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kParent:
     case Array::kParentIfNth:
       from = is_edge(s),
-      to = !feature && from && contains(b.space, vertices_of(s)) && b.held != Held::kLeaves;
+      to = !feature && from && contains(p_, b.space, vertices_of(s)) && b.held != Held::kLeaves;
       break;
     case Array::kNthEdge:
     case Array::kEdges:
-      from = is_vertex(s), to = !feature && from && contains(b.space, edges_of(s));
+      from = is_vertex(s), to = !feature && from && contains(p_, b.space, edges_of(s));
       break;
     case Array::kOut:
-      from = is_vertex(s), to = !feature && b.space == kEdgeSpace;
+      from = is_vertex(s), to = !feature && is_every_edge(b.space);
       break;
     case Array::kNthParents:
     case Array::kParents:
       from = is_vertex(s), to = !feature && holds_parents(b);
       break;
     case Array::kNthLeaf:
-      from = is_vertex(s), to = b.space == kVertexSpace && !feature && b.held != Held::kInner;
+      from = is_vertex(s), to = is_every_vertex(b.space) && !feature && b.held != Held::kInner;
       break;
     case Array::kRowGraphs:
     case Array::kRootGraphs:
@@ -137,25 +137,42 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       from = is_vertex(s);
       to = !feature && is_present(b.space) && feature_of(b.space) == o.argument;
       break;
+    case Array::kLinked:
+    case Array::kLinkedRows:
+    case Array::kLinkReaders:
+      from = is_vertex(s), to = !feature && all_vertices(b);
+      break;
     case Array::kNone:
       from = false;
       break;
   }
   need(from && (to || constant), what);
-  if (has_argument(o.array)) {
-    need(o.argument >= 0 && o.argument < kMostIndices,
-         what + " with argument " + std::to_string(o.argument));
+  const std::string with = what + " with argument " + std::to_string(o.argument);
+  if (has_argument(o.array)) need(o.argument >= 0 && o.argument < kMostIndices, with);
+  const int32_t read = structure_of(p_, b.space), reader = structure_of(p_, s);
+  if (is_of_graphs(o.array)) {
+    need(o.argument < p_.structures && (constant || read == o.argument), with);
+  } else if (is_link(o.array)) {
+    need(o.argument < static_cast<int32_t>(p_.links.size()), with);
+    const LinkType link = p_.links[o.argument];
+    const bool forward = o.array != Array::kLinkReaders;
+    need(reader == (forward ? link.target : link.source), with);
+    need(constant || read == (forward ? link.source : link.target), with);
+  } else if (is_vertex(b.space) || is_edge(b.space) || is_present(b.space)) {
+    need(feature || constant || read == reader, what + ", which are of another structure");
   }
 }
 
 bool AccessChecks::has_rows(const Buffer& b, Space s) const {
-  if (b.held == Held::kAll || !is_vertex(s)) return contains(b.space, s);
-  return kind_of(s) >= 0 && (p_.kinds[kind_of(s)] % 2 == 1) == (b.held == Held::kInner);
+  if (b.held == Held::kAll || !is_vertex(s)) return contains(p_, b.space, s);
+  return contains(p_, b.space, s) && kind_of(s) >= 0 &&
+         (p_.kinds[kind_of(s)] % 2 == 1) == (b.held == Held::kInner);
 }
 
 bool AccessChecks::holds_parents(const Buffer& b) const {
   for (size_t k = 0; k < p_.kinds.size(); ++k) {
     const auto kind = static_cast<Space>(kVertexKind0 + 2 * k);
+    if (structure_of(p_.kinds[k]) != structure_of(p_, b.space)) continue;
     if (p_.kinds[k] % 2 == 1 && !has_rows(b, kind)) return false;
   }
   return is_vertex(b.space);

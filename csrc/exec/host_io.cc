@@ -15,8 +15,10 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& index, T* counts)
   const Schedule& schedule = *inputs.schedule;
   counts[kScale] = static_cast<T>(inputs.scale);
   counts[kGraphRows] = static_cast<T>(schedule.num_graphs());
-  counts[kVertexRows] = static_cast<T>(schedule.order.size());
-  counts[kEdgeRows] = static_cast<T>(schedule.edge_order.size());
+  for (int32_t s = 0; s < schedule.batch->num_structures; ++s) {
+    counts[kVertexRows - 2 * s] = static_cast<T>(schedule.rows_of(s).size());
+    counts[kEdgeRows - 2 * s] = static_cast<T>(schedule.edges_of(s).size());
+  }
   for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index.count(i));
   if (inputs.totals.empty()) return;
   if (inputs.totals.size() < static_cast<size_t>(features) + 3) {
@@ -83,7 +85,11 @@ std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& s
     throw std::out_of_range("buffer " + std::to_string(buffer) + " is no output of the program");
   }
   const Buffer& b = program.buffers[buffer];
-  const Space all = is_vertex(b.space) ? kVertexSpace : is_edge(b.space) ? kEdgeSpace : b.space;
+  Space all = b.space;  // rows of vertices, or edges, of all kinds
+  if (is_vertex(all) || is_edge(all)) {
+    const Space first = is_vertex(all) ? kVertexStructure0 : kEdgeStructure0;
+    all = first + 2 * structure_of(program, all);
+  }
   return {spaces.rows(all).size(), b.width};
 }
 

@@ -13,10 +13,13 @@ namespace cavs {
 
 // The rows that a value has. kVertexKind0 + 2 * k: vertices of the program's k-th kind; kEdgeKind0
 // + 2 * k: edges whose parent is of that kind. kPresent0 - f: vertices where int feature f is
-// present (>= 0), in row order.
+// present (>= 0), in row order. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 * s: all vertices,
+// and edges, of structure s, where samples have named structures; else kVertexSpace, kEdgeSpace.
 using Space = int32_t;
 constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
 constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
+constexpr Space kVertexStructure0 = 1 << 20, kEdgeStructure0 = kVertexStructure0 + 1;
+constexpr int32_t kMostStructures = 64;
 constexpr Space kPresent0 = -2;
 
 enum class Role : uint8_t {
@@ -30,12 +33,13 @@ enum class Role : uint8_t {
 };
 
 // Contents of kCount buffers with a negative index. In data-parallel training all counts are those
-// of the global batch, and kScale scales sums over this replica's rows to the global batch.
+// of the global batch, and kScale scales sums over this replica's rows to the global batch. The
+// vertices and edges of structure s: kVertexRows - 2 * s, kEdgeRows - 2 * s.
 enum Count : int32_t { kScale = -1, kGraphRows = -2, kVertexRows = -3, kEdgeRows = -4 };
-constexpr int32_t kFewestCount = kEdgeRows;
+constexpr int32_t kFewestCount = kEdgeRows - 2 * (kMostStructures - 1);
 
-// Rows of an arena buffer in kVertexSpace: all, those of vertices with children, which come first,
-// or those of leaves.
+// Rows of an arena buffer of all vertices, or those of a structure: all, those of vertices with
+// children, which come first, or those of leaves.
 enum class Held : uint8_t { kAll, kInner, kLeaves };
 
 struct Buffer {
@@ -62,18 +66,21 @@ enum class Array : uint8_t {
   kChildren,      // segments: edge_offsets, child
   kEdges,         // segments: edge_offsets, edge rows themselves
   kOut,           // segments: out_offsets, out_edges
-  kGraphRows,     // segments: graph_offsets, graph_rows
+  kGraphRows,     // + argument s; segments: graph_offsets, graph_rows of structure s
   kNthParents,    // + argument k; segments: rows of the parents whose k-th child the row is
   kNthLeaf,       // + argument k: as kNthChild, but -1 if that child has children
   kPresent,       // + argument f: row of kPresent0 - f -> vertex row
   kPresentOrder,  // + argument f: row of kPresent0 - f -> vertex id
   kPlace,         // + argument f: vertex row -> row of kPresent0 - f, or -1
-  kGraphRoots,    // segments: graph -> rows of its roots
+  kGraphRoots,    // + argument s; segments: graph -> rows of its roots in structure s
   kRowGraphs,     // segments: vertex row -> graphs that it is a vertex of
   kRootGraphs,    // segments: vertex row -> graphs that it is a root of
-  kGraphLeaves,   // segments: graph -> rows of its leaves
+  kGraphLeaves,   // + argument s; segments: graph -> rows of its leaves in structure s
   kLeafGraphs,    // segments: vertex row -> graphs that it is a leaf of
   kParents,       // segments: out_offsets, rows of the parents, once per edge
+  kLinked,        // + argument l: row -> row of the only vertex that link l leads to, or -1
+  kLinkedRows,    // + argument l; segments: rows of the vertices that link l leads to
+  kLinkReaders,   // + argument l; segments: rows of the vertices that link l leads from
 };
 
 struct Operand {
@@ -148,8 +155,17 @@ struct Stage {
   std::string label;
 };
 
+// The structures that a link leads from and to.
+struct LinkType {
+  int32_t target, source;
+  bool operator==(const LinkType&) const = default;
+};
+
 struct Program {
   std::vector<uint64_t> kinds;  // keys; the spaces of the k-th kind are kVertexKind0 + 2k, ...
+  int32_t structures = 1;       // number of structures of a sample
+  std::vector<int32_t> int_structures;  // structure of each int feature; 0 if left out
+  std::vector<LinkType> links;          // by number in the batch
   std::vector<Buffer> buffers;
   std::vector<Weight> weights;
   std::vector<Instruction> instructions;

@@ -12,6 +12,10 @@ std::string space_name(Space s) {
   if (is_present(s)) return "present " + std::to_string(feature_of(s));
   if (s < 0) return "space " + std::to_string(s);
   if (s < kVertexKind0) return kNames[s];
+  if (is_structure(s)) {
+    return std::string(is_vertex(s) ? "vertex" : "edge") + " structure " +
+           std::to_string((s - kVertexStructure0) / 2);
+  }
   return std::string(is_vertex(s) ? "vertex" : "edge") + " kind " + std::to_string(kind_of(s));
 }
 std::string rows_name(const Buffer& b) {
@@ -20,6 +24,20 @@ std::string rows_name(const Buffer& b) {
 
 void resolve_spaces(const Program& program, const Schedule& schedule,
                     const std::vector<RowRange>& present, Spaces& spaces) {
+  const GraphBatch& batch = *schedule.batch;
+  if (batch.num_structures != program.structures) {
+    throw std::invalid_argument("the batch has " + std::to_string(batch.num_structures) +
+                                " structures a sample, the program reads " +
+                                std::to_string(program.structures));
+  }
+  for (size_t l = 0; l < program.links.size(); ++l) {
+    if (l < batch.links.size() &&
+        LinkType{batch.links[l].target, batch.links[l].source} == program.links[l]) {
+      continue;
+    }
+    throw std::invalid_argument("link " + std::to_string(l) + " of the program is not among the " +
+                                std::to_string(batch.links.size()) + " of the batch");
+  }
   const auto kinds = static_cast<int32_t>(program.kinds.size());
   const auto vertices = static_cast<int32_t>(schedule.order.size());
   const auto edges = static_cast<int32_t>(schedule.edge_order.size());
@@ -30,7 +48,13 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
   spaces.ranges[kEdgeSpace] = {0, edges};
   spaces.present = present;
   spaces.kinds.assign(schedule.kinds.size(), -1);
-  int32_t inner = 0;
+  spaces.structures.clear();
+  spaces.held.clear();
+  for (int32_t s = 0; s < program.structures; ++s) {
+    const RowRange rows = schedule.rows_of(s);
+    spaces.structures.insert(spaces.structures.end(), {rows, schedule.edges_of(s)});
+    spaces.held.push_back({rows, RowRange{rows.begin, rows.begin}, rows});
+  }
   for (size_t i = 0; i < schedule.kinds.size(); ++i) {
     const Kind& kind = schedule.kinds[i];
     const auto at = std::find(program.kinds.begin(), program.kinds.end(), kind.key);
@@ -42,11 +66,11 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
     spaces.kinds[i] = static_cast<int32_t>(at - program.kinds.begin());
     spaces.ranges[kVertexKind0 + 2 * spaces.kinds[i]] = kind.rows;
     spaces.ranges[kEdgeKind0 + 2 * spaces.kinds[i]] = kind.edges;
-    if (kind.key % 2 == 1) inner = kind.rows.end;
+    if (kind.key % 2 == 0) continue;
+    auto& held = spaces.held[structure_of(kind.key)];
+    held[static_cast<int>(Held::kInner)].end = kind.rows.end;
+    held[static_cast<int>(Held::kLeaves)].begin = kind.rows.end;
   }
-  spaces.held[static_cast<int>(Held::kAll)] = {0, vertices};
-  spaces.held[static_cast<int>(Held::kInner)] = {0, inner};
-  spaces.held[static_cast<int>(Held::kLeaves)] = {inner, vertices};
 }
 
 }  // namespace cavs

@@ -2,6 +2,7 @@
 // batch.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -13,28 +14,55 @@ namespace cavs {
 inline bool is_vertex(Space s) { return s == kVertexSpace || (s >= kVertexKind0 && s % 2 == 0); }
 inline bool is_edge(Space s) { return s == kEdgeSpace || (s >= kEdgeKind0 && s % 2 == 1); }
 inline bool is_present(Space s) { return s <= kPresent0; }
+inline bool is_structure(Space s) { return s >= kVertexStructure0; }
+// True for all vertices, or edges, of the batch or of a structure.
+inline bool is_every_vertex(Space s) {
+  return s == kVertexSpace || (is_structure(s) && is_vertex(s));
+}
+inline bool is_every_edge(Space s) { return s == kEdgeSpace || (is_structure(s) && is_edge(s)); }
 inline int32_t feature_of(Space present) { return kPresent0 - present; }
-// The space of all rows like those of `s`: int features are permuted to its order.
+// The order of the rows of `s`, which int features are permuted to: that of all vertices or edges.
 inline Space whole_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
 // The kind of the program that a space is limited to, or -1.
-inline int32_t kind_of(Space s) { return s < kVertexKind0 ? -1 : (s - kVertexKind0) / 2; }
+inline int32_t kind_of(Space s) {
+  return s < kVertexKind0 || is_structure(s) ? -1 : (s - kVertexKind0) / 2;
+}
+// The structure of an int feature, and the one that the rows of a space belong to: 0 for those of
+// graphs.
+inline int32_t int_structure(const Program& p, int32_t feature) {
+  return static_cast<size_t>(feature) < p.int_structures.size() ? p.int_structures[feature] : 0;
+}
+inline int32_t structure_of(const Program& p, Space s) {
+  if (is_structure(s)) return (s - kVertexStructure0) / 2;
+  if (is_present(s)) return int_structure(p, feature_of(s));
+  return s < kVertexKind0 ? 0 : structure_of(p.kinds[kind_of(s)]);
+}
 inline Space edges_of(Space vertices) { return vertices + 1; }
 inline Space vertices_of(Space edges) { return edges - 1; }
 // True if every row of `inner` is a row of `outer`.
-inline bool contains(Space outer, Space inner) {
-  return outer == inner || (outer == kVertexSpace && is_vertex(inner)) ||
-         (outer == kEdgeSpace && is_edge(inner));
+inline bool contains(const Program& p, Space outer, Space inner) {
+  if (outer == inner) return true;
+  if (is_structure(outer) && structure_of(p, outer) != structure_of(p, inner)) return false;
+  return (is_every_vertex(outer) && is_vertex(inner)) || (is_every_edge(outer) && is_edge(inner));
 }
 
 inline bool all_vertices(const Buffer& b) {
-  return b.space == kVertexSpace && b.held == Held::kAll;
+  return is_every_vertex(b.space) && b.held == Held::kAll;
 }
 
 inline bool is_segments(Array a) {
   return a == Array::kChildren || a == Array::kEdges || a == Array::kOut ||
          a == Array::kGraphRows || a == Array::kNthParents || a == Array::kGraphRoots ||
          a == Array::kRowGraphs || a == Array::kRootGraphs || a == Array::kGraphLeaves ||
-         a == Array::kLeafGraphs || a == Array::kParents;
+         a == Array::kLeafGraphs || a == Array::kParents || a == Array::kLinkedRows ||
+         a == Array::kLinkReaders;
+}
+// True if its segments are vertices of each graph of one structure.
+inline bool is_of_graphs(Array a) {
+  return a == Array::kGraphRows || a == Array::kGraphRoots || a == Array::kGraphLeaves;
+}
+inline bool is_link(Array a) {
+  return a == Array::kLinked || a == Array::kLinkedRows || a == Array::kLinkReaders;
 }
 // True if it reads one row for each edge to a parent, in kernels that sum over these edges.
 inline bool is_of_parents(const Instruction& in, const Operand& o) {
@@ -48,7 +76,7 @@ inline bool of_present(Array a) {
 inline bool has_argument(Array a) {
   return a == Array::kNthChild || a == Array::kNthEdge || a == Array::kParentIfNth ||
          a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf ||
-         of_present(a);
+         of_present(a) || is_of_graphs(a) || is_link(a);
 }
 // True if it stays inside one chunk of rows and their edges, for any chunk.
 inline bool is_local(const Operand& o) {
@@ -60,16 +88,24 @@ inline bool is_local(const Operand& o) {
 // schedule.
 struct Spaces {
   std::vector<RowRange> ranges;
-  std::vector<RowRange> present;  // by int feature
-  RowRange held[3];               // by Held
+  std::vector<RowRange> present;     // by int feature
+  std::vector<RowRange> structures;  // vertices of structure 0, its edges, vertices of structure 1
+  std::vector<std::array<RowRange, 3>> held;  // by structure, then Held
   std::vector<int32_t> kinds;
-  RowRange rows(Space s) const { return s <= kPresent0 ? present[kPresent0 - s] : ranges[s]; }
+  RowRange rows(Space s) const {
+    return is_structure(s) ? structures[s - kVertexStructure0]
+           : is_present(s) ? present[feature_of(s)]
+                           : ranges[s];
+  }
   RowRange rows_of(const Buffer& b) const {
-    return b.held == Held::kAll ? rows(b.space) : held[static_cast<int>(b.held)];
+    if (b.held == Held::kAll) return rows(b.space);
+    const int32_t structure = is_structure(b.space) ? (b.space - kVertexStructure0) / 2 : 0;
+    return held[structure][static_cast<int>(b.held)];
   }
 };
 // present: rows of the spaces of vertices with a feature, by feature. Throws std::runtime_error for
-// a kind of the batch that the program does not have.
+// a kind of the batch that the program does not have, std::invalid_argument for other structures or
+// links.
 void resolve_spaces(const Program& program, const Schedule& schedule,
                     const std::vector<RowRange>& present, Spaces& spaces);
 

@@ -19,13 +19,14 @@ class Validator : AccessChecks {
              "kind key " + std::to_string(p_.kinds[i]) + " occurs twice");
       }
     }
+    check_structures();
     const auto stages = static_cast<int32_t>(p_.stages.size());
     for (size_t i = 0; i < p_.buffers.size(); ++i) {
       const Buffer& b = p_.buffers[i];
       label_ = "buffer " + std::to_string(i);
       check_space(b.space);
       need(b.width > 0, "width " + std::to_string(b.width) + ", needs at least 1");
-      need(b.held == Held::kAll || (b.role == Role::kArena && b.space == kVertexSpace),
+      need(b.held == Held::kAll || (b.role == Role::kArena && is_every_vertex(b.space)),
            std::string("holds ") + name_of(b.held) + " only, is " + name_of(b.role) + " of " +
                space_name(b.space) + ": needs an arena buffer of vertex");
       if (b.role == Role::kArena) {
@@ -33,7 +34,7 @@ class Validator : AccessChecks {
              "is live in stages [" + std::to_string(b.first) + ", " + std::to_string(b.last) +
                  "] of " + std::to_string(stages));
       } else if (b.role != Role::kScratch && b.role != Role::kOnes) {
-        const int32_t least = b.role == Role::kCount ? kFewestCount : 0;
+        const int32_t least = b.role == Role::kCount ? kEdgeRows - 2 * (p_.structures - 1) : 0;
         need(b.role != Role::kCount || b.width == 1,
              "counts of width " + std::to_string(b.width) + ", a count is one number");
         need(b.index >= least && b.index < kMostIndices, "index " + std::to_string(b.index) +
@@ -69,9 +70,28 @@ class Validator : AccessChecks {
   }
 
  private:
+  void check_structures() {
+    label_ = "program";
+    need(p_.structures >= 1 && p_.structures <= kMostStructures,
+         std::to_string(p_.structures) + " structures, needs 1 to " +
+             std::to_string(kMostStructures));
+    const auto check = [&](int32_t s, const std::string& what) {
+      need(s >= 0 && s < p_.structures,
+           what + " of structure " + std::to_string(s) + " of " + std::to_string(p_.structures));
+    };
+    for (const uint64_t key : p_.kinds) check(structure_of(key), "kind " + std::to_string(key));
+    for (const int32_t s : p_.int_structures) check(s, "an int feature");
+    for (const LinkType& link : p_.links)
+      check(link.target, "a link"), check(link.source, "a link");
+  }
+
   void check_space(Space s) const {
     const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
-    if (is_present(s)) {
+    if (is_structure(s)) {
+      need(s < kVertexStructure0 + 2 * p_.structures,
+           "structure " + std::to_string((s - kVertexStructure0) / 2) + " of " +
+               std::to_string(p_.structures));
+    } else if (is_present(s)) {
       need(feature_of(s) < kMostIndices,
            "rows where int feature " + std::to_string(feature_of(s)) + " is present");
     } else {

@@ -300,6 +300,56 @@ std::shared_ptr<const GraphBatch> batch_of(std::shared_ptr<const Graph> graph) {
   return batch;
 }
 
+std::shared_ptr<GraphBatch> stack_structures(
+    const std::vector<std::shared_ptr<const GraphBatch>>& structures) {
+  std::vector<GraphView> views;
+  for (const auto& structure : structures) views.push_back(view_of(*structure->all));
+  const auto coarse = collate(views);
+  auto batch = std::make_shared<GraphBatch>();
+  batch->all = coarse->all;
+  batch->num_structures = static_cast<int32_t>(structures.size());
+  batch->vertex_offsets = {0};
+  batch->edge_offsets = {0};
+  for (size_t s = 0; s < structures.size(); ++s) {
+    for (int32_t g = 1; g <= structures[s]->num_parts(); ++g) {
+      const GraphBatch& own = *structures[s];
+      batch->vertex_offsets.push_back(coarse->vertex_offsets[s] + own.vertex_offsets[g]);
+      batch->edge_offsets.push_back(coarse->edge_offsets[s] + own.edge_offsets[g]);
+    }
+  }
+  return batch;
+}
+
+Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
+                const std::vector<LinkPart>& parts) {
+  const int32_t samples = batch.num_graphs();
+  Link link{target, source, {}, {}};
+  link.offsets.reserve(batch.first_vertex(target + 1) - batch.first_vertex(target) + 1);
+  link.offsets.push_back(0);
+  for (int32_t i = 0; i < samples; ++i) {
+    const auto [offsets, vertices] = parts[i];
+    const int32_t* const readers = batch.vertex_offsets.data() + target * samples + i;
+    const int32_t* const read = batch.vertex_offsets.data() + source * samples + i;
+    const auto add = [&](int32_t v) {
+      if (v < 0 || v >= read[1] - read[0]) {
+        throw GraphError("a link of sample " + std::to_string(i) + " leads to vertex " +
+                             std::to_string(v) + " of " + std::to_string(read[1] - read[0]),
+                         v);
+      }
+      link.vertices.push_back(read[0] + v);
+    };
+    for (int32_t v = 0; v < readers[1] - readers[0]; ++v) {
+      if (offsets == nullptr) {
+        if (vertices[v] != -1) add(vertices[v]);
+      } else {
+        for (int32_t j = offsets[v]; j < offsets[v + 1]; ++j) add(vertices[j]);
+      }
+      link.offsets.push_back(static_cast<int32_t>(link.vertices.size()));
+    }
+  }
+  return link;
+}
+
 std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g) {
   const auto part = [](const PooledVector<int32_t>& of, int32_t begin, int32_t end, int32_t less) {
     PooledVector<int32_t> found(of.begin() + begin, of.begin() + end);

@@ -67,12 +67,27 @@ struct GraphView {
 };
 GraphView view_of(const Graph& graph);
 
-// Several graphs as one: vertex ids are shifted by the sizes of the graphs before.
+// For each vertex of one structure of the samples the vertices of another that it reads.
+struct Link {
+  int32_t target, source;          // numbers of the structures
+  PooledVector<int32_t> offsets;   // vertex of the target, from 0 -> range in `vertices`
+  PooledVector<int32_t> vertices;  // vertices of the batch
+};
+
+// Several graphs as one: vertex ids are shifted by the sizes of the graphs before. With several
+// structures a sample it has one graph for each sample and structure: first those of structure 0 of
+// all samples, then those of structure 1, so that vertices and edges of a structure are contiguous.
 struct GraphBatch {
   std::shared_ptr<const Graph> all;
-  PooledVector<int32_t> vertex_offsets;  // num_graphs + 1
-  PooledVector<int32_t> edge_offsets;    // num_graphs + 1
-  int32_t num_graphs() const { return static_cast<int32_t>(vertex_offsets.size()) - 1; }
+  PooledVector<int32_t> vertex_offsets;  // num_parts + 1
+  PooledVector<int32_t> edge_offsets;    // num_parts + 1
+  int32_t num_structures = 1;
+  std::vector<Link> links;
+  int32_t num_parts() const { return static_cast<int32_t>(vertex_offsets.size()) - 1; }
+  int32_t num_graphs() const { return num_parts() / num_structures; }  // samples
+  // First vertex, and edge, of a structure; the number of all for the one after the last.
+  int32_t first_vertex(int32_t structure) const { return vertex_offsets[structure * num_graphs()]; }
+  int32_t first_edge(int32_t structure) const { return edge_offsets[structure * num_graphs()]; }
   int32_t num_vertices() const { return all->num_vertices(); }
   int32_t num_edges() const { return all->num_edges(); }
 };
@@ -80,6 +95,18 @@ struct GraphBatch {
 std::shared_ptr<const GraphBatch> collate(const std::vector<GraphView>& graphs);
 std::shared_ptr<const GraphBatch> batch_of(
     std::shared_ptr<const Graph> graph);  // a batch of one graph
+// The structures of samples, each a batch of as many graphs, as one batch. Throws GraphError if
+// there are too many vertices or edges.
+std::shared_ptr<GraphBatch> stack_structures(
+    const std::vector<std::shared_ptr<const GraphBatch>>& structures);
+// The link of one sample: the vertices that vertex v of its target reads, vertices[offsets[v] ..
+// offsets[v + 1]), or one each, vertices[v], -1 for none, where offsets is null.
+struct LinkPart {
+  const int32_t *offsets, *vertices;
+};
+// The link of all samples of a batch, in order. Throws GraphError for a vertex that is not there.
+Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
+                const std::vector<LinkPart>& parts);
 // Copy graph g out of a batch.
 std::shared_ptr<const Graph> graph_of(const GraphBatch& batch, int32_t g);
 

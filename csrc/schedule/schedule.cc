@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -13,8 +14,7 @@ namespace {
 // Number the kinds of a batch by first occurrence.
 class KindTable {
  public:
-  int32_t id(uint32_t presence, bool has_children) {
-    const uint64_t key = uint64_t{presence} * 2 + has_children;
+  int32_t id(uint64_t key) {
     Entry& cached = cache_[key * 0x9e3779b97f4a7c15u >> 60];  // most batches have few kinds
     if (cached.id < 0 || cached.key != key) {
       const auto [it, is_new] = ids_.try_emplace(key, static_cast<int32_t>(keys_.size()));
@@ -26,13 +26,14 @@ class KindTable {
 
   const std::vector<uint64_t>& keys() const { return keys_; }
 
-  // Kind numbers, sorted: kinds with children first, then by ascending key.
+  // Kind numbers, sorted: by structure, kinds with children first, then by ascending key.
   PooledVector<int32_t> sorted() const {
     PooledVector<int32_t> ids(keys_.size());
     std::iota(ids.begin(), ids.end(), 0);
     std::sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) {
       const uint64_t a = keys_[i], b = keys_[j];
-      return a % 2 != b % 2 ? a % 2 == 1 : a < b;
+      return std::tuple(structure_of(a), a % 2 == 0, a) <
+             std::tuple(structure_of(b), b % 2 == 0, b);
     });
     return ids;
   }
@@ -59,11 +60,16 @@ struct Kinds {
   std::vector<uint64_t> keys;
 };
 
-Kinds classify(const Graph& in, const uint32_t* presence) {
+Kinds classify(const GraphBatch& batch, const uint32_t* presence) {
+  const Graph& in = *batch.all;
   Kinds kinds{PooledVector<int32_t>(in.num_vertices()), {}, {}};
   KindTable table;
-  for (int32_t v = 0; v < in.num_vertices(); ++v) {
-    kinds.of_vertex[v] = table.id(presence ? presence[v] : 0, in.offsets[v + 1] > in.offsets[v]);
+  for (int32_t s = 0; s < batch.num_structures; ++s) {
+    const uint64_t structure = static_cast<uint64_t>(s) << kStructureShift;
+    for (int32_t v = batch.first_vertex(s); v < batch.first_vertex(s + 1); ++v) {
+      const uint64_t present = presence ? presence[v] : 0;
+      kinds.of_vertex[v] = table.id(structure + 2 * present + (in.offsets[v + 1] > in.offsets[v]));
+    }
   }
   kinds.order = table.sorted();
   kinds.keys = table.keys();
@@ -188,6 +194,15 @@ void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
   for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
 }
 
+// Count vertices and edges from the first of their structure, as their features are ordered.
+void count_in_structures(const GraphBatch& batch, Schedule* schedule) {
+  for (int32_t s = 1; s < batch.num_structures; ++s) {
+    const int32_t vertex = batch.first_vertex(s), edge = batch.first_edge(s);
+    for (int32_t r = vertex; r < batch.first_vertex(s + 1); ++r) schedule->order[r] -= vertex;
+    for (int32_t e = edge; e < batch.first_edge(s + 1); ++e) schedule->edge_order[e] -= edge;
+  }
+}
+
 // Index arrays that are derived on first use.
 enum Derived : int64_t {
   kNthChild,
@@ -201,12 +216,15 @@ enum Derived : int64_t {
   kRowGraphs,
   kRootGraphs,
   kLeafGraphs,
+  kLinked,
+  kLinkedRows,
+  kLinkReaders,
   kNumDerived
 };
 
 int64_t derived_key(int32_t k, Derived array) {
   if (k < 0) {
-    throw std::invalid_argument("the number of a child must be at least 0, found " +
+    throw std::invalid_argument("the number of a child or link must be at least 0, found " +
                                 std::to_string(k));
   }
   return int64_t{k} * kNumDerived + array;
@@ -237,12 +255,13 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
                                               const MergedFrom& merged_from, bool by_number) {
   auto schedule = std::make_shared<Schedule>();
   const Graph& in = *batch->all;
-  const Kinds kinds = classify(in, presence);
+  const Kinds kinds = classify(*batch, presence);
   schedule->num_levels = in.num_levels;
   sort_vertices(in, kinds, by_number, schedule.get());
   number_edges(in, schedule.get());
   invert_children(schedule.get());
   cut_tasks(in, kinds, schedule.get());
+  count_in_structures(*batch, schedule.get());
   schedule->batch = std::move(batch);
   // Vertex ids of a graph are contiguous, so its rows are contiguous in `row`.
   schedule->graphs = merged_from.graphs ? merged_from.graphs : schedule->batch;
@@ -255,8 +274,9 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   } else {
     schedule->graph_rows = schedule->row;
     schedule->graph_of.resize(schedule->row.size());
-    for (int32_t g = 0; g < schedule->num_graphs(); ++g) {
-      for (int32_t v = schedule->graph_offsets[g]; v < schedule->graph_offsets[g + 1]; ++v) {
+    for (int32_t p = 0; p < schedule->num_parts(); ++p) {
+      const int32_t g = p % schedule->num_graphs();
+      for (int32_t v = schedule->graph_offsets[p]; v < schedule->graph_offsets[p + 1]; ++v) {
         schedule->graph_of[schedule->row[v]] = g;
       }
     }
@@ -352,7 +372,7 @@ const int32_t* Schedule::roots_or_leaves(bool leaves) const {
       for (int32_t e = all.offsets[v]; e < all.offsets[v + 1]; ++e)
         has_edge[leaves ? v : all.children[e]] = 1;
     }
-    for (int32_t g = 0; g < num_graphs(); ++g) {
+    for (int32_t g = 0; g < num_parts(); ++g) {
       array.push_back(static_cast<int32_t>(rows.size()));
       for (int32_t v = graph_offsets[g]; v < graph_offsets[g + 1]; ++v) {
         if (!has_edge[v]) rows.push_back(graph_rows[v]);
@@ -366,13 +386,14 @@ const int32_t* Schedule::roots_or_leaves(bool leaves) const {
 const int32_t* Schedule::graphs_of(const int32_t* offsets, const int32_t* rows, int64_t key) const {
   return derive(key, [&](auto& array) {
     PooledVector<int32_t> next(order.size() + 1, 0);
-    for (int32_t i = 0; i < offsets[num_graphs()]; ++i) ++next[rows[i]];
+    for (int32_t i = 0; i < offsets[num_parts()]; ++i) ++next[rows[i]];
     to_positions(&next);
     array = next;
-    array.resize(next.size() + offsets[num_graphs()]);
+    array.resize(next.size() + offsets[num_parts()]);
     int32_t* const found = array.data() + next.size();
-    for (int32_t g = 0; g < num_graphs(); ++g) {
-      for (int32_t i = offsets[g]; i < offsets[g + 1]; ++i) found[next[rows[i]]++] = g;
+    for (int32_t p = 0; p < num_parts(); ++p) {
+      const int32_t g = p % num_graphs();
+      for (int32_t i = offsets[p]; i < offsets[p + 1]; ++i) found[next[rows[i]]++] = g;
     }
   });
 }
@@ -386,12 +407,59 @@ const int32_t* Schedule::row_graphs() const {
 
 const int32_t* Schedule::root_graphs() const {
   const int32_t* const roots = graph_roots();
-  return graphs_of(roots, roots + num_graphs() + 1, derived_key(0, kRootGraphs));
+  return graphs_of(roots, roots + num_parts() + 1, derived_key(0, kRootGraphs));
 }
 
 const int32_t* Schedule::leaf_graphs() const {
   const int32_t* const leaves = graph_leaves();
-  return graphs_of(leaves, leaves + num_graphs() + 1, derived_key(0, kLeafGraphs));
+  return graphs_of(leaves, leaves + num_parts() + 1, derived_key(0, kLeafGraphs));
+}
+
+const int32_t* Schedule::linked(int32_t l) const {
+  return derive(derived_key(l, kLinked), [&](auto& array) {
+    const Link& link = batch->links.at(l);
+    const RowRange targets = rows_of(link.target);
+    array.assign(order.size(), -1);
+    for (int32_t v = 0; v < targets.size(); ++v) {
+      if (link.offsets[v] == link.offsets[v + 1]) continue;
+      array[row[targets.begin + v]] = row[link.vertices[link.offsets[v]]];
+    }
+  });
+}
+
+const int32_t* Schedule::linked_rows(int32_t l) const {
+  return derive(derived_key(l, kLinkedRows), [&](auto& array) {
+    const Link& link = batch->links.at(l);
+    const RowRange targets = rows_of(link.target);
+    array.assign(order.size() + 1, 0);
+    array.reserve(array.size() + link.vertices.size());
+    for (int32_t r = targets.begin; r < targets.end; ++r) {
+      const int32_t v = order[r];
+      for (int32_t i = link.offsets[v]; i < link.offsets[v + 1]; ++i)
+        array.push_back(row[link.vertices[i]]);
+      array[r + 1] = static_cast<int32_t>(array.size() - order.size() - 1);
+    }
+    const auto all = static_cast<int32_t>(link.vertices.size());
+    std::fill(array.begin() + targets.end, array.begin() + order.size() + 1, all);
+  });
+}
+
+const int32_t* Schedule::link_readers(int32_t l) const {
+  return derive(derived_key(l, kLinkReaders), [&](auto& array) {
+    const Link& link = batch->links.at(l);
+    const RowRange targets = rows_of(link.target);
+    PooledVector<int32_t> next(order.size() + 1, 0);
+    for (const int32_t v : link.vertices) ++next[row[v]];
+    to_positions(&next);
+    array = next;
+    array.resize(next.size() + link.vertices.size());
+    int32_t* const found = array.data() + next.size();
+    for (int32_t r = targets.begin; r < targets.end; ++r) {
+      const int32_t v = order[r];
+      for (int32_t i = link.offsets[v]; i < link.offsets[v + 1]; ++i)
+        found[next[row[link.vertices[i]]]++] = r;
+    }
+  });
 }
 
 PooledVector<int32_t> Schedule::permute_vertices(const int32_t* values) const {

@@ -1,10 +1,10 @@
 // The schedule of a batch: rows, kinds and batch tasks (Cavs, Algorithm 1, as data).
 //
-// Vertices are renumbered into rows, sorted by (kind, level, number as a child, vertex id). So the
-// rows of a kind are contiguous, as are the rows of all vertices with children, the rows of each
-// task (kind, level) and, in a tree, the rows of a task that are k-th children. Edges are
-// renumbered into edge rows, sorted by (row of the parent, position among its children), so the
-// edge rows of a row range are contiguous.
+// Vertices are renumbered into rows, sorted by (structure, kind, level, number as a child, vertex
+// id). So the rows of a kind are contiguous, as are the rows of a structure, those of its vertices
+// with children, the rows of each task (kind, level) and, in a tree, the rows of a task that are
+// k-th children. Edges are renumbered into edge rows, sorted by (row of the parent, position among
+// its children), so the edge rows of a row range are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,10 @@ struct BatchTask {
   RowRange rows, edges;
 };
 
-// A kind of vertices: key = 2 * presence bits + (has children).
+// A kind of vertices of one structure: key = structure << kStructureShift | 2 * presence bits +
+// (has children).
+constexpr int kStructureShift = 33;
+inline int32_t structure_of(uint64_t key) { return static_cast<int32_t>(key >> kStructureShift); }
 struct Kind {
   uint64_t key;
   RowRange rows, edges;
@@ -39,14 +42,14 @@ struct Kind {
 struct Schedule {
   std::shared_ptr<const GraphBatch> batch;
   std::shared_ptr<const GraphBatch>
-      graphs;                    // graphs of the caller: `batch`, or what it is merged from
-  std::vector<Kind> kinds;       // in the batch: with children first, then by ascending key
+      graphs;               // graphs of the caller: `batch`, or what it is merged from
+  std::vector<Kind> kinds;  // in the batch: by structure, with children first, by ascending key
   std::vector<BatchTask> tasks;  // ascending (level, kind)
   int32_t num_levels = 0;
 
-  PooledVector<int32_t> order;          // row -> vertex
-  PooledVector<int32_t> row;            // vertex -> row
-  PooledVector<int32_t> edge_order;     // edge row -> edge (global edge id in the batch's CSR)
+  PooledVector<int32_t> order;          // row -> vertex, from the first of its structure
+  PooledVector<int32_t> row;            // vertex of the batch -> row
+  PooledVector<int32_t> edge_order;     // edge row -> edge, from the first of its structure
   PooledVector<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
   PooledVector<int32_t> child;          // edge row -> row of the child
   PooledVector<int32_t> parent;         // edge row -> row of the parent
@@ -54,11 +57,19 @@ struct Schedule {
   PooledVector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
   PooledVector<int32_t> out_edges;      // edge rows that read this row, ascending
   PooledVector<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
-  PooledVector<int32_t> graph_offsets;  // graph -> range in graph_rows; num_graphs + 1
+  PooledVector<int32_t> graph_offsets;  // structure and graph -> range in graph_rows; num_parts + 1
   PooledVector<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
   int32_t max_arity = 0;                // one more than the last position of a child
 
   int32_t num_graphs() const { return graphs->num_graphs(); }
+  int32_t num_parts() const { return graphs->num_parts(); }
+  // Rows, and edge rows, of a structure.
+  RowRange rows_of(int32_t structure) const {
+    return {batch->first_vertex(structure), batch->first_vertex(structure + 1)};
+  }
+  RowRange edges_of(int32_t structure) const {
+    return {batch->first_edge(structure), batch->first_edge(structure + 1)};
+  }
   // Position of the child of edge row e among the children of its parent.
   int32_t position_of(int32_t e) const {
     return position.empty() ? e - edge_offsets[parent[e]] : position[e];
@@ -73,8 +84,15 @@ struct Schedule {
   // Segments in one array, offsets first: the rows of the parents whose k-th child a row is.
   const int32_t* nth_parents(int32_t k) const;
   const int32_t* out_parents() const;  // row of the parent of each of out_edges
-  // Segments in one array each, offsets first: rows of the roots and of the leaves of each graph;
-  // graphs that a row is a vertex of (once for each vertex merged into it), a root or a leaf of.
+  // row -> row of the first vertex that link l leads to, or -1; segments in one array each, offsets
+  // first: rows of all vertices that link l leads to from a row, in order, and of those from which
+  // it leads to a row, ascending.
+  const int32_t* linked(int32_t l) const;
+  const int32_t* linked_rows(int32_t l) const;
+  const int32_t* link_readers(int32_t l) const;
+  // Segments in one array each, offsets first: rows of the roots and of the leaves of each graph of
+  // each structure; graphs that a row is a vertex of (once for each vertex merged into it), a root
+  // or a leaf of.
   const int32_t* graph_roots() const;
   const int32_t* graph_leaves() const;
   const int32_t* row_graphs() const;

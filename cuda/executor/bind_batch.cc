@@ -148,6 +148,7 @@ uint64_t Executor<T>::shape() const {
   }
   for (const RowRange& range : spaces_.ranges) mix(range.end);
   for (const RowRange& range : spaces_.present) mix(range.end);
+  for (const RowRange& range : spaces_.structures) mix(range.end);
   for (const Table& table : tables_) mix(table.slots.size());
   return hash;
 }

@@ -115,8 +115,17 @@ OVER_ALL_ROWS = {
 }  # one value for the batch
 # Whole recurrences, which no executor of the CPU runs: tests/cuda/lstm/test_lstm.py; and what no
 # other runs, where a step would hold much: tests/compiler/test_edge_cotangents.py. Types of
-# vertices: tests/compiler/test_typed_vertices.py.
-ELSEWHERE = {"lstm", "lstm_grad", "lstm_weight_grad", "gather_out", "sum_out", "merge_types"}
+# vertices: tests/compiler/test_typed_vertices.py. Those along links of samples:
+# tests/compiler/test_structures.py.
+LINKED = {"take_linked", "sum_linked", "sum_readers", "max_readers"}
+ELSEWHERE = LINKED | {
+    "lstm",
+    "lstm_grad",
+    "lstm_weight_grad",
+    "gather_out",
+    "sum_out",
+    "merge_types",
+}
 BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the row alone
 
 

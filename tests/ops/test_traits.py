@@ -20,6 +20,7 @@ from cavs.ir import (
     BatchRule,
     Domain,
     Graph,
+    Link,
     Slot,
     Structure,
     apply,
@@ -29,8 +30,14 @@ from cavs.passes.rules import constant_of, zeros
 from cavs.passes.simplify import simplify_node
 
 # Vertices 0 and 1 are leaves of graph 0 with root 2; vertex 3 is graph 1.
-BATCH = {"offsets": [0, 0, 0, 2, 2], "children": [0, 1], "graph_of": [0, 0, 0, 1]}
-BATCH |= {"types": ["a", "b", "c", "a"]}
+BATCH = {
+    "offsets": [0, 0, 0, 2, 2],
+    "children": [0, 1],
+    "graph_of": [0, 0, 0, 1],
+    "types": ["a", "b", "c", "a"],
+    "links": {"one": [[1], [], [0], [1]], "some": [[1, 2], [], [0], [1, 1]]},
+}
+ONE_EACH, LISTS = Link("one", "", "", True), Link("some", "", "", False)
 ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4}
 LABELS = np.array([2, -1, 0, 1])
 LABELLED = Domain("present", "label")
@@ -80,6 +87,10 @@ CASES = {
     "place": (((LABELLED, (4,)),), {}),
     "merge": ((VECTOR,), {"kinds": (0,), "shape": (4,), "domain": VERTEX}),
     "merge_types": ((VECTOR, VECTOR), {"types": ("a", "b"), "shape": (4,), "domain": VERTEX}),
+    "take_linked": ((VECTOR,), {"link": ONE_EACH}),
+    "sum_linked": ((VECTOR,), {"link": LISTS}),
+    "sum_readers": ((VECTOR,), {"link": LISTS}),
+    "max_readers": ((VECTOR,), {"link": LISTS}),
     "gather": ((), {"slot": Slot("f", SLOT.structure, (4,)), "domain": EDGE}),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.data import Graph, GraphBatch, batch
+from cavs.data import Graph, GraphBatch, Sample, SampleBatch, batch
 from cavs.data.features import Array, split_name
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
@@ -180,6 +180,11 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
     position: the rank and the number of ranks that compute; other ranks ask for no split.
     """
     (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
+    if isinstance(whole, SampleBatch) or any(isinstance(g, Sample) for g in graphs[:1]):
+        raise ConfigError(
+            f"samples of several structures are not divided among {ranks} ranks",
+            hint="train with cavs.Trainer on one process",
+        )
     make = whole.make if isinstance(whole, WholeBatch) else batch
     part, mark, content = list[int](), 0, 0
     compared = isinstance(whole, WholeBatch) and whole.compared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cavs.ir import VERTEX, Graph, Node, apply, rewrite
+from cavs.ir import Graph, Node, apply, rewrite
 
 
 def share_cotangents(graph: Graph) -> Graph:
@@ -12,8 +12,8 @@ def share_cotangents(graph: Graph) -> Graph:
     shared = {
         slot: replace(slot, alike=True)
         for slot, n in graph.slots.items()
-        if slot.base == "edge" and n.op.name == "broadcast" and n.inputs[0].type.domain == VERTEX
-        if n.inputs[0].shape == n.shape
+        if slot.base == "edge" and n.op.name == "broadcast" and n.inputs[0].shape == n.shape
+        if n.inputs[0].type.domain == slot.structure.vertex
     }
 
     def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cavs.ir import OUT, VERTEX, Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
+from cavs.ir import Graph, Node, Slot, Structure, apply, rebuild, rewrite, toposort
 
 NARROW = 4  # a value of an edge may be stored if the cotangent is at least so many times wider
 
@@ -76,12 +76,12 @@ def _at_child(
     """
     new: dict[Node, Node] = {}
     rounded: set[Node] = set()  # values whose bits may differ between parent and child
-    slots = dict(read)
+    slots, out = dict(read), slot.structure.vertex.at("out")
 
     def gather_out(x: Node, alike: bool) -> Node:
         name, key = f"{slot.name} {len(slots)}", (slot.structure, x)
         slots.setdefault(key, Slot(name, slot.structure, x.shape, backward=True, alike=alike))
-        return apply("gather_out", slot=slots[key], domain=OUT)
+        return apply("gather_out", slot=slots[key], domain=out)
 
     def narrow(x: Node) -> bool:
         return NARROW * x.type.width <= source.type.width
@@ -99,7 +99,7 @@ def _at_child(
                 return None
             if inexact or not x.op.exact:
                 rounded.add(x)
-            new[x] = rebuild(x, tuple(new[y] for y in x.inputs), OUT)
+            new[x] = rebuild(x, tuple(new[y] for y in x.inputs), out)
         elif base == "one":
             new[x] = x
         elif x.op.name == "gather" and _of_any_child(x.attr("slot")):
@@ -107,11 +107,10 @@ def _at_child(
         elif base == "edge" and not narrow(x):
             return None
         elif base == "graph":
-            at_vertex = apply("broadcast", x, shape=x.shape, domain=VERTEX)
-            new[x] = gather_out(at_vertex, alike=True)
+            new[x] = gather_out(x.at(slot.structure.vertex), alike=True)
         else:
             new[x] = gather_out(x, alike=base == "vertex")
-    if new[source].type.domain != OUT:
+    if new[source].type.domain != out:
         return None
     read.update(slots)
     return new[source]

@@ -1,0 +1,257 @@
+"""Batches of samples with several structures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs import _engine
+from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
+from cavs.data.features import Array, FeatureSpec
+from cavs.data.sample import Link, Sample
+from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
+
+
+class LinkType(NamedTuple):
+    """A link that all samples of a batch have; single: it leads to one vertex at most."""
+
+    target: str
+    source: str
+    single: bool
+
+
+@final
+class SampleBatch:
+    """Samples that run together, as ``cavs.batch`` returns them.
+
+    ``graphs``: a `GraphBatch` for every structure, by name. ``batch["words.token"]`` is a feature
+    of one. The engine numbers the vertices of all samples' first structure, then those of the
+    second, in the order of their names.
+    """
+
+    type_names: None = None  # graphs of samples have no types of vertices
+
+    def __init__(self, samples: Iterable[Sample], ids: Ids | None = None) -> None:
+        self.samples: tuple[Sample, ...] = tuple(samples)
+        self.ids: tuple[int, ...] | None = None if ids is None else ids_of(ids, len(self.samples))
+        self._check()
+        first = self.samples[0]
+        self.graphs: Mapping[str, GraphBatch] = MappingProxyType(
+            {
+                name: GraphBatch([sample.graphs[name] for sample in self.samples], ids, of=name)
+                for name in first.graphs
+            }
+        )
+        self.links: Mapping[str, LinkType] = MappingProxyType(
+            {name: LinkType(x.target, x.source, x.single) for name, x in first.links.items()}
+        )
+        self.topology = _engine.stack_structures(
+            [graphs.topology for graphs in self.graphs.values()],
+            [self._joined(name) for name in self.links],
+        )
+        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
+
+    def _check(self) -> None:
+        """GraphError unless all are samples of the same structures and links."""
+        for i, sample in enumerate(self.samples):
+            if not isinstance(sample, Sample):
+                raise FeatureError(
+                    f"a batch is made of samples alone or of graphs alone, but item 0 is a "
+                    f"cavs.Sample and item {i} is {sample!r:.80}",
+                    hint="a graph becomes a sample by a name: cavs.Sample(words=graph)",
+                )
+        first = self.samples[0].schema
+        for i, sample in enumerate(self.samples):
+            if sample.schema is first or sample.schema == first:
+                continue
+            own, others = sample.schema[0], first[0]
+            if own != others:
+                name = sorted(set(own) ^ set(others))[0]
+                has, lacks = (i, 0) if name in own else (0, i)
+                raise GraphError(
+                    f'structure "{name}" is in {self.graph_label(has)}, but not in '
+                    f"{self.graph_label(lacks)}",
+                    hint="samples of a batch have the same structures; a structure without "
+                    "content is a graph of one vertex, cavs.Graph([[]])",
+                )
+            link = min(set(sample.schema[1]) ^ set(first[1]))[0]
+            found = [self._link_text(j, link) for j in (0, i)]
+            raise GraphError(
+                f'link "{link}" differs: {found[0]} in {self.graph_label(0)}, {found[1]} in '
+                f"{self.graph_label(i)}",
+                hint="samples of a batch have the same links, between the same structures, all to "
+                "one vertex each or all to lists",
+            )
+
+    def _link_text(self, sample: int, name: str) -> str:
+        link = self.samples[sample].links.get(name)
+        if link is None:
+            return "none"
+        many = "one vertex each" if link.single else "lists"
+        return f'from "{link.target}" to "{link.source}", {many},'
+
+    def _joined(
+        self, name: str
+    ) -> tuple[int, int, list[np.ndarray[Any, Any] | None], list[np.ndarray[Any, Any]]]:
+        """Return a link of all samples, as the engine takes it."""
+        structures = list(self.graphs)
+        found: list[Link] = [sample.links[name] for sample in self.samples]
+        target, source = structures.index(found[0].target), structures.index(found[0].source)
+        return target, source, [x.offsets for x in found], [x.vertices for x in found]
+
+    @property
+    def structures(self) -> tuple[str, ...]:
+        """The names of the structures, in the order in which the engine numbers them."""
+        return tuple(self.graphs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the samples, "" where one has none."""
+        return tuple(sample.name for sample in self.samples)
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of samples, at least 1."""
+        return len(self.samples)
+
+    @property
+    def num_vertices(self) -> int:
+        """Number of vertices of all structures."""
+        return int(self.topology.num_vertices)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges of all structures."""
+        return int(self.topology.num_edges)
+
+    @property
+    def features(self) -> Mapping[str, Array]:
+        """Vertex features of all structures, by "structure.feature"."""
+        return self._named("features")
+
+    @property
+    def edge_features(self) -> Mapping[str, Array]:
+        """Edge features of all structures, by "structure.feature"."""
+        return self._named("edge_features")
+
+    @property
+    def graph_features(self) -> Mapping[str, Array]:
+        """Features of whole graphs of all structures, by "structure.feature"."""
+        return self._named("graph_features")
+
+    def _named(self, group: str) -> Mapping[str, Array]:
+        return MappingProxyType(
+            {
+                f"{structure}.{name}": rows
+                for structure, graphs in self.graphs.items()
+                for name, rows in getattr(graphs, group).items()
+            }
+        )
+
+    def __getitem__(self, name: str) -> Array:
+        structure, _, feature = name.partition(".") if isinstance(name, str) else (name, "", "")
+        if structure not in self.graphs or not feature:
+            raise FeatureError(
+                f"no feature {name!r:.80} in a batch of samples; its structures are "
+                f"{', '.join(self.graphs)}",
+                hint=f'batch.graphs["{next(iter(self.graphs))}"] is the batch of one structure',
+            )
+        found: Array = self.graphs[structure][feature]
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        structure, _, feature = name.partition(".") if isinstance(name, str) else ("", "", "")
+        return structure in self.graphs and feature in self.graphs[structure]
+
+    @property
+    def graph(self) -> NoReturn:
+        """NoAttributeError: models compute with symbolic batches, which sessions give them."""
+        raise NoAttributeError(
+            "a model was called with a batch of data; it computes with symbols",
+            where=user_line(),
+            hint="cavs.Session(model).evaluate(batch) or .predict(batch) runs the model on it",
+        )
+
+    def select(self, indices: Sequence[int]) -> SampleBatch:
+        """Return a batch of the samples at ``indices``; FeatureError for indices out of range."""
+        chosen = chosen_of(indices, self.num_graphs, "sample")
+        ids = None if self.ids is None else [self.ids[i] for i in chosen]
+        return SampleBatch([self.samples[i] for i in chosen], ids)
+
+    def with_graph_features(self, values: Mapping[str, Array]) -> SampleBatch:
+        """Return this batch with other rows of graph features, by "structure.feature".
+
+        See `GraphBatch.with_graph_features`. FeatureError for another feature or other rows.
+        """
+        of: dict[str, dict[str, Array]] = {}
+        for name, rows in values.items():
+            self[name]  # raises for a structure, or feature, that is not there
+            structure, _, feature = name.partition(".")
+            of.setdefault(structure, {})[feature] = rows
+        graphs = {
+            name: graphs.with_graph_features(of[name]) if name in of else graphs
+            for name, graphs in self.graphs.items()
+        }
+        found = object.__new__(SampleBatch)
+        vars(found).update(vars(self), graphs=MappingProxyType(graphs))
+        return found
+
+    def graph_label(self, index: int) -> str:
+        """Return the name of sample ``index`` in errors: its id in the data set and its name."""
+        number = index if self.ids is None else self.ids[index]
+        name = self.samples[index].name
+        return f'sample {number} "{name}"' if name else f"sample {number}"
+
+    def feature_schema(self) -> dict[str, FeatureSpec]:
+        """Return the `FeatureSpec` of every feature by "structure.feature"."""
+        return {
+            f"{structure}.{name}": spec
+            for structure, graphs in self.graphs.items()
+            for name, spec in graphs.feature_schema().items()
+        }
+
+    def schedule(
+        self, optional: tuple[str, ...] = (), by_number: bool = True, types: tuple[()] = ()
+    ) -> _engine.Schedule:
+        """Return the engine's schedule; see `GraphBatch.schedule`. Features are named as here.
+
+        types: of vertices, which samples of several structures do not have.
+        """
+        found = self._schedules.get((optional, by_number))
+        if found is None:
+            masks = self._presence(optional) if optional else None
+            found = _engine.make_schedule(self.topology, masks, by_number=by_number)
+            self._schedules[optional, by_number] = found
+        return found
+
+    def _presence(self, optional: Sequence[str]) -> NDArray[np.uint32]:
+        """Return the presence mask of every vertex; features of other structures are absent."""
+        masks = np.zeros(self.num_vertices, np.uint32)
+        begin = 0
+        for structure, graphs in self.graphs.items():
+            end = begin + graphs.num_vertices
+            for bit, name in enumerate(optional):
+                of, _, feature = name.partition(".")
+                if of == structure:
+                    (values,) = graphs.optional((feature,))
+                    masks[begin:end] |= (values >= 0).astype(np.uint32) << np.uint32(bit)
+            begin = end
+        return masks
+
+    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> NoReturn:
+        """FeatureError: equal vertices of several structures are not merged."""
+        raise FeatureError(
+            f"vertices of samples that agree in {', '.join(names)} cannot be merged",
+            hint="switch merging off: cavs.compiler.pipeline.Passes(merge_vertices=False)",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleBatch, (self.samples, self.ids)
+
+    def __repr__(self) -> str:
+        parts = [f"{name}: {graphs.num_vertices} vertices" for name, graphs in self.graphs.items()]
+        return f"SampleBatch({self.num_graphs} samples, {', '.join(parts)})"

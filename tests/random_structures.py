@@ -1,0 +1,159 @@
+"""Random models over samples of several structures, to compare every path with the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+import cavs
+from cavs import nn, ops
+from tests.data.dags import child_lists, with_gaps
+from tests.random_cells import OF_GRAPH, VOCABULARY, RandomCell, cells, graph_of
+
+NAMES = ("a", "b", "c")
+FOLDS = {"take": ops.take, "sum": ops.sum_linked, "mean": ops.mean_linked}
+
+
+class StructuresModel(cavs.Model):
+    """Cells over each structure in the order of their names; links read earlier ones, or features.
+
+    choices: for each structure its cells, and what it reads along each link.
+    """
+
+    def __init__(self, choices):
+        self.choices = choices
+        width = choices["x_width"]
+        self.embedding = nn.Embedding(VOCABULARY, width, init="xavier")
+        self.cells, self.output, self.linked = [], [], []
+        for structure in choices["structures"]:
+            self.cells.append([RandomCell(c, width) for c in structure["cells"]])
+            self.output.append(nn.Linear(self.width_of(structure), 3))
+            self.linked.append(
+                [
+                    cavs.Parameter((self.width_read(source, how), width))
+                    for source, how, _ in structure["links"]
+                ]
+            )
+        self.of_graphs = [cavs.Parameter((self.width_of(s), 3)) for s in choices["structures"]]
+
+    def __repr__(self):
+        return f"StructuresModel({self.choices})"
+
+    def width_of(self, structure):
+        if not structure["cells"]:
+            return self.choices["x_width"]
+        last = structure["cells"][-1]
+        return last["width"] + sum(last["state"].values()) * last["push_all"]
+
+    def width_read(self, source, how):
+        of = {"eager": self.choices["x_width"], "feature": 2}
+        return of.get(how) or self.width_of(self.choices["structures"][source])
+
+    def forward(self, batch):
+        pushed, outputs, whole = [], {}, None
+        for i, structure in enumerate(self.choices["structures"]):
+            graph = batch.graphs[NAMES[i]]
+            x = self.embedding(graph["token"])
+            for j, (source, how, fold) in enumerate(structure["links"]):
+                link = batch.link(f"{NAMES[i]}{j}")
+                values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
+                x = x + ops.tanh(FOLDS[fold](values, link) @ self.linked[i][j])
+            for cell in self.cells[i]:
+                x = self.run(cell, graph, x)
+            pushed.append(x)
+            outputs[f"logits_{NAMES[i]}"] = self.output[i](x)
+            of_graphs = OF_GRAPH[structure["of_graph"]](ops.tanh(x)) @ self.of_graphs[i]
+            whole = of_graphs if whole is None else whole * ops.sigmoid(of_graphs)
+        return outputs | {"whole": whole}
+
+    def read(self, graph, pushed, source, how):
+        if how == "pushed":
+            return pushed[source]
+        return graph["dense"] if how == "feature" else ops.tanh(self.embedding(graph["token"]))
+
+    def run(self, cell, graph, x):
+        inputs = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
+        if cell.choices["loss"]:
+            inputs["label"] = graph["label"]
+        if cell.starts:
+            inputs["initial"] = cell.initial(graph)
+        over = graph.reversed() if cell.choices["top_down"] else graph
+        x = cell(over, x=x, relation=graph["relation"], **inputs)
+        return ops.dropout(x, 0.3) if self.choices["dropout"] else x
+
+    def loss(self, batch):
+        found = self.forward(batch)
+        loss = ops.mean_squared_error(found["whole"], 0.25)
+        for i in range(len(self.choices["structures"])):
+            logits, label = found[f"logits_{NAMES[i]}"], batch.graphs[NAMES[i]]["label"]
+            loss = loss + ops.cross_entropy(logits, label)
+            if self.choices["rich"]:
+                loss = loss + 0.1 * ops.mean_rows(ops.square(logits).sum(-1))
+        return loss
+
+
+@st.composite
+def structure_models(draw, smooth=False, most=3):
+    structures = []
+    for i in range(draw(st.integers(1, most))):
+        reads = [(s, "pushed", fold) for s in range(i) for fold in FOLDS]
+        reads += [(s, how, f) for s in range(i + 1) for how in ("eager", "feature") for f in FOLDS]
+        structures.append(
+            {
+                "cells": draw(st.lists(cells(smooth, 2), min_size=i == 0, max_size=1 + (i == 0))),
+                "links": draw(st.lists(st.sampled_from(reads), max_size=2)),
+                "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
+            }
+        )
+    return StructuresModel(
+        {
+            "x_width": draw(st.sampled_from((1, 2, 3, 5))),
+            "structures": structures,
+            "dropout": draw(st.booleans()),
+            "rich": draw(st.booleans()),
+        }
+    )
+
+
+def samples_for(model, rng, graphs_of):
+    """Return a batch for a model; graphs_of: for each sample, child lists for each structure."""
+    samples = []
+    for graphs in graphs_of:
+        named = {NAMES[i]: graph_of(children, rng) for i, children in enumerate(graphs)}
+        links = {}
+        for i, structure in enumerate(model.choices["structures"]):
+            for j, (source, _, fold) in enumerate(structure["links"]):
+                n, count = len(graphs[i]), len(graphs[source])
+                rows = rng.integers(-1, count, n)
+                if fold != "take":
+                    rows = [rng.integers(0, count, rng.integers(0, 4)) for _ in range(n)]
+                links[f"{NAMES[i]}{j}"] = cavs.Link(NAMES[i], NAMES[source], rows)
+        samples.append(cavs.Sample(**named, links=links))
+    return cavs.batch(samples)
+
+
+@st.composite
+def cases(draw, smooth=False, most=3):
+    """Return a model with its parameters drawn, and a batch that it accepts."""
+    from tests.oracle import traced
+
+    model = draw(structure_models(smooth, most))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    graphs_of = []
+    for _ in range(draw(st.integers(1, 2))):
+        graphs_of.append([])
+        for _ in model.choices["structures"]:
+            children = draw(child_lists(max_vertices=5, max_arity=3))
+            if draw(st.sampled_from([False, False, True])):
+                children = with_gaps(children, rng)
+            graphs_of[-1].append(children)
+    for cell in (cell for of in model.cells for cell in of):
+        cell.used = 0
+    graph = traced(model, samples_for(model, rng, graphs_of), training=False)
+    model.initialize(3, np.float64)
+    for structure in {slot.structure for slot in graph.slots}:
+        most_children = structure.arity
+        for graphs in graphs_of if most_children is not None else ():
+            i = NAMES.index(structure.of)
+            graphs[i] = [kids[:most_children] for kids in graphs[i]]
+    return model, samples_for(model, rng, graphs_of)
