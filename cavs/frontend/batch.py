@@ -189,14 +189,22 @@ class SymbolicBatch(_Uncounted):
         declared = self.schema.get(name)
         if declared is None:
             known = ", ".join(sorted(self.schema)) or "none"
+            if self._of_types:
+                cure = (
+                    f"give it to cavs.Graph; a batch without vertices of the type {name!r} needs "
+                    f"features of it without rows: {{{name!r}: {{...: np.zeros((0, size))}}}}"
+                )
+            elif self.edges:
+                cure = "give it to cavs.Graph by features=, edge_features= or graph_features="
+            else:
+                cure = (
+                    "give it to cavs.Graph; this batch has no edge, so a feature of edges needs a "
+                    f"type: edge_features={{{name!r}: np.zeros(0, np.int32)}}"
+                )
             raise FeatureError(
                 f"no feature {name!r} in the data; there are {known}",
                 where=user_line(),
-                hint="correct the name, or give it to cavs.Graph by features=, edge_features= or "
-                "graph_features="
-                if self.edges
-                else "correct the name, or give it to cavs.Graph; this batch has no edge, so a "
-                f"feature of edges needs a type: edge_features={{{name!r}: np.zeros(0, np.int32)}}",
+                hint=f"correct the name, or {cure}",
             )
         if 0 in declared.shape:
             raise FeatureError(
