@@ -193,7 +193,9 @@ class DataLoader(Loader):
         return edge_types(self.graphs[i] for i in range(len(self.graphs))) or {}
 
     def _type_features_of_all(self) -> dict[str, dict[str, Any]]:
-        return type_features(self.graphs[i] for i in range(len(self.graphs)))
+        if not isinstance(self.graphs, list | tuple):  # built on access, perhaps slowly
+            return {}
+        return type_features(self.graphs)
 
     def _identity(self) -> dict[str, Any]:
         return {
