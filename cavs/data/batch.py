@@ -307,7 +307,7 @@ def _collated(
         like, typed, columns = _agree(graphs, label)
         found = _engine.collate_samples(graphs, _sorted(like), columns)
     else:
-        typed = _typed_names(first)
+        typed = {} if first.of_types is None else _typed_names(first)
     assert like is not None and found is not None
     topology, joined, flags = found
     names = [name for group in like for name in sorted(group)]

@@ -192,8 +192,10 @@ class Graph(_engine.Sample):
     def columns(self) -> tuple[Mapping[str, Array], ...]:
         """Return all features as the engine collates them: of vertices, edges, graph and types."""
         types = self._types
-        whole = self._features if types is None else {**self._features, TYPE: types.numbers}
-        return whole, self._edge_features, self._graph_features, flat_features(self.typed_features)
+        if types is None:
+            return self._features, self._edge_features, self._graph_features, {}
+        whole = {**self._features, TYPE: types.numbers}
+        return whole, self._edge_features, self._graph_features, flat_features(types.features)
 
     @property
     def edge_features(self) -> Mapping[str, Array]:
@@ -286,10 +288,8 @@ class Graph(_engine.Sample):
         They are checked as in the constructor. Features of a type are added to those that it has.
         """
         whole, typed = split_features(features or {})
-        groups = {
-            t: {**self.typed_features.get(t, {}), **typed.get(t, {})}
-            for t in (*self.typed_features, *typed)
-        }
+        own = self.typed_features
+        groups = {t: {**own.get(t, {}), **typed.get(t, {})} for t in (*own, *typed)}
         return Graph(
             self._topology,
             {**self._features, **groups, **whole},
