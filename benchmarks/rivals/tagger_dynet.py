@@ -1,0 +1,85 @@
+"""The tagger of `benchmarks.tagger` in DyNet, in a process of its own whose Python has DyNet.
+
+The first argument names a folder that holds ``batches.json``, lists of sentences as (words, tags,
+characters of each word), and ``parameters.npz``, named as those of cavs. For each line of standard
+input it trains on all batches and prints the seconds and the last loss. DyNet batches equal
+operations itself; what its users can do besides is done: the output layer and the loss run once
+over the words of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import dynet_config
+
+    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
+    import dynet as dy
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
+
+
+def lstm(model: Any, values: Any, name: str) -> Any:
+    """Return a builder with the parameters of a cell; both have gates in the order i, f, o, u."""
+    w, u, b = (values[f"{name}.{key}"] for key in "WUb")
+    builder = dy.VanillaLSTMBuilder(1, len(w), len(u), model, forget_bias=0.0)
+    for parameter, value in zip(builder.get_parameters()[0], (w.T, u.T, b), strict=True):
+        parameter.set_value(value)
+    return builder
+
+
+class Tagger:
+    """The model, and its training on a batch."""
+
+    def __init__(self, values: Any, lr: float) -> None:
+        model = self.collection = dy.ParameterCollection()
+        self.word = model.lookup_parameters_from_numpy(values["word.weight"])
+        self.char = model.lookup_parameters_from_numpy(values["char.weight"])
+        self.cells = [lstm(model, values, n) for n in ("forth", "back", "tag.forth", "tag.back")]
+        self.weight = model.parameters_from_numpy(values["output.weight"].T)
+        self.bias = model.parameters_from_numpy(values["output.bias"])
+        self.trainer = dy.SimpleSGDTrainer(model, learning_rate=lr)
+        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
+
+    def states(self, words: list[int], chars: list[list[int]]) -> list[Any]:
+        """Return the states of both directions at each word of a sentence."""
+        forth, back, first, second = (cell.initial_state() for cell in self.cells)
+        inputs = []
+        for word, spelt in zip(words, chars, strict=True):
+            c = [self.char[i] for i in spelt]
+            ends = forth.transduce(c)[-1], back.transduce(c[::-1])[-1]
+            inputs.append(dy.concatenate([self.word[word], *ends]))
+        up, down = first.transduce(inputs), second.transduce(inputs[::-1])[::-1]
+        return [dy.concatenate(list(pair)) for pair in zip(up, down, strict=True)]
+
+    def step(self, batch: list[Any]) -> float:
+        """Train on a batch; return its loss, the mean over words with a tag."""
+        dy.renew_cg()
+        found, tags = [], []
+        for words, of_words, chars in batch:
+            states = self.states(words, chars)
+            found += [s for s, tag in zip(states, of_words, strict=True) if tag >= 0]
+            tags += [tag for tag in of_words if tag >= 0]
+        logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(found)])
+        loss = dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
+        value = float(loss.value())
+        loss.backward()
+        self.trainer.update()
+        return value
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    stored = json.loads((folder / "batches.json").read_text())
+    tagger = Tagger(np.load(folder / "parameters.npz"), stored["lr"])
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        losses = [tagger.step(batch) for batch in stored["batches"]]
+        print(f"DONE {time.perf_counter() - begin} {losses[-1]}", flush=True)

@@ -1,0 +1,249 @@
+"""A tagger over words and their characters against PyTorch, on the English treebank.
+
+Each word is its embedding and the last states of an LSTM in each direction over its characters; an
+LSTM in each direction over the words gives the tags (the benchmark of DyNet). In `cavs` a sample
+has two structures with links between them; the PyTorch program is batched by hand: packed
+sequences of all words, then of all sentences, prepared before the steps, while `cavs` collates its
+batches within them. DyNet takes part where $CAVS_BENCH_PYTHON_DYNET names
+a Python that has it. All train from the same parameters on the same batches in turns; first their
+losses are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import cavs
+from benchmarks.bounds import checked, missed, verdict
+from benchmarks.harness import markdown, write_report
+from benchmarks.options import at_least
+from benchmarks.ratios import ratio, summary
+from benchmarks.result_paths import GridParser
+from benchmarks.samples import data_folder
+from cavs import nn, ops
+from cavs.data import UPOS, read_conllu
+
+WORDS, CHARS = 100, 25  # widths of embeddings
+LEAST = 3.0  # times as fast as each rival
+DYNET = "CAVS_BENCH_PYTHON_DYNET"
+LR = 0.1
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Numbers of the words, their tags, and the numbers of the characters of each word."""
+
+    words: Ints
+    tags: Ints
+    chars: list[Ints]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    sentences: list[Sentence]
+    num_words: int
+    num_chars: int
+
+
+def corpus(data: str) -> Corpus:
+    """Return the sentences of all files of the treebank."""
+    files = sorted(data_folder("ud_english_ewt", data).glob("*.conllu"))
+    words, chars, tags = dict[str, int](), dict[str, int](), {t: i for i, t in enumerate(UPOS)}
+    found = []
+    for sentence in (s for file in files for s in read_conllu(file)):
+        numbers = [words.setdefault(form, len(words)) for form in sentence.forms]
+        spelt = [[chars.setdefault(c, len(chars)) for c in form] for form in sentence.forms]
+        own = [tags.get(tag, -1) for tag in sentence.upos]
+        arrays = [np.array(x, np.int32) for x in spelt]
+        found.append(Sentence(np.array(numbers, np.int32), np.array(own, np.int32), arrays))
+    return Corpus(found, len(words), len(chars))
+
+
+class Tagger(cavs.Model):
+    """The tagger, over structures "words" and "chars"."""
+
+    def __init__(self, corpus: Corpus, hidden: int) -> None:
+        self.word = nn.Embedding(corpus.num_words, WORDS)
+        self.char = nn.Embedding(corpus.num_chars, CHARS)
+        spell = hidden // 2
+        self.forth, self.back = nn.LSTM(CHARS, spell), nn.LSTM(CHARS, spell)
+        width = WORDS + 2 * spell
+        self.tag = nn.Bidirectional(nn.LSTM(width, hidden), nn.LSTM(width, hidden))
+        self.output = nn.Linear(2 * hidden, len(UPOS))
+
+    def loss(self, batch: Any) -> Any:
+        """Return the mean cross entropy of the tags."""
+        words, chars = batch.graphs["words"], batch.graphs["chars"]
+        c = self.char(chars["char"])
+        ends = ops.take(self.forth(chars, x=c), batch.link("last"))
+        begins = ops.take(self.back(chars.reversed(), x=c), batch.link("first"))
+        x = ops.concat([self.word(words["word"]), ends, begins])
+        return ops.cross_entropy(self.output(self.tag(words, x=x)), words["tag"])
+
+
+def sample(sentence: Sentence) -> cavs.Sample:
+    """Return a sentence as a sample of two structures."""
+    lengths = [len(spelt) for spelt in sentence.chars]
+    last = np.cumsum(lengths) - 1
+    return cavs.Sample(
+        words=cavs.Graph.chain(len(lengths), {"word": sentence.words, "tag": sentence.tags}),
+        chars=cavs.Graph.chains(lengths, {"char": np.concatenate(sentence.chars)}),
+        links={
+            "last": cavs.Link("words", "chars", last),
+            "first": cavs.Link("words", "chars", last - lengths + 1),
+        },
+    )
+
+
+class DyNet:
+    """A process that trains the same tagger in DyNet; see `benchmarks.rivals.tagger_dynet`."""
+
+    def __init__(self, model: Tagger, batches: Sequence[Sequence[Sentence]], folder: str) -> None:
+        values = {name: p.value for name, p in model.parameters().items()}
+        np.savez(Path(folder) / "parameters.npz", **values)
+        plain = [
+            [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in sentences]
+            for sentences in batches
+        ]
+        (Path(folder) / "batches.json").write_text(json.dumps({"lr": LR, "batches": plain}))
+        self.process = subprocess.Popen(
+            [os.environ[DYNET], "-c", "import tagger_dynet as t; t.main()", folder],
+            cwd=Path(__file__).parent / "rivals",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def train(self) -> tuple[float, float]:
+        """Train on all batches; return the seconds and the last loss."""
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("run\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("DONE "):
+                seconds, loss = map(float, line.split()[1:])
+                return seconds, loss
+        raise SystemExit(f"DyNet has ended with status {process.wait()}")
+
+
+Train = Callable[[], tuple[float, float]]  # on all batches: returns the seconds and the last loss
+
+
+def timed(step: Callable[[Any], float], batches: Sequence[Any]) -> Train:
+    """Return a function that takes a step on each batch."""
+
+    def train() -> tuple[float, float]:
+        begin = time.perf_counter()
+        losses = [step(batch) for batch in batches]
+        return time.perf_counter() - begin, losses[-1]
+
+    return train
+
+
+def runners(
+    found: Corpus,
+    batches: Sequence[Sequence[Sentence]],
+    hidden: int,
+    threads: int,
+    folder: str,
+) -> dict[str, Train]:
+    """Return the training by each runner; rivals begin from the parameters of cavs."""
+    from benchmarks.rivals import tagger_torch
+
+    model = Tagger(found, hidden)
+    model.initialize(0)
+    turns: dict[str, Train] = {}
+    if os.environ.get(DYNET):
+        turns["dynet"] = DyNet(model, batches, folder).train
+    session = cavs.Session(model, threads=threads)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
+    samples = [[sample(s) for s in sentences] for sentences in batches]
+    step, plans = tagger_torch.training(model, batches, threads, LR)
+    turns["packed"] = timed(step, plans)
+    return {"cavs": timed(lambda batch: float(trainer.step(cavs.batch(batch))), samples), **turns}
+
+
+def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
+    """Return times of passes over the batches, by runner, and their ratio to cavs."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(found.sentences))[: given.batches * given.batch_size]
+    chosen = [found.sentences[i] for i in order]
+    batches = [chosen[i : i + given.batch_size] for i in range(0, len(chosen), given.batch_size)]
+    with tempfile.TemporaryDirectory() as folder:
+        turns = runners(found, batches, hidden, given.threads, folder)
+        losses = {name: train()[1] for name, train in turns.items()}
+        for loss in losses.values():
+            if not abs(loss - losses["cavs"]) <= 1e-3 * abs(loss):
+                raise SystemExit(f"losses after {len(batches)} steps differ: {losses}")
+        times: dict[str, list[float]] = {name: [] for name in turns}
+        for turn in range(given.rounds):
+            for name in list(turns)[:: 1 if turn % 2 else -1]:
+                times[name].append(turns[name]()[0])
+    return {
+        "hidden": hidden,
+        "loss": losses["cavs"],
+        "words": sum(len(s.words) for s in chosen),
+        "seconds": {name: summary(t) for name, t in times.items()},
+        "ratios": {name: ratio(t, times["cavs"]) for name, t in times.items()},
+    }
+
+
+def rows(result: dict[str, Any]) -> Iterator[list[str]]:
+    for one in result["cases"]:
+        for name, seconds in one["seconds"].items():
+            r = one["ratios"][name]
+            yield [
+                str(one["hidden"]),
+                name,
+                f"{one['words'] / seconds['median']:,.0f}",
+                f"{r['median']:.2f} ({r['q25']:.2f}-{r['q75']:.2f})",
+            ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("tagger", __doc__ or "")
+    add = parser.add_argument
+    add("--hidden", type=at_least(2), nargs="+", default=[50, 128], help="of a direction")
+    add("--batch-size", type=at_least(1), default=32)
+    add("--batches", type=at_least(1), default=8)
+    add("--threads", type=at_least(1), default=2)
+    add("--rounds", type=at_least(1), default=11)
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
+    given = parser.parse_args(arguments)
+    if find_spec("torch") is None:
+        print('the rival needs PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
+        return 2
+    found = corpus(given.data)
+    cases = [measure(found, hidden, given) for hidden in given.hidden]
+    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
+    bounds = [
+        checked(f"h {one['hidden']}: time of {name} over ours", r["median"], LEAST, True, "{:.2f}")
+        for one in cases
+        for name, r in one["ratios"].items()
+        if name != "cavs"
+    ]
+    headers = ["h of a direction", "runner", "words a second", "time over ours"]
+    text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
+    text += markdown(headers, rows(result)) + verdict(bounds)
+    print(text)
+    write_report(given.out, text, [result])
+    return 1 if missed(bounds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
