@@ -1,0 +1,214 @@
+"""A network for each operator of query plans against PyTorch, by recursion and grouped by hand.
+
+Plans are drawn: trees of eight operators, each with features of its own (after Marcus and
+Papaemmanouil 2019). A unit reads the features of its operator and the outputs of the units below,
+and its first output is the cost of the plan up to there. In `cavs` operators are types of
+vertices. The recursion calls the units plan by plan; the other program runs, level by level, each
+unit once over all operators of its kind, by indices prepared before the steps. All train from the
+same parameters on the same batches in turns; first their losses are compared.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import cavs
+from benchmarks.bounds import checked, missed, verdict
+from benchmarks.harness import markdown, write_report
+from benchmarks.options import at_least
+from benchmarks.ratios import ratio, summary
+from benchmarks.result_paths import GridParser
+from cavs import nn, ops
+
+# The number of children and of features of each operator.
+OPERATORS = {
+    "scan": (0, 12),
+    "index_scan": (0, 16),
+    "filter": (1, 6),
+    "sort": (1, 8),
+    "hash": (1, 4),
+    "aggregate": (1, 10),
+    "hash_join": (2, 9),
+    "merge_join": (2, 9),
+}
+INNER = 128  # width of the layer inside of a unit
+LEAST = {"recursion": 5.0, "grouped": 2.0}  # times as fast as these
+LR = 0.01
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan. children: of each operator, before it. rows: its features. costs: one for each."""
+
+    operators: list[str]
+    children: list[list[int]]
+    rows: list[Floats]
+    costs: Floats
+
+
+def draw(rng: np.random.Generator, joins: int) -> Plan:
+    """Return a plan with so many joins, each of whose inputs passes up to three operators."""
+    operators, children = list[str](), list[list[int]]()
+
+    def add(arity: int, *below: int) -> int:
+        names = [name for name, (count, _) in OPERATORS.items() if count == arity]
+        operators.append(names[int(rng.integers(len(names)))])
+        children.append(list(below))
+        return len(operators) - 1
+
+    def piped(top: int) -> int:
+        for _ in range(int(rng.integers(0, 4))):
+            top = add(1, top)
+        return top
+
+    inputs = [piped(add(0)) for _ in range(joins + 1)]
+    while len(inputs) > 1:
+        i = int(rng.integers(len(inputs) - 1))
+        inputs[i : i + 2] = [piped(add(2, inputs[i], inputs[i + 1]))]
+    rows = [rng.normal(size=OPERATORS[name][1]).astype(np.float32) for name in operators]
+    return Plan(operators, children, rows, rng.normal(size=len(operators)).astype(np.float32))
+
+
+class Units(cavs.VertexFunction):
+    """A unit for each operator, of two layers."""
+
+    def __init__(self, hidden: int) -> None:
+        self.state = cavs.State(h=hidden)
+        self.inner, self.outer = list[nn.Linear](), list[nn.Linear]()
+        for arity, features in OPERATORS.values():
+            self.inner.append(nn.Linear(features + arity * hidden, INNER))
+            self.outer.append(nn.Linear(INNER, hidden))
+
+    @cavs.vertex(*OPERATORS)
+    def unit(self, v: Any) -> None:
+        """Read the features and the children; the first output is pushed."""
+        number = list(OPERATORS).index(v.type)
+        below = [v.gather(k).h for k in range(OPERATORS[v.type][0])]
+        inner = ops.relu(self.inner[number](ops.concat([v.pull("features"), *below])))
+        h = ops.relu(self.outer[number](inner))
+        v.scatter(h=h)
+        v.push(h[0:1])
+
+
+class PlanCost(cavs.Model):
+    """The mean squared error of the costs of all operators."""
+
+    def __init__(self, hidden: int) -> None:
+        self.units = Units(hidden)
+
+    def loss(self, batch: Any) -> Any:
+        """Return the mean over the operators of the batch."""
+        features = {name: batch[name] for name in OPERATORS}
+        return ops.mean_squared_error(self.units(batch.graph, **features), batch["cost"])
+
+
+def graph(plan: Plan) -> cavs.Graph:
+    """Return a plan as a graph with types."""
+    of_types = {}
+    for name in dict.fromkeys(plan.operators):
+        own = [x for x, other in zip(plan.rows, plan.operators, strict=True) if other == name]
+        of_types[name] = {"features": np.stack(own)}
+    return cavs.Graph(
+        plan.children, {"cost": plan.costs[:, None], **of_types}, types=plan.operators
+    )
+
+
+Train = Callable[[], float]  # on all batches; returns the last loss
+
+
+def runners(batches: Sequence[Sequence[Plan]], hidden: int, threads: int) -> dict[str, Train]:
+    """Return the training by each runner; rivals begin from the parameters of cavs."""
+    from benchmarks.rivals import plan_cost_torch
+
+    model = PlanCost(hidden)
+    model.initialize(0)
+    found = plan_cost_torch.runners(model.parameters(), batches, OPERATORS, threads, LR)
+    session = cavs.Session(model, threads=threads)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
+    graphs = [[graph(plan) for plan in plans] for plans in batches]
+    # Batches are collated within the steps, while the rivals' are prepared before.
+    own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in graphs][-1]  # noqa: E731
+    return {"cavs": own, **found}
+
+
+def measure(hidden: int, given: Any) -> dict[str, Any]:
+    """Return times of passes over the batches, by runner, and their ratio to cavs."""
+    rng = np.random.default_rng(0)
+    batches = [
+        [draw(rng, int(rng.integers(1, 8))) for _ in range(given.batch_size)]
+        for _ in range(given.batches)
+    ]
+    turns = runners(batches, hidden, given.threads)
+    losses = {name: train() for name, train in turns.items()}
+    for loss in losses.values():
+        if not abs(loss - losses["cavs"]) <= 1e-4 * abs(loss):
+            raise SystemExit(f"losses after {len(batches)} steps differ: {losses}")
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for turn in range(given.rounds):
+        for name in list(turns)[:: 1 if turn % 2 else -1]:
+            begin = time.perf_counter()
+            turns[name]()
+            times[name].append(time.perf_counter() - begin)
+    return {
+        "hidden": hidden,
+        "loss": losses["cavs"],
+        "plans": given.batch_size * given.batches,
+        "seconds": {name: summary(t) for name, t in times.items()},
+        "ratios": {name: ratio(t, times["cavs"]) for name, t in times.items()},
+    }
+
+
+def rows(cases: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """Return the lines of the table."""
+    for one in cases:
+        for name, seconds in one["seconds"].items():
+            r = one["ratios"][name]
+            speed = f"{one['plans'] / seconds['median']:,.0f}"
+            over = f"{r['median']:.2f} ({r['q25']:.2f}-{r['q75']:.2f})"
+            yield [str(one["hidden"]), name, speed, over]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("plan_cost", __doc__ or "")
+    add = parser.add_argument
+    add("--hidden", type=at_least(1), nargs="+", default=[32], help="outputs of a unit")
+    add("--batch-size", type=at_least(1), default=32, help="plans")
+    add("--batches", type=at_least(1), default=8)
+    add("--threads", type=at_least(1), default=2)
+    add("--rounds", type=at_least(1), default=11)
+    given = parser.parse_args(arguments)
+    if find_spec("torch") is None:
+        print('the rivals need PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
+        return 2
+    cases = [measure(hidden, given) for hidden in given.hidden]
+    bounds = [
+        checked(
+            f"h {one['hidden']}: time of {name} over ours",
+            one["ratios"][name]["median"],
+            least,
+            True,
+            "{:.2f}",
+        )
+        for one in cases
+        for name, least in LEAST.items()
+    ]
+    text = f"batches of {given.batch_size} plans, {given.threads} threads\n\n"
+    text += markdown(["h", "runner", "plans a second", "time over ours"], rows(cases))
+    text += verdict(bounds)
+    print(text)
+    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
+    write_report(given.out, text, [result])
+    return 1 if missed(bounds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""The plan-cost network of `benchmarks.plan_cost` in PyTorch: by recursion, and grouped by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+class Unit(torch.nn.Module):
+    """The two layers of an operator."""
+
+    def __init__(self, of: Mapping[str, torch.Tensor], number: int) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(*of[f"units.inner.{number}.weight"].shape)
+        self.outer = torch.nn.Linear(*of[f"units.outer.{number}.weight"].shape)
+        with torch.no_grad():
+            for name, layer in (("inner", self.inner), ("outer", self.outer)):
+                layer.weight.copy_(of[f"units.{name}.{number}.weight"].T)
+                layer.bias.copy_(of[f"units.{name}.{number}.bias"])
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Return the outputs for features and children."""
+        return F.relu(self.outer(F.relu(self.inner(torch.cat(parts, -1)))))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The operators of one kind in one level of a batch.
+
+    children: for each position, rows among the outputs of the levels below.
+    """
+
+    number: int
+    features: torch.Tensor
+    children: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A batch: the groups of each level, and the costs in the order of the outputs."""
+
+    levels: list[list[Group]]
+    costs: torch.Tensor
+
+
+def grouped(plans: Sequence[Any], names: Sequence[str]) -> Grouped:
+    """Return a batch, whose operators are numbered in the order in which they run."""
+    by_group: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for p, plan in enumerate(plans):
+        level: list[int] = []
+        for v, below in enumerate(plan.children):
+            level.append(1 + max((level[c] for c in below), default=-1))
+            by_group.setdefault((level[v], names.index(plan.operators[v])), []).append((p, v))
+    row: dict[tuple[int, int], int] = {}
+    levels: list[list[Group]] = []
+    for (depth, number), members in sorted(by_group.items()):
+        row.update({key: len(row) + i for i, key in enumerate(members)})
+        if depth == len(levels):
+            levels.append([])
+        below = [[row[p, c] for c in plans[p].children[v]] for p, v in members]
+        features = torch.from_numpy(np.stack([plans[p].rows[v] for p, v in members]))
+        children = list(torch.tensor(below, dtype=torch.long).T) if below[0] else []
+        levels[-1].append(Group(number, features, children))
+    costs = torch.tensor([plans[p].costs[v] for p, v in row])
+    return Grouped(levels, costs)
+
+
+class Network(torch.nn.Module):
+    """All units."""
+
+    def __init__(self, parameters: Mapping[str, Any], names: Sequence[str]) -> None:
+        super().__init__()
+        of = {name: torch.from_numpy(p.value.copy()) for name, p in parameters.items()}
+        self.names = list(names)
+        self.units = torch.nn.ModuleList(Unit(of, i) for i in range(len(names)))
+
+    def recursive(self, plans: Sequence[Any]) -> torch.Tensor:
+        """Return the loss of plans, one operator at a time."""
+        found, costs = [], []
+
+        def run(plan: Any, v: int) -> torch.Tensor:
+            below = [run(plan, c) for c in plan.children[v]]
+            unit = self.units[self.names.index(plan.operators[v])]
+            h: torch.Tensor = unit(torch.from_numpy(plan.rows[v]), *below)
+            found.append(h[0])
+            costs.append(plan.costs[v])
+            return h
+
+        for plan in plans:
+            run(plan, len(plan.operators) - 1)
+        return F.mse_loss(torch.stack(found), torch.tensor(np.array(costs)))
+
+    def grouped(self, batch: Grouped) -> torch.Tensor:
+        """Return the loss of a batch, each unit once for a level."""
+        outputs: list[torch.Tensor] = []
+        for groups in batch.levels:
+            below = torch.cat(outputs) if outputs else None
+            for group in groups:
+                children = [] if below is None else [below[rows] for rows in group.children]
+                outputs.append(self.units[group.number](group.features, *children))
+        return F.mse_loss(torch.cat(outputs)[:, 0], batch.costs)
+
+
+def runners(
+    parameters: Mapping[str, Any],
+    batches: Sequence[Sequence[Any]],
+    operators: Mapping[str, Any],
+    threads: int,
+    lr: float,
+) -> dict[str, Callable[[], float]]:
+    """Return, by name, a function that trains on all batches and returns the last loss."""
+    torch.set_num_threads(threads)
+
+    def training(method: str, prepared: Sequence[Any]) -> Callable[[], float]:
+        network = Network(parameters, list(operators))
+        optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+
+        def train() -> float:
+            for batch in prepared:
+                optimizer.zero_grad()
+                loss = getattr(network, method)(batch)
+                loss.backward()
+                optimizer.step()
+            return float(loss.item())
+
+        return train
+
+    plans = [grouped(batch, list(operators)) for batch in batches]
+    return {"recursion": training("recursive", batches), "grouped": training("grouped", plans)}
