@@ -4,7 +4,7 @@ tests/test_engine_types.py compares it with the module. Arrays that are taken ar
 except those of type ``ArrayLike``; arrays that are properties are read-only views.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -52,7 +52,18 @@ def make_schedule(
     presence: ArrayLike | None = None,
     merged_from: tuple[GraphBatch, _Indices] | None = None,
     by_number: bool = True,
+    policy: SchedulingPolicy | None = None,
 ) -> Schedule: ...
+def learn_policy(
+    batches: Sequence[tuple[GraphBatch, NDArray[np.uint32] | None]], seed: int = 0
+) -> tuple[SchedulingPolicy, int, int, int]: ...
+
+class SchedulingPolicy:
+    def __init__(self, kinds: Sequence[int] = [], choices: Mapping[int, int] = {}) -> None: ...
+    @property
+    def kinds(self) -> list[int]: ...
+    @property
+    def choices(self) -> dict[int, int]: ...
 
 class Graph:
     def __init__(self, offsets: ArrayLike, children: ArrayLike) -> None: ...

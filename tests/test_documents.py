@@ -34,6 +34,7 @@ DOCUMENTS = [
     "docs/distributed/elastic.md",
     "docs/distributed/stale.md",
     "docs/policies.md",
+    "docs/scheduling.md",
     "docs/states.md",
     "docs/strategies.md",
     "docs/types.md",

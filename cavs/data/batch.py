@@ -62,7 +62,7 @@ class GraphBatch:
         self._types = self._table.types
         #: The types of vertices that occur, sorted; None in a batch without types.
         self.type_names = None if self._types is None else self._types.names
-        self._schedules: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], _engine.Schedule] = {}
+        self._schedules: dict[Any, _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
     @property
@@ -176,11 +176,25 @@ class GraphBatch:
         """Return the `FeatureSpec` of every feature by name."""
         return self._table.schema()
 
+    def presence(
+        self, optional: tuple[str, ...], types: tuple[str, ...] = ()
+    ) -> NDArray[np.uint32] | None:
+        """Return the presence mask of every vertex, see `schedule`; None if there is one kind."""
+        features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
+        masks = _engine.presence_masks(features) if features else None
+        if types:
+            self.check_types(types)
+            assert self._types is not None
+            masks = self._types.bits(types, masks)
+        return masks
+
     def schedule(
         self,
         optional: tuple[str, ...] = (),
         by_number: bool = True,
         types: tuple[str, ...] = (),
+        *,
+        policy: _engine.SchedulingPolicy | None = None,
     ) -> _engine.Schedule:
         """Return the engine's schedule, cached for the next call with the same arguments.
 
@@ -188,19 +202,16 @@ class GraphBatch:
         set where ``optional[i]`` is present (>= 0). by_number: order the vertices of a task by
         their number among the children of their parent, as the CPU engine reads them; otherwise
         siblings are neighbours. types: of vertices; the number of the type of a vertex among them
-        comes before the presence bits. FeatureError if a name is no int feature of vertices,
-        GraphError for a vertex of another type.
+        comes before the presence bits. policy: chooses the kind of each task; None: level by level.
+        FeatureError if a name is no int feature of vertices, GraphError for a vertex of another
+        type.
         """
-        found = self._schedules.get((optional, by_number, types))
+        key = optional, by_number, types, policy
+        found = self._schedules.get(key)
         if found is None:
-            features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
-            masks = _engine.presence_masks(features) if features else None
-            if types:
-                self.check_types(types)
-                assert self._types is not None
-                masks = self._types.bits(types, masks)
-            found = _engine.make_schedule(self.topology, masks, by_number=by_number)
-            self._schedules[optional, by_number, types] = found
+            masks = self.presence(optional, types)
+            found = _engine.make_schedule(self.topology, masks, by_number=by_number, policy=policy)
+            self._schedules[key] = found
         return found
 
     def is_of(self, vertex_type: str) -> NDArray[np.bool_]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.features import MAX_OPTIONAL
@@ -64,7 +65,7 @@ class MergedBatch:
         )
         self._types = None if types is None else types.at(self._vertex)
         self._child_numbers = child_numbers
-        self._schedules: dict[tuple[tuple[str, ...], bool, tuple[str, ...]], _engine.Schedule] = {}
+        self._schedules: dict[Any, _engine.Schedule] = {}
         # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
 
@@ -97,28 +98,40 @@ class MergedBatch:
         found: Array = self._features[name][rows]
         return found
 
+    def presence(
+        self, optional: tuple[str, ...], types: tuple[str, ...] = ()
+    ) -> NDArray[np.uint32]:
+        """Return the presence mask of every distinct vertex.
+
+        ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
+        """
+        numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
+        most = MAX_OPTIONAL - number_of_bits(types) - len(numbers)
+        features = self._features.optional(optional[len(numbers) :], most)
+        masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
+        if types:
+            assert self._types is not None
+            masks = self._types.bits(types, masks)
+        return masks
+
     def schedule(
         self,
         optional: tuple[str, ...] = (),
         by_number: bool = True,
         types: tuple[str, ...] = (),
+        *,
+        policy: _engine.SchedulingPolicy | None = None,
     ) -> _engine.Schedule:
-        """Return the engine's schedule, as `GraphBatch.schedule` does.
-
-        ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
-        """
-        found = self._schedules.get((optional, by_number, types))
+        """Return the engine's schedule, as `GraphBatch.schedule` does; optional: of `presence`."""
+        key = optional, by_number, types, policy
+        found = self._schedules.get(key)
         if found is None:
-            numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
-            most = MAX_OPTIONAL - number_of_bits(types) - len(numbers)
-            features = self._features.optional(optional[len(numbers) :], most)
-            masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
-            if types:
-                assert self._types is not None
-                masks = self._types.bits(types, masks)
+            masks = self.presence(optional, types)
             merged_from = self._batch, self.distinct
-            found = _engine.make_schedule(self.topology, masks, merged_from, by_number)
-            self._schedules[optional, by_number, types] = found
+            found = _engine.make_schedule(
+                self.topology, masks, merged_from, by_number, policy=policy
+            )
+            self._schedules[key] = found
         return found
 
     @property

@@ -53,7 +53,7 @@ class SampleBatch:
             [graphs.topology for graphs in self.graphs.values()],
             [self._joined(name) for name in self.links],
         )
-        self._schedules: dict[tuple[tuple[str, ...], bool], _engine.Schedule] = {}
+        self._schedules: dict[Any, _engine.Schedule] = {}
 
     def _check(self) -> None:
         """GraphError unless all are samples of the same structures and links."""
@@ -215,21 +215,34 @@ class SampleBatch:
         }
 
     def schedule(
-        self, optional: tuple[str, ...] = (), by_number: bool = True, types: tuple[()] = ()
+        self,
+        optional: tuple[str, ...] = (),
+        by_number: bool = True,
+        types: tuple[str, ...] = (),
+        *,
+        policy: _engine.SchedulingPolicy | None = None,
     ) -> _engine.Schedule:
         """Return the engine's schedule; see `GraphBatch.schedule`. Features are named as here.
 
         types: of vertices, which samples of several structures do not have.
         """
-        found = self._schedules.get((optional, by_number))
+        key = optional, by_number, policy
+        found = self._schedules.get(key)
         if found is None:
-            masks = self._presence(optional) if optional else None
-            found = _engine.make_schedule(self.topology, masks, by_number=by_number)
-            self._schedules[optional, by_number] = found
+            masks = self.presence(optional)
+            found = _engine.make_schedule(self.topology, masks, by_number=by_number, policy=policy)
+            self._schedules[key] = found
         return found
 
-    def _presence(self, optional: Sequence[str]) -> NDArray[np.uint32]:
-        """Return the presence mask of every vertex; features of other structures are absent."""
+    def presence(
+        self, optional: tuple[str, ...], types: tuple[str, ...] = ()
+    ) -> NDArray[np.uint32] | None:
+        """Return the presence mask of every vertex; features of other structures are absent.
+
+        None if nothing is optional.
+        """
+        if not optional:
+            return None
         masks = np.zeros(self.num_vertices, np.uint32)
         begin = 0
         for structure, graphs in self.graphs.items():

@@ -23,6 +23,7 @@ from cavs.inspect.unbatched import counted, not_batched
 from cavs.ir import Node
 from cavs.passes.partition import Body
 from cavs.runtime.interface import BatchLike
+from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.session import Session
 
 
@@ -176,6 +177,7 @@ def explain(
     cudnn: str = "never",
     deterministic: bool = False,
     optimizer: Rule | None = None,
+    scheduling: str = "auto",
 ) -> Explanation:
     """Compile ``model`` for batches like ``batch`` and report the result.
 
@@ -184,7 +186,8 @@ def explain(
     products in ``precision``, after runs to warm up or, on a device, as many as decide whether its
     commands are replayed; with LSTMs over chains by cuDNN where ``cudnn`` is "always". A run of
     training is a whole step of ``optimizer``, such as ``cavs.optim.Adam(0.001)``, else of SGD, at a
-    learning rate of 0: parameters keep every bit. Raises what Session raises.
+    learning rate of 0: parameters keep every bit. scheduling: as for ``Session``. Raises what
+    Session raises.
     """
     parameters = list(model.parameters().values())
     dtype = parameters[0].value.dtype if parameters else "float32"
@@ -199,6 +202,7 @@ def explain(
         precision=precision,
         cudnn=cudnn,
         deterministic=deterministic,
+        scheduling=scheduling,
     )
     with_loss = training or type(model).loss is not Model.loss
     how: _Mode = {"training": training, "with_loss": with_loss}
@@ -208,6 +212,7 @@ def explain(
         schedule, present = session.schedule(batch, **how), session.present(batch, **how)
         if run:
             found = measured(session, batch, training, with_loss, optimizer)
+            scheduled = session.compare_scheduling(batch, **how)
     program = compiled.program
     buffers = _buffers(program, schedule, present, session.dtype.itemsize)
     loops = loops_of(program, schedule)
@@ -228,7 +233,7 @@ def explain(
         persistent=_persistent(session, program, precision),
         run=None
         if found is None
-        else _ran(found, session, compiled, batch, schedule, present, buffers, loops),
+        else _ran(found, session, compiled, batch, scheduled, schedule, present, buffers, loops),
     )
 
 
@@ -250,6 +255,7 @@ def _ran(
     session: Session,
     compiled: Compiled,
     batch: BatchLike,
+    scheduled: Scheduling,
     schedule: Any,
     present: dict[str, int],
     buffers: tuple[BufferReport, ...],
@@ -295,4 +301,5 @@ def _ran(
         ),
         instructions=moved,
         replay=r.get("replay", {}),
+        scheduling=scheduled,
     )

@@ -16,6 +16,7 @@ from cavs.frontend.parameter import Parameter
 from cavs.inspect.loop_report import LoopReport
 from cavs.inspect.traffic import InstructionReport
 from cavs.runtime.interface import Array, BatchLike
+from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.session import Session
 
 WARM = 2  # runs that are not timed
@@ -83,7 +84,8 @@ class RunReport:
     of tables. state_bytes: of the optimiser, None if none is known. A device times stages, not
     instructions. replay: CUDA graphs of the batch, see `cavs.Session.report`; empty on the CPU.
     updated: True if the step updated parameters; it does not where loss or gradient is not finite,
-    and inference never does.
+    and inference never does. scheduling: tasks of vertices with children by each policy, where they
+    are of several kinds, and the one that ran; see `cavs.runtime.scheduling`.
     """
 
     graphs: int
@@ -109,6 +111,7 @@ class RunReport:
     stages: tuple[tuple[str, str, float], ...]
     instructions: tuple[InstructionReport, ...]
     replay: Mapping[str, Any]
+    scheduling: Scheduling
 
     @property
     def write_bytes(self) -> int:

@@ -31,6 +31,9 @@ def _task_lines(r: RunReport) -> Iterator[str]:
     )
     if len(forward) < len(r.loops):
         yield f"backward {r.backward_tasks} more, in reverse; at least {r.backward_bound}"
+    if (s := r.scheduling).tasks:
+        each = ", ".join(f"{name} {count}" for name, count in s.tasks.items())
+        yield f"by policy: {each}; at least {s.bound}; the order is {s.name!r}"
     if r.widths:
         widths = f"widths {min(r.widths)} to {max(r.widths)}, mean {sum(r.widths) / r.tasks:.1f}"
         yield f"{widths}: {sum(r.widths)} vertices in {r.tasks} tasks"

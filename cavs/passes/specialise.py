@@ -19,7 +19,7 @@ from cavs.ir import BatchRule, Graph, Node, Slot, TensorType, apply, make, rebui
 from cavs.passes.rules import as_type, constant_of, full, zeros
 from cavs.passes.simplify import simplify_node
 
-STRUCTURE_SHIFT = 33  # kStructureShift of csrc/schedule/schedule.h
+STRUCTURE_SHIFT = 33  # kStructureShift of csrc/schedule/kinds.h
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,14 @@ class BatchLike(Protocol):
         """Return the type of every feature by name."""
         ...
 
-    def schedule(self, optional: tuple[str, ...] = (), by_number: bool = True) -> _engine.Schedule:
+    def schedule(
+        self,
+        optional: tuple[str, ...] = (),
+        by_number: bool = True,
+        types: tuple[str, ...] = (),
+        *,
+        policy: _engine.SchedulingPolicy | None = None,
+    ) -> _engine.Schedule:
         """Return the engine's schedule for the features that may be absent."""
         ...
 

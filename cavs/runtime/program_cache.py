@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
 from cavs.runtime.recurrence import Lstms
+from cavs.runtime.scheduling import Order, Sampled, Scheduling, choose, chooses, compare
 from cavs.runtime.tracing import (
     decide_child_numbers,
     decide_shape,
@@ -66,8 +68,8 @@ class Prepared(NamedTuple):
 class ProgramCache:
     """Traces and compiles ``model``, and keeps a program for every variant.
 
-    products: the CPU's way to compute products. latest: the variant that was last prepared, by
-    whether it trains.
+    products: the CPU's way to compute products. scheduling: one of SCHEDULING. latest: the variant
+    that was last prepared, by whether it trains.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class ProgramCache:
         cuda: CudaEngine | None,
         products: str,
         variants: Variants,
+        scheduling: str,
         lstms: Lstms,
         sync: ParameterSync,
         profiler: Profiler,
     ) -> None:
         self.model, self.parameters, self.dtype = model, parameters, dtype
         self.passes, self.replicated, self.cuda, self.products = passes, replicated, cuda, products
+        self.scheduling = scheduling
         self.variants, self.lstms, self.sync, self.profiler = variants, lstms, sync, profiler
         self.edge_types = EdgeTypes(model)
         self.latest: dict[bool, Variant] = {}
@@ -108,6 +112,7 @@ class ProgramCache:
             if must_merge_features(variant, kinds):
                 merge_features(variant)
                 continue
+            schedule = self._ordered(variant, rows, schedule)
             decide_shape(variant.decisions, schedule, self._replicas(training))
             if not self._is_built(variant, kinds):
                 try:
@@ -242,20 +247,54 @@ class ProgramCache:
         decide_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
-        # On devices siblings are neighbours: the children of complete trees are then rows of a
-        # matrix, and are not gathered.
-        by_number = self.cuda is None
+        chosen = self.chosen(variant)
+        policy = None if chosen is None else chosen.policy
         traced = variant.traced
         found: _engine.Schedule = rows.schedule(
-            traced.optional, by_number=by_number, types=traced.types
+            traced.optional, self._by_number, traced.types, policy=policy
         )
         return found
+
+    def chosen(self, variant: Variant) -> Scheduling | None:
+        """Return the policy of batching that was chosen, if it is still one that is wanted."""
+        found = variant.decisions.scheduling
+        fits = found is not None and self.scheduling in ("auto", "fewest", found.name)
+        return found if fits else None
+
+    @property
+    def _by_number(self) -> bool:
+        # On devices siblings are neighbours: the children of complete trees are then rows of a
+        # matrix, and are not gathered.
+        return self.cuda is None
+
+    def _ordered(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> _engine.Schedule:
+        """Return the schedule in the order of the policy that is chosen, by now at the latest."""
+        # Replicas, whose batches differ, would choose different policies.
+        if self.chosen(variant) is not None or self._replicas(variant.key.training):
+            return schedule
+        if not chooses(self.scheduling, schedule, variant.traced.types):
+            return schedule
+        chosen = choose(self.scheduling, *self._orders(variant, rows))
+        variant.decisions.scheduling = chosen
+        return self._schedule(variant, rows)
+
+    def _orders(self, variant: Variant, rows: Any) -> tuple[Order, Sampled]:
+        """Return the schedule of ``rows`` by a policy, and the batch that one learns from."""
+        optional, types = variant.traced.optional, variant.traced.types
+        order = partial(rows.schedule, optional, self._by_number, types)
+        return order, (rows.topology, rows.presence(optional, types))
 
     def _inputs(
         self, schedule: _engine.Schedule, build: Build, rows: Any, batch: BatchLike
     ) -> Inputs:
         how = rows is not batch, self.dtype, self.edge_types.rows
         return schedule, *features(build.compiled.program, rows, *how)
+
+    def compare_scheduling(self, batch: BatchLike, training: bool, with_loss: bool) -> Scheduling:
+        """Return the policy that orders the tasks of ``batch``, and how many tasks each needs."""
+        prepared = self.prepare(batch, training, with_loss)
+        variant = prepared.variant
+        return compare(self.chosen(variant), *self._orders(variant, prepared.rows))
 
     # ---- compiling -----------------------------------------------------------------------------
 

@@ -31,8 +31,10 @@ from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.profiler import Profiler, Span
 from cavs.runtime.program_cache import ProgramCache
 from cavs.runtime.recurrence import CUDNN, Lstms
+from cavs.runtime.scheduling import SCHEDULING, Scheduling
 from cavs.runtime.variant import Variant, Variants
 
+_LISTED = ", ".join(map(repr, SCHEDULING))
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
 
 
@@ -51,6 +53,8 @@ class Session(ProcessLocal):
     "always".
     deterministic: libraries of a device add in one order too, see docs/cuda.md; everything else
     gives the same bits in every run anyway, on the CPU for one number of threads.
+    scheduling: the order of tasks where vertices are of several kinds: "level", "agenda",
+    "learned", whichever needs the "fewest" for the first batch, or "auto", see docs/scheduling.md.
     Raises ConfigError for other threads than 1 to 256, DeviceError for a device out of use.
     """
 
@@ -66,6 +70,7 @@ class Session(ProcessLocal):
         precision: str = "float32",
         cudnn: str = "never",
         deterministic: bool = False,
+        scheduling: str = "auto",
     ) -> None:
         require(isinstance(model, Model), "model", model, "a cavs.Model")
         require(isinstance(passes, Passes | None), "passes", passes, "a cavs.compiler Passes")
@@ -81,6 +86,7 @@ class Session(ProcessLocal):
         require(cudnn != "always" or device != "cpu", "cudnn", cudnn, "'never' on the CPU")
         require(isinstance(deterministic, bool), "deterministic", deterministic, "True or False")
         self.deterministic = deterministic
+        require(scheduling in SCHEDULING, "scheduling", scheduling, f"one of {_LISTED}")
         require_precision(precision, device == "cpu", self.dtype)
         self._cuda = cuda = self._open(device, precision)
         self._variants = Variants()
@@ -95,6 +101,7 @@ class Session(ProcessLocal):
             replicated=replicated,
             cuda=cuda,
             products=products_of(precision),
+            scheduling=scheduling,
             variants=self._variants,
             lstms=self._lstms,
             sync=self._sync,
@@ -355,6 +362,15 @@ class Session(ProcessLocal):
     def schedule(self, batch: BatchLike, *, training: bool = True, with_loss: bool = True) -> Any:
         """Return the schedule that runs for ``batch``; of distinct vertices where they merge."""
         return self._programs.prepare(batch, training, with_loss).inputs[0]
+
+    def compare_scheduling(
+        self, batch: BatchLike, *, training: bool = True, with_loss: bool = True
+    ) -> Scheduling:
+        """Return the policy that orders the tasks of ``batch``, and how many tasks each needs.
+
+        Counted are tasks of vertices with children; without counts if these are of one kind.
+        """
+        return self._programs.compare_scheduling(batch, training, with_loss)
 
     def present(
         self, batch: BatchLike, *, training: bool = True, with_loss: bool = True

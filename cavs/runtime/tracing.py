@@ -51,9 +51,9 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         decisions.merge_features(_mergeable(found))
         found = _traced(variant.key, decisions, known, model, schema, batch)
     if known is not None and known.optional != found.optional:
-        decisions.kinds = ()
+        decisions.forget_kinds()
     if decisions.types not in (None, found.types):
-        decisions.kinds = ()
+        decisions.forget_kinds()
     decisions.types = found.types
     variant.trace, variant.build = found, None
 

@@ -15,6 +15,7 @@ from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Structures
 from cavs.runtime.interface import Executor
+from cavs.runtime.scheduling import Scheduling
 
 
 class VariantKey(NamedTuple):
@@ -39,7 +40,7 @@ class Decisions:
     children are computed at the child; None: undecided. kinds: of vertices, by schedule key. types:
     of vertices, which number the kinds; None: not known. recompiles: how often new kinds came after
     compilation. shared: edges outnumber vertices; None: undecided. shape: of the first graphs with
-    edges.
+    edges. scheduling: the order of tasks of several kinds; None: undecided, that of levels.
     """
 
     absent: frozenset[str] = frozenset()
@@ -50,11 +51,16 @@ class Decisions:
     recompiles: int = 0
     shared: bool | None = None
     shape: Shape | None = None
+    scheduling: Scheduling | None = None
+
+    def forget_kinds(self) -> None:
+        """Let kinds be numbered in another way."""
+        self.kinds, self.scheduling = (), None
 
     def merge_features(self, names: Iterable[str]) -> None:
         """Let absence of the features ``names`` make no kinds: vertices read rows of zeros."""
         self.merged_features |= set(names)
-        self.kinds = ()
+        self.forget_kinds()
 
 
 @dataclass(eq=False)
@@ -139,6 +145,7 @@ class Variant:
             "types": None if d.types is None else list(d.types),
             "shared": d.shared,
             "shape": d.shape,
+            "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
         }
 
     @staticmethod
@@ -149,6 +156,7 @@ class Variant:
         """
         numbers, shape = entry["child_numbers"], entry.get("shape")
         types = entry.get("types")
+        scheduling = entry.get("scheduling")
         entry = {"merged_features": entry.get("lumped", ()), **entry}  # former names
         entry = {"recompiles": entry.get("grown", 0), **entry}  # former names
         return Variant(
@@ -167,6 +175,7 @@ class Variant:
                 recompiles=int(entry["recompiles"]),
                 shared=entry.get("shared"),
                 shape=None if shape is None else Shape(*map(float, shape)),
+                scheduling=None if scheduling is None else Scheduling.from_json(scheduling),
             ),
             inherited=True,
         )

@@ -85,8 +85,9 @@ class Trainer(ProcessLocal):
         max_norm: Clip the gradient to this global norm.
         threads: Threads of the engine; by default what the affinity mask and the quota allow.
         passes: Switches of the compiler's passes, as for `cavs.Session`.
+        scheduling: Order of tasks, as for `cavs.Session`.
         session: An engine to use instead of a new `cavs.Session`; it has its own device,
-            precision, cudnn and passes.
+            precision, cudnn, passes and scheduling.
         config: A JSON object stored in every checkpoint, such as the options of the model.
 
     Same seed and thread count: bit-identical parameters, unless ``cudnn="auto"``, which depends on
@@ -121,6 +122,7 @@ class Trainer(ProcessLocal):
         max_norm: float | None = None,
         threads: int | None = None,
         passes: Passes | None = None,
+        scheduling: str = "auto",
         session: Engine | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -128,11 +130,23 @@ class Trainer(ProcessLocal):
             engine = "cavs.Session, or an engine derived from cavs.train.engine.Engine"
             require(hasattr(session, "overlaps"), "session", session, engine)
             _check_session_options(device, precision, cudnn, deterministic, threads, passes)
+            need = "'auto' with a session, which has one of its own"
+            require(scheduling == "auto", "scheduling", scheduling, need)
         if threads is not None:
             require_threads(threads)
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         if session is None:
-            session = _new_session(model, threads, device, precision, cudnn, deterministic, passes)
+            require(isinstance(model, Model), "model", model, "a cavs.Model")
+            session = Session(
+                model,  # type: ignore[arg-type]
+                threads=threads,
+                device=device,
+                precision=precision,
+                cudnn=cudnn,
+                deterministic=deterministic,
+                passes=passes,
+                scheduling=scheduling,
+            )
         self._compose(state, session, SingleProcess())
 
     def _compose(self, state: TrainingState, session: Engine, coordinator: Coordinator) -> None:
@@ -411,24 +425,3 @@ def _check_session_options(
     require(not deterministic, "deterministic", deterministic, need)
     require(threads is None, "threads", threads, "None with a session, which has its own threads")
     require(passes is None, "passes", passes, "None with a session, which has passes of its own")
-
-
-def _new_session(
-    model: ParameterizedModel,
-    threads: int | None,
-    device: str | Device,
-    precision: str,
-    cudnn: str,
-    deterministic: bool,
-    passes: Passes | None,
-) -> Engine:
-    require(isinstance(model, Model), "model", model, "a cavs.Model")
-    return Session(
-        model,  # type: ignore[arg-type]
-        threads=threads,
-        device=device,
-        precision=precision,
-        cudnn=cudnn,
-        deterministic=deterministic,
-        passes=passes,
-    )

@@ -383,7 +383,7 @@ void bind_schedule(py::module_& m) {
       "make_schedule",
       [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence,
          const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from,
-         bool by_number) {
+         bool by_number, const std::optional<SchedulingPolicy>& policy) {
         if (presence) check_size(*presence, batch->num_vertices(), "presence");
         const uint32_t* masks = presence ? presence->data() : nullptr;
         MergedFrom from;
@@ -393,19 +393,23 @@ void bind_schedule(py::module_& m) {
           check_distinct(merged_from->second, *from.graphs, *batch);
         }
         const py::gil_scoped_release release;
-        return make_schedule(std::move(batch), masks, from, by_number);
+        return make_schedule(std::move(batch), masks, from, by_number, policy ? &*policy : nullptr);
       },
       py::arg("batch").none(false), py::arg("presence") = py::none(),
       py::arg("merged_from") = py::none(), py::arg("by_number") = true,
+      py::arg("policy") = py::none(),
       "Schedule a batch. presence: uint32[num_vertices] masks of optional features. merged_from: "
       "(the batch that it was merged from, the distinct vertex of each of its vertices). "
-      "by_number: sort the rows of a task by which child they are.");
+      "by_number: sort the rows of a task by which child they are. policy: chooses the kinds; "
+      "None: "
+      "run level by level.");
 }
 
 }  // namespace
 
 void bind_graph(py::module_& m) {
   bind_graphs(m);
+  bind_policies(m);
   bind_schedule(m);
 }
 

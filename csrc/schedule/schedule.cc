@@ -1,52 +1,15 @@
 #include "schedule/schedule.h"
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 #include <string>
-#include <tuple>
-#include <unordered_map>
 #include <utility>
+
+#include "schedule/kinds.h"
+#include "schedule/policy.h"
 
 namespace cavs {
 namespace {
-
-// Number the kinds of a batch by first occurrence.
-class KindTable {
- public:
-  int32_t id(uint64_t key) {
-    Entry& cached = cache_[key * 0x9e3779b97f4a7c15u >> 60];  // most batches have few kinds
-    if (cached.id < 0 || cached.key != key) {
-      const auto [it, is_new] = ids_.try_emplace(key, static_cast<int32_t>(keys_.size()));
-      if (is_new) keys_.push_back(key);
-      cached = {key, it->second};
-    }
-    return cached.id;
-  }
-
-  const std::vector<uint64_t>& keys() const { return keys_; }
-
-  // Kind numbers, sorted: by structure, kinds with children first, then by ascending key.
-  PooledVector<int32_t> sorted() const {
-    PooledVector<int32_t> ids(keys_.size());
-    std::iota(ids.begin(), ids.end(), 0);
-    std::sort(ids.begin(), ids.end(), [&](int32_t i, int32_t j) {
-      const uint64_t a = keys_[i], b = keys_[j];
-      return std::tuple(structure_of(a), a % 2 == 0, a) <
-             std::tuple(structure_of(b), b % 2 == 0, b);
-    });
-    return ids;
-  }
-
- private:
-  struct Entry {
-    uint64_t key = 0;
-    int32_t id = -1;
-  };
-  Entry cache_[16];
-  std::unordered_map<uint64_t, int32_t> ids_;
-  std::vector<uint64_t> keys_;
-};
 
 // Replace counts by first positions: an exclusive prefix sum in place.
 void to_positions(PooledVector<int32_t>* counts) {
@@ -54,33 +17,18 @@ void to_positions(PooledVector<int32_t>* counts) {
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
-// Kinds of a batch: the kind of each vertex, the order of the kinds, and their keys.
-struct Kinds {
-  PooledVector<int32_t> of_vertex, order;
-  std::vector<uint64_t> keys;
+// When each vertex runs: its level, or the number of its task; fewer than `count`.
+struct Times {
+  const int32_t* of_vertex;
+  int32_t count;
 };
 
-Kinds classify(const GraphBatch& batch, const uint32_t* presence) {
-  const Graph& in = *batch.all;
-  Kinds kinds{PooledVector<int32_t>(in.num_vertices()), {}, {}};
-  KindTable table;
-  for (int32_t s = 0; s < batch.num_structures; ++s) {
-    const uint64_t structure = static_cast<uint64_t>(s) << kStructureShift;
-    for (int32_t v = batch.first_vertex(s); v < batch.first_vertex(s + 1); ++v) {
-      const uint64_t present = presence ? presence[v] : 0;
-      kinds.of_vertex[v] = table.id(structure + 2 * present + (in.offsets[v + 1] > in.offsets[v]));
-    }
-  }
-  kinds.order = table.sorted();
-  kinds.keys = table.keys();
-  return kinds;
-}
-
-// Fill `order` and `row` by a counting sort on (kind, level, number if `by_number`). One pass over
+// Fill `order` and `row` by a counting sort on (kind, time, number if `by_number`). One pass over
 // combined bins, unless there are so many bins that the work would not be linear.
-void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule* schedule) {
+void sort_vertices(const Graph& in, const Kinds& kinds, const Times& times, bool by_number,
+                   Schedule* schedule) {
   const auto n = static_cast<size_t>(in.num_vertices());
-  const size_t levels = in.num_levels, num_kinds = kinds.keys.size();
+  const size_t levels = times.count, num_kinds = kinds.keys.size();
   const size_t numbers = by_number ? in.num_numbers : 1;
   const auto number = [&](size_t v) { return by_number ? static_cast<size_t>(in.number[v]) : 0; };
   auto &order = schedule->order, &row = schedule->row;
@@ -89,7 +37,7 @@ void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule
   const auto kind = [&](size_t v) { return static_cast<size_t>(kinds.of_vertex[v]); };
   if (num_kinds * levels * numbers <= 2 * n) {
     const auto bin = [&](size_t v) {
-      return (kind(v) * levels + in.level[v]) * numbers + number(v);
+      return (kind(v) * levels + times.of_vertex[v]) * numbers + number(v);
     };
     PooledVector<int32_t> next(num_kinds * levels * numbers, 0);
     for (size_t v = 0; v < n; ++v) ++next[bin(v)];
@@ -106,11 +54,12 @@ void sort_vertices(const Graph& in, const Kinds& kinds, bool by_number, Schedule
   }
   PooledVector<int32_t> numbered(n), by_level(n), of_number(numbers, 0), next(levels, 0);
   PooledVector<int32_t> of_kind(num_kinds, 0);
-  for (size_t v = 0; v < n; ++v) ++of_number[number(v)], ++next[in.level[v]], ++of_kind[kind(v)];
+  for (size_t v = 0; v < n; ++v)
+    ++of_number[number(v)], ++next[times.of_vertex[v]], ++of_kind[kind(v)];
   to_positions(&of_number);
   to_positions(&next);
   for (size_t v = 0; v < n; ++v) numbered[of_number[number(v)]++] = static_cast<int32_t>(v);
-  for (const int32_t v : numbered) by_level[next[in.level[v]]++] = v;
+  for (const int32_t v : numbered) by_level[next[times.of_vertex[v]]++] = v;
   int32_t sum = 0;
   for (const int32_t k : kinds.order) sum += std::exchange(of_kind[k], sum);
   for (const int32_t v : by_level) {
@@ -158,18 +107,18 @@ void invert_children(Schedule* schedule) {
   for (int32_t e = 0; e < m; ++e) schedule->out_edges[next[schedule->child[e]]++] = e;
 }
 
-void cut_tasks(const Graph& in, const Kinds& kinds, Schedule* schedule) {
+void cut_tasks(const Graph& in, const Kinds& kinds, const Times& times, Schedule* schedule) {
   const int32_t n = in.num_vertices();
   const auto& edge_offsets = schedule->edge_offsets;
-  std::vector<BatchTask> by_kind;  // ascending (kind, level), as the rows are
-  PooledVector<int32_t> level_next(in.num_levels, 0);
+  std::vector<BatchTask> by_kind;  // ascending (kind, time), as the rows are
+  PooledVector<int32_t> level_next(times.count, 0);
   int32_t last = -1;  // number of the kind of the previous task
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
-    const int32_t kind = kinds.of_vertex[v], level = in.level[v];
+    const int32_t kind = kinds.of_vertex[v], level = times.of_vertex[v];
     const auto in_task = [&](int64_t other) {
       const int32_t u = schedule->order[other];
-      return kinds.of_vertex[u] == kind && in.level[u] == level;
+      return kinds.of_vertex[u] == kind && times.of_vertex[u] == level;
     };
     // Find the end of the contiguous rows of the task by exponential search.
     int64_t inside = r, step = 1;
@@ -252,15 +201,25 @@ PooledVector<uint32_t> presence_masks(int32_t count, const std::vector<const int
 
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
-                                              const MergedFrom& merged_from, bool by_number) {
+                                              const MergedFrom& merged_from, bool by_number,
+                                              const SchedulingPolicy* policy) {
   auto schedule = std::make_shared<Schedule>();
   const Graph& in = *batch->all;
   const Kinds kinds = classify(*batch, presence);
-  schedule->num_levels = in.num_levels;
-  sort_vertices(in, kinds, by_number, schedule.get());
+  TaskOrder order;
+  Times times{in.level.data(), in.num_levels};
+  if (policy != nullptr) {
+    order = order_tasks(in, kinds, *policy);
+    times = {order.task.data(), static_cast<int32_t>(order.step.size())};
+  }
+  schedule->num_levels = policy == nullptr ? in.num_levels : order.step.back() + 1;
+  sort_vertices(in, kinds, times, by_number, schedule.get());
   number_edges(in, schedule.get());
   invert_children(schedule.get());
-  cut_tasks(in, kinds, schedule.get());
+  cut_tasks(in, kinds, times, schedule.get());
+  if (policy != nullptr) {
+    for (BatchTask& task : schedule->tasks) task.level = order.step[task.level];
+  }
   count_in_structures(*batch, schedule.get());
   schedule->batch = std::move(batch);
   // Vertex ids of a graph are contiguous, so its rows are contiguous in `row`.

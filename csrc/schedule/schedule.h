@@ -1,10 +1,12 @@
 // The schedule of a batch: rows, kinds and batch tasks (Cavs, Algorithm 1, as data).
 //
-// Vertices are renumbered into rows, sorted by (structure, kind, level, number as a child, vertex
+// Vertices are renumbered into rows, sorted by (structure, kind, task, number as a child, vertex
 // id). So the rows of a kind are contiguous, as are the rows of a structure, those of its vertices
-// with children, the rows of each task (kind, level) and, in a tree, the rows of a task that are
-// k-th children. Edges are renumbered into edge rows, sorted by (row of the parent, position among
-// its children), so the edge rows of a row range are contiguous.
+// with children, the rows of each task and, in a tree, the rows of a task that are k-th children.
+// Edges are renumbered into edge rows, sorted by (row of the parent, position among its children),
+// so the edge rows of a row range are contiguous.
+//
+// A task is one kind at one level, or all ready vertices of the kind that a policy chooses.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "schedule/policy.h"
 
 namespace cavs {
 
@@ -23,17 +26,14 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-// The vertices of one kind and level, which run together.
+// Vertices of one kind that run together. Tasks of one level are independent of each other: the
+// level of their vertices, or with a policy the number of consecutive tasks that are.
 struct BatchTask {
   int32_t kind;  // index into Schedule::kinds
   int32_t level;
   RowRange rows, edges;
 };
 
-// A kind of vertices of one structure: key = structure << kStructureShift | 2 * presence bits +
-// (has children).
-constexpr int kStructureShift = 33;
-inline int32_t structure_of(uint64_t key) { return static_cast<int32_t>(key >> kStructureShift); }
 struct Kind {
   uint64_t key;
   RowRange rows, edges;
@@ -44,7 +44,7 @@ struct Schedule {
   std::shared_ptr<const GraphBatch>
       graphs;               // graphs of the caller: `batch`, or what it is merged from
   std::vector<Kind> kinds;  // in the batch: by structure, with children first, by ascending key
-  std::vector<BatchTask> tasks;  // ascending (level, kind)
+  std::vector<BatchTask> tasks;  // ascending level, and kind unless there is a policy
   int32_t num_levels = 0;
 
   PooledVector<int32_t> order;          // row -> vertex, from the first of its structure
@@ -134,10 +134,12 @@ PooledVector<uint32_t> presence_masks(int32_t count, const std::vector<const int
 // Schedule a batch in time linear in vertices and edges. presence: one bit mask per vertex of its
 // optional features, as the program numbers them (null: all zero). merged_from: empty unless
 // vertices are merged. by_number: sort the rows of a task by which child they are, for products at
-// the child; else keep the order of the batch, in which siblings are neighbours.
+// the child; else keep the order of the batch, in which siblings are neighbours. policy: chooses
+// the kind of every task, in time linear in edges plus tasks times kinds; null: run level by level.
 std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> batch,
                                               const uint32_t* presence,
                                               const MergedFrom& merged_from = {},
-                                              bool by_number = true);
+                                              bool by_number = true,
+                                              const SchedulingPolicy* policy = nullptr);
 
 }  // namespace cavs
