@@ -7,8 +7,9 @@ namespace {
 
 constexpr int32_t kMostKinds = 64;
 constexpr int32_t kMostEpisodes = 1000, kFewestEpisodes = 60;
-constexpr double kMostWork = 2e8;  // edges times kinds of all episodes
+constexpr double kMostWork = 5e7;  // edges times kinds of all episodes
 constexpr int32_t kRound = 20;     // episodes between two tests of the table
+constexpr int32_t kPatience = 15;  // rounds without fewer tasks that end learning
 constexpr double kRate = 0.4;      // at which values follow what an episode has shown
 constexpr int32_t kSteps = 10;     // tasks whose rewards an episode sums, before a known value
 constexpr double kFirstRandom = 0.5, kLeastRandom = 0.05, kDecay = 0.9;  // share of random choices
@@ -143,7 +144,8 @@ class Learner {
     const auto most =
         static_cast<int32_t>(std::clamp<double>(episodes, kFewestEpisodes, kMostEpisodes));
     double random = kFirstRandom;
-    while (best.episodes < most && best.tasks > best.bound) {
+    int32_t rounds = 0;  // since the last table that is better
+    while (best.episodes < most && best.tasks > best.bound && rounds++ < kPatience) {
       for (int32_t i = 0; i < kRound; ++i) {
         run_episode(samples_[best.episodes++ % samples_.size()], random);
       }
@@ -153,6 +155,7 @@ class Learner {
       if (tasks < best.tasks) {
         best.tasks = tasks;
         best.policy = std::move(policy);
+        rounds = 0;
       }
     }
     return best;

@@ -16,8 +16,8 @@ struct LearnedPolicy {
 
 // Learn a policy that runs `batches` in few tasks; never more than the agenda. The reward of a task
 // is -1 plus the number of its vertices over the number of vertices of its kind that would be ready
-// if only those of its kind had to be waited for. Ends at the lower bound. At most 64 kinds with
-// children; the agenda for more. Deterministic.
+// if only those of its kind had to be waited for. Ends at the lower bound, or when no better table
+// has been found for some time. At most 64 kinds with children; the agenda for more. Deterministic.
 LearnedPolicy learn_policy(const std::vector<const KindedGraph*>& batches, uint64_t seed);
 
 }  // namespace cavs

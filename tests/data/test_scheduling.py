@@ -126,6 +126,26 @@ def test_a_learned_policy_needs_no_more_tasks_on_lattices(seed):
     assert found["learned"] < found["level"]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_learned_policy_waits_with_outputs_until_all_are_ready(seed):
+    """Trees with an output above each vertex: the agenda runs outputs between the levels."""
+    rng = np.random.default_rng(seed)
+    graphs, presence = [], []
+    for n in rng.integers(5, 40, 32):
+        children = [[] for _ in range(n)]
+        for v in range(n - 1):
+            children[int(rng.integers(v + 1, n))].append(v)
+        graphs.append(Graph(children + [[v] for v in range(n)]))
+        presence += [0] * n + [1] * n
+    topology, masks = batch(graphs).topology, np.array(presence, np.uint32)
+    policy, tasks, bound, _ = _engine.learn_policy([(topology, masks)])
+    found = {
+        name: len(inner_tasks(_engine.make_schedule(topology, masks, policy=p))[0])
+        for name, p in {"level": None, "agenda": AGENDA, "learned": policy}.items()
+    }
+    assert found["learned"] == tasks == bound < found["agenda"] < found["level"]
+
+
 def test_a_policy_learned_from_one_batch_serves_others():
     for seed in range(5, 9):
         found, bound = tasks_of(lattices(16, seed), sample=lattices(16, 1))
