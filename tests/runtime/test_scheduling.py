@@ -18,8 +18,10 @@ from cavs.runtime import program_cache
 from cavs.runtime.scheduling import SCHEDULING, Scheduling
 from tests.compiled_once import compile_once
 from tests.compiler.test_equality import FLOAT64, Case
+from tests.compiler.test_structures import compare
 from tests.draws import examples
 from tests.random_cells import batches, models
+from tests.random_structures import cases
 
 F64 = np.dtype(np.float64)
 
@@ -45,6 +47,13 @@ class Lattice(cavs.Model):
 def test_every_policy_equals_the_oracle(model, batch, scheduling):
     with mock.patch.object(program_cache, "compile_graph", compile_once):
         Case(model, batch).compare(FLOAT64, scheduling=scheduling)
+
+
+@examples(3)
+@given(cases(smooth=True), st.sampled_from(["agenda", "learned"]))
+def test_every_policy_equals_the_oracle_on_several_structures(case, scheduling):
+    with mock.patch.object(program_cache, "compile_graph", compile_once):
+        compare(*case, FLOAT64, dtype=F64, scheduling=scheduling)
 
 
 @pytest.mark.parametrize("top_down", [False, True])
