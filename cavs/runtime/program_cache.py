@@ -247,9 +247,9 @@ class ProgramCache:
         decide_child_numbers(variant, numbers if numbers <= room else 0)
 
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
-        chosen = self.chosen(variant)
-        policy = None if chosen is None else chosen.policy
         traced = variant.traced
+        chosen = variant.decisions.scheduling and self.chosen(variant)
+        policy = chosen.policy if chosen else None
         found: _engine.Schedule = rows.schedule(
             traced.optional, self._by_number, traced.types, policy=policy
         )
@@ -269,10 +269,10 @@ class ProgramCache:
 
     def _ordered(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> _engine.Schedule:
         """Return the schedule in the order of the policy that is chosen, by now at the latest."""
+        if not chooses(self.scheduling, schedule, variant.traced.types):
+            return schedule
         # Replicas, whose batches differ, would choose different policies.
         if self.chosen(variant) is not None or self._replicas(variant.key.training):
-            return schedule
-        if not chooses(self.scheduling, schedule, variant.traced.types):
             return schedule
         chosen = choose(self.scheduling, *self._orders(variant, rows))
         variant.decisions.scheduling = chosen

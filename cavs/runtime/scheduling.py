@@ -64,10 +64,12 @@ def chooses(wanted: str, schedule: _engine.Schedule, types: Sequence[str]) -> bo
 
     wanted: one of SCHEDULING. With "auto", vertices with children must be of several ``types``.
     """
+    if wanted == "level" or (wanted == "auto" and not types):
+        return False
     inner = {key >> 1 for key, _, _ in schedule.kinds if key & 1}
     if wanted == "auto":
         inner = {presence % 2 ** number_of_bits(types) for presence in inner}
-    return wanted != "level" and len(inner) > 1
+    return len(inner) > 1
 
 
 def choose(wanted: str, order: Order, sampled: Sampled) -> Scheduling:
