@@ -109,6 +109,8 @@ class RandomCell(cavs.VertexFunction):
                 values.append(self.linear(ops.concat([child.sum(), v.pull("x")])))
             elif how == "nths":
                 values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
+        for how in c.get("along", ()):
+            values.append(self.along(how, v.link("source").h, values[-1]))
         if c["edge_feature"]:
             edges.append(self.linear(v.edge("relation")))
         if c["whole"]:  # one value per graph, at its vertices or edges
@@ -142,6 +144,16 @@ class RandomCell(cavs.VertexFunction):
         if c["pushed_child"]:  # only the push reads its product
             total = total + self.linear(v.gather(1)[next(iter(states))])
         v.push(ops.concat([total, *states.values()]) if c["push_all"] else total)
+
+    def along(self, how, linked, query):
+        """Return a fold of the values of linked vertices; ``query`` may depend on children."""
+        if how in ("sum", "mean", "max", "prod"):
+            return self.linear(getattr(linked, how)())
+        key = self.linear(linked)
+        if how == "mixed":
+            return ops.tanh(key + query).sum()
+        weight = ops.reshape((key * query).sum(-1).softmax(), (1,))
+        return (weight * key).sum() if how == "attend" else self.linear((weight * linked).sum())
 
     def apply(self, op, a, b):
         if op == "add":

@@ -58,8 +58,13 @@ class StructuresModel(cavs.Model):
                 link = batch.link(f"{NAMES[i]}{j}")
                 values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
                 x = x + ops.tanh(FOLDS[fold](values, link) @ self.linked[i][j])
+            linked = None
+            if structure["source"] is not None:
+                source, how = structure["source"]
+                values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
+                linked = ops.linked(batch.link(f"{NAMES[i]}s"), h=values)
             for cell in self.cells[i]:
-                x = self.run(cell, graph, x)
+                x = self.run(cell, graph, x, linked)
             pushed.append(x)
             outputs[f"logits_{NAMES[i]}"] = self.output[i](x)
             of_graphs = OF_GRAPH[structure["of_graph"]](ops.tanh(x)) @ self.of_graphs[i]
@@ -71,8 +76,9 @@ class StructuresModel(cavs.Model):
             return pushed[source]
         return graph["dense"] if how == "feature" else ops.tanh(self.embedding(graph["token"]))
 
-    def run(self, cell, graph, x):
-        inputs = {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
+    def run(self, cell, graph, x, linked):
+        inputs = {"source": linked} if cell.choices.get("along") else {}
+        inputs |= {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
         if cell.choices["loss"]:
             inputs["label"] = graph["label"]
         if cell.starts:
@@ -98,9 +104,16 @@ def structure_models(draw, smooth=False, most=3):
     for i in range(draw(st.integers(1, most))):
         reads = [(s, "pushed", fold) for s in range(i) for fold in FOLDS]
         reads += [(s, how, f) for s in range(i + 1) for how in ("eager", "feature") for f in FOLDS]
+        own = draw(st.lists(cells(smooth, 2), min_size=i == 0, max_size=1 + (i == 0)))
+        sources = [(s, how) for s, how, _ in reads]
+        source = draw(st.sampled_from(sources)) if own and draw(st.booleans()) else None
+        folds = ("sum", "mean", "attend", "ask", "mixed", "prod", *(() if smooth else ("max",)))
+        for cell in own if source is not None else ():
+            cell["along"] = draw(st.lists(st.sampled_from(folds), min_size=1, max_size=2))
         structures.append(
             {
-                "cells": draw(st.lists(cells(smooth, 2), min_size=i == 0, max_size=1 + (i == 0))),
+                "cells": own,
+                "source": source,
                 "links": draw(st.lists(st.sampled_from(reads), max_size=2)),
                 "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
             }
@@ -128,6 +141,11 @@ def samples_for(model, rng, graphs_of):
                 if fold != "take":
                     rows = [rng.integers(0, count, rng.integers(0, 4)) for _ in range(n)]
                 links[f"{NAMES[i]}{j}"] = cavs.Link(NAMES[i], NAMES[source], rows)
+            if structure["source"] is not None:
+                n, count = len(graphs[i]), len(graphs[structure["source"][0]])
+                rows = [rng.integers(0, count, rng.integers(0, 5)) for _ in range(n)]
+                source = NAMES[structure["source"][0]]
+                links[f"{NAMES[i]}s"] = cavs.Link(NAMES[i], source, rows)
         samples.append(cavs.Sample(**named, links=links))
     return cavs.batch(samples)
 

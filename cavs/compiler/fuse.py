@@ -68,7 +68,7 @@ class RowLowering(Storage):
         for n in body.nodes:
             domain, shape, level = n.type.domain, _kernel_shape(n), step[n]
             if is_elementwise(n):
-                key = (level, domain.base, shape) if self.fuse else n
+                key = (level, domain, shape) if self.fuse else n
                 group = groups.setdefault(key, _Group(domain, shape, level))
                 group.nodes.append(n)
         for group in groups.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cavs.compiler.program import Buffer, Program, Stage, kinds_in
+from cavs.compiler.program import Buffer, Program, Stage, kinds_in, relation_of
 
 
 class Shape(NamedTuple):
@@ -62,6 +62,6 @@ def _elements(program: Program, buffer: Buffer, shape: Shape | None) -> float:
         return buffer.width * len(held)
     inner = sum(key % 2 for key in program.kinds)
     rows = {1: 1.0, 0: shape.leaves * inner / max(len(program.kinds) - inner, 1)}
-    if buffer.space % 2:
+    if relation_of(buffer.space) == 0:
         rows = {1: shape.edges, 0: 0.0}
     return buffer.width * sum(rows[key % 2] for key in held)

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
 VERTEX_STRUCTURE = 1 << 20  # plus 2 s: vertices of structure s, where samples have several
+PAIRS, PAIRS_STRIDE = 1 << 21, 1 << 12  # see kPairs0 in program.h
 PRESENT_SPACE = -2  # minus the number of an integer feature: vertices where it is present
 
 
@@ -33,7 +34,17 @@ def space_of(base: str, kind: int | None, structure: int | None = None) -> int:
 
 def kind_of(space: int) -> int | None:
     """Return the kind that the rows of a space belong to; None for rows of all kinds."""
+    if space >= PAIRS:
+        kind = (space - PAIRS) % PAIRS_STRIDE - 1
+        return kind if kind >= 0 else None
     return (space - 4) // 2 if 4 <= space < VERTEX_STRUCTURE else None
+
+
+def relation_of(space: int) -> int | None:
+    """Return what leads from vertices to the rows: 0 edges, 1 + l the pairs of link l, or None."""
+    if space >= PAIRS:
+        return 1 + (space - PAIRS) // PAIRS_STRIDE
+    return 0 if space > 1 and space % 2 else None
 
 
 @dataclass
@@ -184,6 +195,9 @@ class Program:
 
 def structure_of(program: Program, space: int) -> int:
     """Return the number of the structure that vertices or edges of a space belong to."""
+    if space >= PAIRS:
+        names, links = program.structures
+        return names.index(links[(space - PAIRS) // PAIRS_STRIDE].target)
     if space >= VERTEX_STRUCTURE:
         return (space - VERTEX_STRUCTURE) // 2
     kind = kind_of(space)

@@ -25,6 +25,7 @@ from cavs.compiler.program import (
     kind_of,
     kinds_in,
     read,
+    relation_of,
     structure_of,
     written,
 )
@@ -119,10 +120,10 @@ def _share(program: Program, uses: BufferAccesses, slices: bool, alike: Collecti
     fixed = _results(program)
     sliced = False
     aliases: dict[int, Alias] = {}
-    alike_rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+    alike_rows: dict[tuple[int | None, int], list[int]] = defaultdict(list)
     for n, b in enumerate(program.buffers):
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
-            alike_rows[b.space % 2, structure_of(program, b.space)].append(n)
+            alike_rows[relation_of(b.space), structure_of(program, b.space)].append(n)
     for group in alike_rows.values():
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
             candidates = [n for n in group if n != new and n not in aliases]
@@ -223,7 +224,7 @@ def _others_reusable(
             continue
         if is_dead(writes, uses[old], kind, 0, b.width):
             (wider if kind is None else of_kind[kind]).append(old)
-    edges = b.space % 2 == 1  # vertices without children have none
+    edges = relation_of(b.space) == 0  # vertices without children have none
     kinds = [(k, program.kinds[k]) for k in kinds_in(program, b.space)]
     needed = [
         k

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cavs.compiler.program import (
     ONE_SPACE,
+    PAIRS,
+    PAIRS_STRIDE,
     PRESENT_SPACE,
     Buffer,
     Operand,
@@ -140,6 +142,10 @@ class Storage:
     def _space_of(self, domain: Domain) -> int:
         if isinstance(domain.kind, str):
             return PRESENT_SPACE - self.program.int_features.index(domain.kind)
+        if domain.link is not None:
+            link = self.program.structures.links.index(domain.link)
+            kind = -1 if domain.kind is None else domain.kind
+            return PAIRS + PAIRS_STRIDE * link + kind + 1
         structure = self._number(domain.structure) if domain.structure else None
         return space_of(domain.base, domain.kind, structure)
 

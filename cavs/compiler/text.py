@@ -13,6 +13,7 @@ from cavs.compiler.program import (
     Operand,
     Program,
     kind_of,
+    relation_of,
     structure_of,
 )
 from cavs.ir import Domain
@@ -34,8 +35,11 @@ def space_name(program: Program, space: int) -> str:
     if space < 4:
         return ("one", "graph", "vertex", "edge")[space]
     structure = program.structures.names[structure_of(program, space)]
-    base, kind = "edge" if space % 2 else "vertex", kind_of(space)
-    return str(Domain(base, kind, structure))
+    relation, link = relation_of(space), None
+    if relation:
+        link = program.structures.links[relation - 1]
+    base = "vertex" if relation is None else "pair" if relation else "edge"
+    return str(Domain(base, kind_of(space), structure, link))
 
 
 def buffer_name(program: Program, index: int) -> str:
@@ -54,6 +58,8 @@ def operand_text(program: Program, o: Operand) -> str:
         text += f"[{column}:{column + width}]"
     if row_map == "segment_sum":
         each = f"parent of its child {argument}" if array == "nth_parents" else _SUMMED.get(array)
+        if each is None and array == "pairs":
+            each = "linked vertex"
         if each is None:
             link = program.structures.links[argument]
             each = f"{link.source} linked" if array == "linked_rows" else f"{link.target} reader"
@@ -143,7 +149,7 @@ def cuda_operands(
     for (buffer, column, _, row_map, array, _), outer_stride, scalar in i.loads:
         b = program.buffers[buffer]
         rows = "one" if b.role == "count" else row_map
-        indexed = rows == "segment_sum" and array != "edges"
+        indexed = rows == "segment_sum" and array not in ("edges", "pairs")
         if b.role in ("ones", "count"):  # the same number in every column of every row
             loads.append(Load(0, 0, rows, indexed, 0, True, aligned=False))
         else:

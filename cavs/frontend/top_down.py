@@ -98,7 +98,7 @@ class _Turner:
         name = n.op.name
         if n in self.pulled or name == "push":
             return n
-        if name == "sum_children":
+        if name == "sum_children" and n.inputs[0].type.domain.base == "edge":
             return self._sum(n.inputs[0])
         if name == "nth_child":
             vertex_type = n.type.domain.vertex_type
@@ -112,7 +112,8 @@ class _Turner:
         if name == "num_children":
             one = apply("broadcast", constant(1.0), shape=(), domain=self.structure.edge)
             return self._sum(one)
-        if n.op.reduces_segments and n.type.domain.base == "vertex":
+        of_parents = bool(n.inputs) and n.inputs[0].type.domain.base == "edge"
+        if n.op.reduces_segments and n.type.domain.base == "vertex" and of_parents:
             fold = "maximum" if n.op.reduction == "max" else n.op.reduction
             raise TraceError(
                 f"{self.structure.name} runs on a reversed graph and takes a {fold} over parents",

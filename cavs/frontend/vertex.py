@@ -9,6 +9,7 @@ from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
 from cavs.frontend.initial_state import initial_rows, require_structure, with_initial_state
+from cavs.frontend.input_names import check_inputs
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
 from cavs.frontend.typed import (
@@ -36,6 +37,7 @@ from cavs.ir import (
     toposort,
 )
 from cavs.ir.trace import current_trace
+from cavs.ops.graph import Linked
 
 _NUMBERED = 1 << 16  # children that the engine can number
 
@@ -68,11 +70,14 @@ class Vertex:
         slots: dict[str, Slot],
         pulled: Mapping[str, Node],
         structure: Structure,
+        linked: Mapping[str, Linked],
         vertex_type: str | None = None,
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
-        self._structure, self._type = structure, vertex_type
-        self._outside = list(pulled.values())  # nodes that the function does not compute
+        self._structure, self._linked, self._type = structure, linked, vertex_type
+        # Nodes that the function does not compute.
+        self._outside = list(pulled.values())
+        self._outside += [x for of in linked.values() for x in of.values.values()]
         self._read: dict[str, None] = {}  # names of inputs that were read, in order
         self._arity = 0  # number of children that gather(k) has read
         self._scattered: dict[str, Node] = {}
@@ -135,7 +140,7 @@ class Vertex:
                     where=where,
                     hint=TO_FLOATS,
                 )
-            if node.type.domain.base == "edge":
+            if node.type.domain.related:
                 raise TraceError(
                     f"scatter({name}=...) needs a value of the vertex, not {node.type}",
                     where=where,
@@ -193,6 +198,22 @@ class Vertex:
         found = at_type(value, self._type)
         self._outside.append(found)
         return found
+
+    def link(self, name: str) -> Gathered:
+        """Return values of the vertices that this one is linked to: one row for each of them.
+
+        name: the keyword of the call, ``cell(graph, source=ops.linked(batch.link("to"), h=h))``.
+        """
+        if name not in self._linked:
+            raise FeatureError(
+                f"link({name!r:.60}): the call passes {', '.join(self._linked) or 'no link'}",
+                where=user_line(),
+                hint="call the vertex function with name=ops.linked(batch.link(...), h=values)",
+            )
+        self._read[name] = None
+        found = self._linked[name]
+        domain = Domain("pair", None, found.link.target, found.link)
+        return Gathered({n: apply("take_pairs", x, domain=domain) for n, x in found.values.items()})
 
     def _check_name(self, method: str, name: object) -> None:
         if not isinstance(name, str):
@@ -368,17 +389,30 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="set self.state = cavs.State(h=...) in __init__",
             )
+        linked = {k: x for k, x in inputs.items() if isinstance(x, Linked)}
+        for k, x in linked.items():
+            if x.link.target != graph.structure:
+                raise TraceError(
+                    f"{k} is linked from structure {x.link.target!r}, but the cell runs over "
+                    f"{graph.structure!r}",
+                    where=user_line(),
+                    hint=f"a cell over batch.graphs[{x.link.target!r}] reads along this link",
+                )
+        others = {k: x for k, x in inputs.items() if k not in linked}
         functions = functions_of(self, VertexFunction)
-        given = split_inputs(type(self).__name__, inputs, [t for t in functions if t])
+        given = split_inputs(type(self).__name__, others, [t for t in functions if t])
         at = Domain("vertex", None, graph.structure)
         rows = initial_rows(type(self).__name__, initial, self.state.shapes, at)
         named = [*given.named(), *((f"initial {k}", x) for k, x in rows.items())]
+        named += [
+            (f"{k}.{x.link.name}.{n}", y) for k, x in linked.items() for n, y in x.values.items()
+        ]
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in named)))
         if key in trace.memo:
             found: tuple[Any, dict[str, Node]] = trace.memo[key][1]
             return found
         drawn = trace.streams
-        found = self._trace(functions, given, rows, graph, offered)
+        found = self._trace(functions, given, linked, rows, graph, offered)
         if trace.streams == drawn:  # each call with dropout draws its own
             trace.memo[key] = named, found  # keeps the inputs of the key alive
         return found
@@ -387,6 +421,7 @@ class VertexFunction(Module):
         self,
         functions: Mapping[str | None, Callable[[Vertex], None]],
         given: CellInputs,
+        linked: dict[str, Linked],
         initial: dict[str, Node],
         graph: SymbolicGraph,
         offered: Collection[str],
@@ -408,7 +443,7 @@ class VertexFunction(Module):
         structure = Structure(name, where=where, top_down=top_down, of=graph.structure)
         slots = {n: Slot(n, structure, s) for n, s in self.state.shapes.items()}
         before = next_serial()
-        vertices = {t: Vertex(self, slots, given.of(t), structure, t) for t in functions}
+        vertices = {t: Vertex(self, slots, given.of(t), structure, linked, t) for t in functions}
         inner: dict[tuple[str, str | None, str], Node] = {}
         pushes: dict[str, Node] = {}
         nodes: dict[str | None, list[Node]] = {}
@@ -448,6 +483,9 @@ class VertexFunction(Module):
                 hint="gather it and compute with it, or drop it from State and scatter",
             )
         given.check_read(self, VertexFunction, functions, vertices, offered)
+        names = {name_of(name, t, f): f for t, f in functions.items()}
+        read_links = dict.fromkeys(k for v in vertices.values() for k in v._read)
+        check_inputs(self, VertexFunction, names, list(linked), read_links)
         structure.of_types = {t: None for t in functions if t is not None}
         for t, v in vertices.items() if not top_down else ():
             most = _arity(v, nodes[t])

@@ -91,8 +91,15 @@ class Inputs:
         """Return the vertices that read vertex ``v`` along the link ``name``, ascending."""
         return [t for t, read in enumerate(self.links[name]) for s in read if s == v]
 
+    def pairs(self, domain: Domain) -> list[tuple[int, int]]:
+        """Return the rows of a domain of pairs: a vertex, and one that it reads along the link."""
+        assert domain.link is not None
+        return [(t, s) for t, read in enumerate(self.links[domain.link.name]) for s in read]
+
     def rows(self, domain: Domain) -> int:
         """Number of rows of a domain."""
+        if domain.base == "pair":
+            return len(self.pairs(domain))
         if domain.structure:
             return self.of(domain).rows(domain._replace(structure=""))
         if domain.vertex_type is not None:
@@ -145,11 +152,37 @@ def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node
     name = node.op.name
     if name in ("take_linked", "sum_linked"):
         return [(node.inputs[0], v) for v in whole.links[node.attr("link").name][row]]
+    if name == "take_pairs":
+        return [(node.inputs[0], whole.pairs(node.type.domain)[row][1])]
+    if node.type.domain.base == "pair":
+        target = whole.pairs(node.type.domain)[row][0]
+        at = whole.of(node.type.domain)
+        return [
+            (
+                x,
+                row
+                if x.type.domain.base == "pair"
+                else _row(x.type.domain.base, "vertex", target, at),
+            )
+            for x in node.inputs
+        ]
+    of_pairs = bool(node.inputs) and node.inputs[0].type.domain.base == "pair"
+    if of_pairs and node.op.rule is BatchRule.GRAPH:
+        end = 1 if name == "sum_pairs" else 0
+        pairs = whole.pairs(node.inputs[0].type.domain)
+        return [(node.inputs[0], i) for i, pair in enumerate(pairs) if pair[end] == row]
     if name in ("sum_readers", "max_readers"):
         return [(node.inputs[0], v) for v in whole.readers(node.attr("link").name, row)]
     if node.op.rule is BatchRule.REDUCE:
         top = max((x.type.domain for x in node.inputs), key=lambda d: (d.rank, d.kind is not None))
         inputs = whole.of(top)
+        if top.base == "pair":
+            ends = whole.pairs(top)
+            return [
+                (x, r if x.type.domain == top else _row(x.type.domain.base, "vertex", t, inputs))
+                for r, (t, _) in enumerate(ends)
+                for x in node.inputs
+            ]
         return [
             (x, _row(x.type.domain.base, top.base, r, inputs))
             for r in whole.ids(top)

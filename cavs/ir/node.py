@@ -164,7 +164,7 @@ class Operand(Refusals):
         axis: of a row, counted from the last, -1. keepdims: keep the axis, with size 1.
         """
         x = as_node(self)
-        if axis is None and x.type.domain.base == "edge":
+        if axis is None and x.type.domain.related:
             return _kept(apply("sum_children", x), axis, keepdims)
         if is_whole(axis) and -len(x.shape) <= axis < -1:
             total = sum_of_axis(x, len(x.shape) + axis)
@@ -176,7 +176,7 @@ class Operand(Refusals):
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """Return the sum divided by the number of children or elements; 0 without children."""
         x = as_node(self)
-        if axis is None and x.type.domain.base == "edge":
+        if axis is None and x.type.domain.related:
             count = apply("maximum", count_children(x.type.domain), 1.0)
             return _kept(x.sum() / count, axis, keepdims)
         total = x.sum(axis, keepdims)
@@ -186,7 +186,7 @@ class Operand(Refusals):
     def max(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """Return the maximum over the children (0 without any), the row or its last axis."""
         x = as_node(self)
-        if axis is None and x.type.domain.base == "edge":
+        if axis is None and x.type.domain.related:
             return _kept(apply("max_children", x), axis, keepdims)
         return _kept(apply("max_axis", x if axis == -1 else _flat(x, axis)), axis, keepdims)
 
@@ -199,7 +199,7 @@ class Operand(Refusals):
     def prod(self, axis: int | None = None) -> Node:
         """Return the product over the children of a value of edges; 1 without children."""
         x = as_node(self)
-        if axis is not None or x.type.domain.base != "edge":
+        if axis is not None or not x.type.domain.related:
             raise ShapeError(
                 f"[prod] is over the children of a vertex, not inside a row: {x.type}",
                 where=user_line(),
@@ -217,7 +217,7 @@ class Operand(Refusals):
         x = as_node(self)
         if axis not in (None, -1):
             _flat(x, axis)
-        if axis is not None or x.type.domain.base != "edge":
+        if axis is not None or not x.type.domain.related:
             shifted = apply("exp", x - apply("stop_gradient", x.max(-1, keepdims=True)))
             return shifted / shifted.sum(-1, keepdims=True)
         weight = apply("exp", x - apply("stop_gradient", x.max()))
@@ -460,8 +460,13 @@ def as_node(value: Any) -> Node:
 
 
 def count_children(domain: Domain) -> Node:
-    """Return the number of children of each vertex of the structure of ``domain``."""
+    """Return the number of children of each vertex of the structure of ``domain``.
+
+    For the pairs of a link: the number of vertices that each vertex reads.
+    """
     at = domain.of_vertices
+    if domain.base == "pair":
+        return apply("sum_children", apply("broadcast", 1.0, shape=(), domain=domain))
     return apply("num_children", domain=at) if at.structure else apply("num_children")
 
 

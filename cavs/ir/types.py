@@ -17,7 +17,7 @@ TO_FLOATS = (
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 ONE_COLUMN = 'give each column as a feature of its own: {"a": rows[:, 0], "b": rows[:, 1]}'
 
-_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4}
+_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4, "pair": 4}
 
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
@@ -27,6 +27,18 @@ def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
             raise TypeError(f"needs floats, not {t.dtype}", cure)
 
 
+class Link(NamedTuple):
+    """A link of samples: which vertices of ``source`` each vertex of ``target`` reads.
+
+    single: it is one vertex, or none.
+    """
+
+    name: str
+    target: str
+    source: str
+    single: bool
+
+
 class Domain(NamedTuple):
     """The set that the rows of a value are indexed by: one row, or one per graph, vertex or edge.
 
@@ -34,12 +46,14 @@ class Domain(NamedTuple):
     both. ``kind`` restricts vertices, or their edges, to one kind, or by a text to one type; None
     means all. The rows of "present" are the vertices that have an integer feature, whose name is
     ``kind``; only the operators take and place connect them with others. ``structure``: the one
-    that vertices and edges belong to, where samples have several; only links connect two.
+    that vertices and edges belong to, where samples have several; only links connect two. A row of
+    "pair" is a vertex of the structure with one of those that it reads along ``link``.
     """
 
     base: str
     kind: int | str | None = None
     structure: str = ""
+    link: Link | None = None
 
     @property
     def rank(self) -> int:
@@ -49,7 +63,12 @@ class Domain(NamedTuple):
     @property
     def by_structure(self) -> bool:
         """True for vertices and edges, whose rows the schedule orders."""
-        return self.base in ("vertex", "edge", "out")
+        return self.base in ("vertex", "edge", "out", "pair")
+
+    @property
+    def related(self) -> bool:
+        """True for edges at their parent and pairs, of which a vertex has any number."""
+        return self.base in ("edge", "pair")
 
     @property
     def vertex_type(self) -> str | None:
@@ -58,7 +77,7 @@ class Domain(NamedTuple):
 
     def of_kind(self, kind: int | str | None) -> Domain:
         """Return the same base restricted to ``kind``, a kind or a type."""
-        return _domain(self.base, kind, self.structure) if self.by_structure else self
+        return _domain(self.base, kind, self.structure, self.link) if self.by_structure else self
 
     def at(self, base: str) -> Domain:
         """Return the domain of vertices, or edges, of the same structure and kind of vertices."""
@@ -74,29 +93,18 @@ class Domain(NamedTuple):
         return self.of_kind(vertex_type)
 
     def __str__(self) -> str:
-        base = f"{self.structure}.{self.base}" if self.structure else self.base
+        own = self.base if self.link is None else f"{self.base}.{self.link.name}"
+        base = f"{self.structure}.{own}" if self.structure else own
         return base if self.kind is None else f"{base}.{self.kind}"
 
 
 @cache
-def _domain(base: str, kind: int | str | None, structure: str) -> Domain:
-    return Domain(base, kind, structure)
+def _domain(base: str, kind: int | str | None, structure: str, link: Link | None = None) -> Domain:
+    return Domain(base, kind, structure, link)
 
 
 ONE, GRAPH, VERTEX, EDGE = Domain("one"), Domain("graph"), Domain("vertex"), Domain("edge")
 OUT = Domain("out")
-
-
-class Link(NamedTuple):
-    """A link of samples: which vertices of ``source`` each vertex of ``target`` reads.
-
-    single: it is one vertex, or none.
-    """
-
-    name: str
-    target: str
-    source: str
-    single: bool
 
 
 class Structures(NamedTuple):
@@ -150,8 +158,11 @@ def join_domains(domains: list[Domain]) -> Domain:
     some = next((d for d in domains if d.base == "present"), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
         raise ValueError(f"rows of {some} cannot be combined with others")
-    if top.rank == EDGE.rank and len({d.base for d in domains if d.rank == top.rank}) > 1:
+    if top.rank == EDGE.rank and len({d.base for d in domains if d.base in ("edge", "out")}) > 1:
         raise ValueError("values of edges at parents and at children cannot be combined")
+    related = {(d.base, d.link) for d in domains if d.related}
+    if len(related) > 1:
+        raise ValueError("values of edges and of the vertices of a link cannot be combined")
     kinds = {d.kind for d in domains if d.kind is not None}
     if len(kinds) > 1:
         if types := sorted(repr(d.kind) for d in set(domains) if d.vertex_type is not None):

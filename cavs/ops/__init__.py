@@ -24,6 +24,7 @@ from cavs.ops.elementwise import (
     where,
 )
 from cavs.ops.graph import (
+    linked,
     max_graph,
     mean_graph,
     mean_linked,
@@ -66,6 +67,7 @@ __all__ = [
     "gelu",
     "gumbel",
     "leaky_relu",
+    "linked",
     "log",
     "log_softmax",
     "logsumexp",

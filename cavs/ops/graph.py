@@ -6,7 +6,8 @@ meaning (rule GRAPH), so they have no one-row reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cavs.errors import TraceError, user_line
@@ -29,7 +30,7 @@ from cavs.ops.types import at_all_types
 
 def _edge_to_vertex(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
     (t,) = types
-    if t.domain.base != "edge":
+    if not t.domain.related:
         raise ValueError("needs a value of every child, as v.gather() gives")
     need_floats(types)
     return TensorType(FLOAT, t.shape, t.domain.at("vertex"))
@@ -277,6 +278,37 @@ defop(
     reduction="max",
     any_kind=True,
 )
+
+
+def _pairs_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    link = attrs["domain"].link
+    if types[0].domain != Domain("vertex", None, link.source):
+        raise ValueError(f"needs a value of every vertex of {link.source!r}")
+    need_floats(types)
+    return TensorType(FLOAT, types[0].shape, attrs["domain"])
+
+
+def _source_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    found = types[0].domain
+    if found.base != "pair" or found.kind is not None or found.link is None:
+        raise ValueError("needs a value of every pair of a link")
+    return TensorType(FLOAT, types[0].shape, Domain("vertex", None, found.link.source))
+
+
+# The row of each vertex that a vertex reads along a link, in cells that run over its target; and
+# the reverse, the sum over the pairs that read a row.
+defop(
+    "take_pairs",
+    infer=_pairs_infer,
+    vjp=lambda n, d: (apply("sum_pairs", d),),
+    **_ALONG,
+)
+defop(
+    "sum_pairs",
+    infer=_source_infer,
+    vjp=lambda n, d: (apply("take_pairs", d, domain=n.inputs[0].type.domain),),
+    **_ALONG,
+)
 # A value that crosses the border of a structure, where specialisation by kind ends.
 defop(
     "push",
@@ -460,3 +492,22 @@ def softmax_readers(values: Any, link: Link) -> Node:
     most = apply("stop_gradient", apply("max_readers", x, link=link))
     weight = apply("exp", x - _forward(most, link))
     return weight / _forward(apply("sum_readers", weight, link=link), link)
+
+
+@dataclass(frozen=True)
+class Linked:
+    """Values of the vertices that a cell may read along a link, by name; see `linked`."""
+
+    link: Link
+    values: Mapping[str, Node]
+
+
+def linked(link: Link, **values: Any) -> Linked:
+    """Return values for a cell over the link's first structure, which reads them with ``v.link``.
+
+    values: rows of the vertices of the link's second structure, by name: in
+    ``cell(batch.graphs["target"], source=ops.linked(batch.link("attention"), h=h))`` vertices read
+    ``v.link("source").h``, with one row for each vertex that they are linked to. TraceError for
+    other values.
+    """
+    return Linked(link, {name: _along("linked", x, link, "source") for name, x in values.items()})

@@ -25,12 +25,14 @@ from cavs.ir import (
 )
 
 # Row maps that stay inside a chunk of rows (a vertex range and its edges).
-LOCAL_ARRAYS = frozenset({"none", "parent", "edges", "nth_edge", "parent_if_nth"})
+LOCAL_ARRAYS = frozenset(
+    {"none", "parent", "edges", "nth_edge", "parent_if_nth", "pairs", "pair_target"}
+)
 # Row maps from a vertex to its children, and from a child to its parents.
 TO_CHILDREN = frozenset({"child", "children", "nth_child", "nth_leaf"})
 TO_PARENTS = frozenset({"out", "nth_parents", "parents"})
 # Row maps along links, which may lead to any row.
-LINKS = frozenset({"linked", "linked_rows", "link_readers"})
+LINKS = frozenset({"linked", "linked_rows", "link_readers", "pair_source", "source_pairs"})
 # Row maps from a graph to vertices of one structure.
 OF_GRAPHS = frozenset({"graph_rows", "graph_roots", "graph_leaves"})
 
@@ -59,9 +61,21 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("sum_linked", "none"): ("segment_sum", "linked_rows"),
     ("sum_readers", "none"): ("segment_sum", "link_readers"),
     ("max_readers", "none"): ("segment_sum", "link_readers"),
+    ("take_pairs", "none"): ("index", "pair_source"),
+    ("sum_pairs", "none"): ("segment_sum", "source_pairs"),
+    ("sum_children.pair", "none"): ("segment_sum", "pairs"),
+    ("sum_children.pair", "pair_source"): ("segment_sum", "linked_rows"),
+    ("max_children.pair", "none"): ("segment_sum", "pairs"),
+    ("max_children.pair", "pair_source"): ("segment_sum", "linked_rows"),
+    ("product_children.pair", "none"): ("segment_sum", "pairs"),
+    ("product_children.pair", "pair_source"): ("segment_sum", "linked_rows"),
 }
 _ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
-_ACROSS = {("vertex", "edge"): "parent", ("graph", "vertex"): "graph_of"}
+_ACROSS = {
+    ("vertex", "edge"): "parent",
+    ("vertex", "pair"): "pair_target",
+    ("graph", "vertex"): "graph_of",
+}
 # Row maps of a kernel that sums over the edges to parents, by the domain of the slot.
 _OUTWARD = {"vertex": "parents", "edge": "out"}
 
@@ -199,8 +213,11 @@ class Accesses:
         (x,) = node.inputs
         taken = node if node.op.name == "take" else x
         attrs = dict(node.attrs)
-        argument = attrs.get("k", attrs.get("link", _feature_of(taken.type.domain)))
+        link = x.type.domain.link or node.type.domain.link or _feature_of(taken.type.domain)
+        argument = attrs.get("k", attrs.get("link", link))
         name = f"{node.op.name}.{attrs['members']}" if "members" in attrs else node.op.name
+        if x.type.domain.base == "pair" and name != "sum_pairs":
+            name += ".pair"
         result = []
         for p in self.pieces(x):
             if (name, p.array) not in _COMPOSED or p.map == "one":
@@ -222,7 +239,11 @@ class Accesses:
         array = _ACROSS[source, target]
         if any(p.map not in ("self", "one") for p in pieces):
             raise NoAccessError(node)
-        return [p if p.map == "one" else p._replace(map="index", array=array) for p in pieces]
+        argument = reader.type.domain.link or 0
+        return [
+            p if p.map == "one" else p._replace(map="index", array=array, argument=argument)
+            for p in pieces
+        ]
 
     def operands(self, node: Node) -> list[tuple[Node, list[Piece]]]:
         """Return the float values that the kernel of ``node`` reads, with their pieces."""

@@ -37,7 +37,7 @@ def reduce_to(d: Node, target: TensorType) -> Node:
     while d.type.domain.rank > target.domain.rank:
         if target.domain == ONE:
             d = apply("sum_rows", d)
-        elif d.type.domain.base == "edge":
+        elif d.type.domain.related:
             d = apply("sum_children", d)
         else:
             d = apply("sum_vertices", at_all_types(d))

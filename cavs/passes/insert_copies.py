@@ -12,7 +12,7 @@ def _by_way_of_vertices(n: Node, accesses: Accesses) -> Node:
     its graph."""
     domains = [x.type.domain for x in n.inputs] if reduces(n) else [n.type.domain]
     top = max(domains, key=lambda d: d.rank, default=ONE)
-    if top.base != "edge":
+    if not top.related:
         return n
 
     def there(x: Node) -> Node:

@@ -116,7 +116,7 @@ class _Specialiser:
         self.kinded: dict[tuple[Node, int], Node | None] = {}
 
     def _depends(self, n: Node) -> bool:
-        if n.type.domain.base in ("edge", "out") or n.op.reads_slot:
+        if n.type.domain.base in ("edge", "out", "pair") or n.op.reads_slot:
             return True
         if n.type.domain.vertex_type is not None or n.op.name == "merge_types":
             return True
@@ -240,9 +240,13 @@ class _Specialiser:
         if n.type.domain.vertex_type not in (None, kind.vertex_type):
             return None
         t = type(n.type)(n.type.dtype, n.shape, domain)
-        if n.op.zero_at_leaves and not kind.inner:
+        if n.op.any_kind and n.type.domain.base == "pair":  # reads rows of another structure
+            source = self._merged(n.inputs[0])
+            return make(n.op, (source,), {**dict(n.attrs), "domain": domain}, t, n.where)
+        pairs = bool(n.inputs) and n.inputs[0].type.domain.base == "pair"
+        if n.op.zero_at_leaves and not kind.inner and not pairs:
             return zeros(t)
-        if n.op.one_at_leaves and not kind.inner:
+        if n.op.one_at_leaves and not kind.inner and not pairs:
             return full(1.0, t)
         if self._reads_nothing(n, kind) or (kind.inner and _is_leaf(n)):
             return zeros(t)

@@ -329,6 +329,17 @@ void bind_schedule(py::module_& m) {
       .def_property_readonly("leaf_graphs", of_rows(&Schedule::leaf_graphs),
                              "(offsets, graphs) that each row is a leaf of.")
       .def(
+          "linked_rows",
+          [](const py::object& self, int32_t link) {
+            const auto& s = self.cast<const Schedule&>();
+            if (link < 0 || link >= static_cast<int32_t>(s.batch->links.size())) {
+              throw py::index_error("link " + std::to_string(link) + " of " +
+                                    std::to_string(s.batch->links.size()));
+            }
+            return segments(s.linked_rows(link), s.order.size(), self);
+          },
+          py::arg("link"), "(offsets, rows) of the vertices that each row reads along a link.")
+      .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {
             check_size(values, static_cast<int64_t>(s.order.size()), "values");

@@ -39,7 +39,10 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
   bool products = false;
   for (size_t i = 0; i < ids.size(); ++i) {
     const Instruction& in = p.instructions[ids[i]];
-    body.edges |= is_vertex(space) && is_edge(in.space);
+    const int32_t relation = relation_of(in.space);
+    const bool known =
+        std::find(body.relations.begin(), body.relations.end(), relation) != body.relations.end();
+    if (is_vertex(space) && relation != kNoRelation && !known) body.relations.push_back(relation);
     products |= traits_of(in).packed_weight;
     each_buffer(in, [&](int32_t id, bool) {
       const Buffer& b = p.buffers[id];

@@ -24,9 +24,9 @@ struct Body {
   std::vector<int32_t> instructions;
   std::vector<int32_t> sums;  // kLoop: sums over the rows of a task, after its instructions
   std::vector<ScratchUse> scratch;
-  bool edges = false;      // some instruction runs over the edges of the rows
-  int32_t chunk_rows = 1;  // rows whose values stay in the second-level cache
-  int32_t edge_limit = 0;  // maximum number of edges of a chunk of more than one row
+  std::vector<int32_t> relations;  // some instruction runs over rows related to its own
+  int32_t chunk_rows = 1;          // rows whose values stay in the second-level cache
+  int32_t edge_limit = 0;  // maximum number of edges, or pairs, of a chunk of more than one row
 };
 
 // Estimated nanoseconds of one instruction: fixed + rows * row.

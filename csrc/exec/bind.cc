@@ -320,6 +320,10 @@ IndexArrays segments_of(const Operand& o, const Schedule& s) {
       return of_structure(segments(s.graph_leaves(), s.num_parts()), o.argument, s.num_graphs());
     case Array::kLinkedRows:
       return segments(s.linked_rows(o.argument), vertices);
+    case Array::kPairs:
+      return {{}, {s.linked_rows(o.argument), vertices + 1}};
+    case Array::kSourcePairs:
+      return segments(s.source_pairs(o.argument), vertices);
     case Array::kLinkReaders:
       return segments(s.link_readers(o.argument), vertices);
     case Array::kRowGraphs:
@@ -362,6 +366,10 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {s.graph_of, {}};
     case Array::kIndexFeature:
       return {features.rows(o.argument, space), {}};
+    case Array::kPairTarget:
+      return {{s.pair_target(o.argument), static_cast<size_t>(s.num_pairs(o.argument))}, {}};
+    case Array::kPairSource:
+      return {segments(s.linked_rows(o.argument), vertices).index, {}};
     case Array::kLinked:
       return {{s.linked(o.argument), vertices}, {}};
     case Array::kPresent:
@@ -379,7 +387,7 @@ void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bo
   const auto patch = [&](Patch::Target target, size_t at, int32_t buffer, int32_t column) {
     const Buffer& b = p.buffers[buffer];
     if (b.role != Role::kScratch) return;
-    patches.push_back({target, is_edge(b.space), static_cast<int32_t>(at), buffer, column});
+    patches.push_back({target, relation_of(b.space), static_cast<int32_t>(at), buffer, column});
   };
   for (size_t i = 0; i < p.instructions.size(); ++i) {
     const Instruction& in = p.instructions[i];
@@ -388,7 +396,7 @@ void bind_shapes(const Program& p, const Analysis& analysis, BoundProgram<T>& bo
     b.type = in.type;
     b.execution = &traits.execution<T>();
     b.space = in.space;
-    b.edges = is_edge(in.space);
+    b.relation = relation_of(in.space);
     b.accumulate = in.accumulate && !analysis.overwrites[i];
     b.split = in.split;
     b.first = static_cast<int32_t>(bound.sources.size());

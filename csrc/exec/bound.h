@@ -13,7 +13,7 @@ template <class T>
 struct Bound {
   InstructionType type;
   const Execution<T>* execution;
-  bool edges = false;  // runs over the edges of the chunk's rows
+  int32_t relation = -1;  // runs over rows related to those of the chunk; see relation_of
   bool accumulate = false;
   int32_t first = 0, count = 0;  // sources
   int32_t split = 0;             // sources [0, split) are the left operand
@@ -32,8 +32,8 @@ struct Bound {
 // An operand in scratch: only the thread knows its address, and only the chunk its first row.
 struct Patch {
   enum class Target : uint8_t { kSource, kLoad, kStore, kOut } target;
-  bool edges;  // its rows are the edges of the chunk's rows
-  int32_t at;  // index of the source, load, store or instruction
+  int32_t relation;  // its rows are related to those of the chunk, or -1
+  int32_t at;        // index of the source, load, store or instruction
   int32_t buffer;
   int32_t column;
 };

@@ -101,7 +101,7 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kParent:
     case Array::kParentIfNth:
       from = is_edge(s),
-      to = !feature && from && contains(p_, b.space, vertices_of(s)) && b.held != Held::kLeaves;
+      to = !feature && from && contains(p_, b.space, vertices_of(p_, s)) && b.held != Held::kLeaves;
       break;
     case Array::kNthEdge:
     case Array::kEdges:
@@ -142,6 +142,20 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kLinkReaders:
       from = is_vertex(s), to = !feature && all_vertices(b);
       break;
+    case Array::kPairs:
+      from = is_vertex(s);
+      to = !feature && is_pairs(b.space) && contains(p_, b.space, related(s, 1 + o.argument));
+      break;
+    case Array::kPairTarget:
+      from = is_pairs(s) && link_of(s) == o.argument;
+      to = !feature && from && contains(p_, b.space, vertices_of(p_, s)) && b.held == Held::kAll;
+      break;
+    case Array::kPairSource:
+      from = is_pairs(s) && link_of(s) == o.argument, to = !feature && all_vertices(b);
+      break;
+    case Array::kSourcePairs:
+      from = is_vertex(s), to = !feature && b.space == related(kVertexSpace, 1 + o.argument);
+      break;
     case Array::kNone:
       from = false;
       break;
@@ -155,8 +169,11 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
   } else if (is_link(o.array)) {
     need(o.argument < static_cast<int32_t>(p_.links.size()), with);
     const LinkType link = p_.links[o.argument];
-    const bool forward = o.array != Array::kLinkReaders;
-    need(reader == (forward ? link.target : link.source), with);
+    // Rows of pairs belong to the structure of the target.
+    const bool back = o.array == Array::kLinkReaders || o.array == Array::kSourcePairs;
+    const bool forward =
+        o.array == Array::kLinked || o.array == Array::kLinkedRows || o.array == Array::kPairSource;
+    need(reader == (back ? link.source : link.target), with);
     need(constant || read == (forward ? link.source : link.target), with);
   } else if (is_vertex(b.space) || is_edge(b.space) || is_present(b.space)) {
     need(feature || constant || read == reader, what + ", which are of another structure");

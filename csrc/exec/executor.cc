@@ -137,10 +137,9 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   for (const Body& body : analysis_.bodies) {
     for (int32_t id : body.instructions) {
       Bound<T>& b = bound_.instructions[id];
-      b.edges &= is_vertex(body.space);
-      for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
-        patches_[i].edges &= is_vertex(body.space);
-      }
+      if (is_vertex(body.space)) continue;
+      b.relation = kNoRelation;
+      for (int32_t i = b.first_patch; i < b.end_patch; ++i) patches_[i].relation = kNoRelation;
     }
   }
   context_.kernel_elements = kernel_scratch(bound_, analysis_, kernels_);
@@ -215,8 +214,8 @@ void Executor<T>::lay_out_scratch() {
     std::vector<Lifetime> lives;
     for (const ScratchUse& use : body.scratch) {
       const Buffer& b = program_->buffers[use.buffer];
-      const bool edges = is_edge(b.space) && !is_edge(body.space);
-      const size_t rows = edges ? std::max(edge_rows, body.edge_limit) : body.chunk_rows;
+      const bool related = relation_of(b.space) != kNoRelation && is_vertex(body.space);
+      const size_t rows = related ? std::max(edge_rows, body.edge_limit) : body.chunk_rows;
       lives.push_back({use.first, use.last, sizeof(T) * b.width * rows});
     }
     const size_t bytes = pack_lifetimes(lives);

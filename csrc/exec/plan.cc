@@ -69,10 +69,9 @@ class Planner {
  private:
   static RowRange range(int32_t begin, int32_t end) { return {begin, end}; }
   RowRange rows_of(int32_t id, const Body& body, RowRange rows) const {
-    if (is_vertex(body.space) && is_edge(p_.instructions[id].space)) {
-      return range(s_.edge_offsets[rows.begin], s_.edge_offsets[rows.end]);
-    }
-    return rows;
+    const int32_t relation = relation_of(p_.instructions[id].space);
+    if (!is_vertex(body.space) || relation == kNoRelation) return rows;
+    return spaces_.related(rows, relation);
   }
   double cost(int32_t id, RowRange rows) const {
     return rows.size() == 0 ? 0 : a_.costs[id].fixed + a_.costs[id].row * rows.size();
@@ -136,14 +135,17 @@ class Planner {
   // Rows [begin, result) form the next chunk: at most `most` rows, and few edges or one row.
   int32_t chunk_end(const Body& body, int32_t begin, int32_t end, int32_t most) {
     int32_t stop = std::min(end, begin + most);
-    if (!body.edges) return stop;
-    const int32_t* offsets = s_.edge_offsets.data();
-    if (offsets[stop] - offsets[begin] > body.edge_limit) {
+    for (const int32_t relation : body.relations) {
+      const int32_t* const offsets = spaces_.offsets[relation];
+      if (offsets[stop] - offsets[begin] <= body.edge_limit) continue;
       const int32_t* over = std::upper_bound(offsets + begin + 1, offsets + stop + 1,
                                              offsets[begin] + body.edge_limit);
       stop = std::max(begin + 1, static_cast<int32_t>(over - offsets) - 1);
     }
-    plan_.edge_rows = std::max(plan_.edge_rows, offsets[stop] - offsets[begin]);
+    for (const int32_t relation : body.relations) {
+      const RowRange related = spaces_.related({begin, stop}, relation);
+      plan_.edge_rows = std::max(plan_.edge_rows, related.size());
+    }
     return stop;
   }
   // Add a step to the current body, or a piece to its last step.

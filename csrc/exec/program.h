@@ -15,11 +15,14 @@ namespace cavs {
 // + 2 * k: edges whose parent is of that kind. kPresent0 - f: vertices where int feature f is
 // present (>= 0), in row order. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 * s: all vertices,
 // and edges, of structure s, where samples have named structures; else kVertexSpace, kEdgeSpace.
+// kPairs0 + kPairsStride * l: the pairs of link l, one row for each vertex that a vertex of its
+// target reads; + 1 + k: those whose target is of the program's k-th kind.
 using Space = int32_t;
 constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
 constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
 constexpr Space kVertexStructure0 = 1 << 20, kEdgeStructure0 = kVertexStructure0 + 1;
 constexpr int32_t kMostStructures = 64;
+constexpr Space kPairs0 = 1 << 21, kPairsStride = 1 << 12;
 constexpr Space kPresent0 = -2;
 
 enum class Role : uint8_t {
@@ -81,6 +84,10 @@ enum class Array : uint8_t {
   kLinked,        // + argument l: row -> row of the only vertex that link l leads to, or -1
   kLinkedRows,    // + argument l; segments: rows of the vertices that link l leads to
   kLinkReaders,   // + argument l; segments: rows of the vertices that link l leads from
+  kPairs,         // + argument l; segments: pairs of link l of a vertex of its target, in order
+  kPairTarget,    // + argument l: pair of link l -> row of its target
+  kPairSource,    // + argument l: pair of link l -> row of its source
+  kSourcePairs,   // + argument l; segments: pairs of link l that read a row, ascending
 };
 
 struct Operand {

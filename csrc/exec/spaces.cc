@@ -12,6 +12,10 @@ std::string space_name(Space s) {
   if (is_present(s)) return "present " + std::to_string(feature_of(s));
   if (s < 0) return "space " + std::to_string(s);
   if (s < kVertexKind0) return kNames[s];
+  if (is_pairs(s)) {
+    const std::string kind = kind_of(s) < 0 ? "" : " kind " + std::to_string(kind_of(s));
+    return "pairs of link " + std::to_string(link_of(s)) + kind;
+  }
   if (is_structure(s)) {
     return std::string(is_vertex(s) ? "vertex" : "edge") + " structure " +
            std::to_string((s - kVertexStructure0) / 2);
@@ -21,6 +25,22 @@ std::string space_name(Space s) {
 std::string rows_name(const Buffer& b) {
   return space_name(b.space) + (b.held == Held::kAll ? "" : std::string(" ") + name_of(b.held));
 }
+
+namespace {
+
+// Offsets of the pairs of links whose pairs the program computes, which the schedule derives.
+void resolve_relations(const Program& program, const Schedule& schedule, Spaces& spaces) {
+  spaces.targets.clear();
+  spaces.offsets.assign(1 + program.links.size(), nullptr);
+  spaces.offsets[kEdges] = schedule.edge_offsets.data();
+  for (const LinkType& link : program.links) spaces.targets.push_back(link.target);
+  for (const Instruction& in : program.instructions) {
+    if (!is_pairs(in.space) || spaces.offsets[relation_of(in.space)] != nullptr) continue;
+    spaces.offsets[relation_of(in.space)] = schedule.linked_rows(link_of(in.space));
+  }
+}
+
+}  // namespace
 
 void resolve_spaces(const Program& program, const Schedule& schedule,
                     const std::vector<RowRange>& present, Spaces& spaces) {
@@ -48,6 +68,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
   spaces.ranges[kEdgeSpace] = {0, edges};
   spaces.present = present;
   spaces.kinds.assign(schedule.kinds.size(), -1);
+  resolve_relations(program, schedule, spaces);
   spaces.structures.clear();
   spaces.held.clear();
   for (int32_t s = 0; s < program.structures; ++s) {

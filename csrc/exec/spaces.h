@@ -11,10 +11,22 @@
 
 namespace cavs {
 
-inline bool is_vertex(Space s) { return s == kVertexSpace || (s >= kVertexKind0 && s % 2 == 0); }
-inline bool is_edge(Space s) { return s == kEdgeSpace || (s >= kEdgeKind0 && s % 2 == 1); }
+inline bool is_pairs(Space s) { return s >= kPairs0; }
+inline bool is_vertex(Space s) {
+  return s == kVertexSpace || (s >= kVertexKind0 && !is_pairs(s) && s % 2 == 0);
+}
+inline bool is_edge(Space s) {
+  return s == kEdgeSpace || (s >= kEdgeKind0 && !is_pairs(s) && s % 2 == 1);
+}
+inline int32_t link_of(Space pairs) { return (pairs - kPairs0) / kPairsStride; }
+// The relation that leads from vertices to the rows of a space: kEdges from parents to edges, 1 + l
+// to the pairs of link l, kNoRelation to other rows.
+constexpr int32_t kNoRelation = -1, kEdges = 0;
+inline int32_t relation_of(Space s) {
+  return is_pairs(s) ? 1 + link_of(s) : is_edge(s) ? kEdges : kNoRelation;
+}
 inline bool is_present(Space s) { return s <= kPresent0; }
-inline bool is_structure(Space s) { return s >= kVertexStructure0; }
+inline bool is_structure(Space s) { return s >= kVertexStructure0 && !is_pairs(s); }
 // True for all vertices, or edges, of the batch or of a structure.
 inline bool is_every_vertex(Space s) {
   return s == kVertexSpace || (is_structure(s) && is_vertex(s));
@@ -25,6 +37,7 @@ inline int32_t feature_of(Space present) { return kPresent0 - present; }
 inline Space whole_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
 // The kind of the program that a space is limited to, or -1.
 inline int32_t kind_of(Space s) {
+  if (is_pairs(s)) return (s - kPairs0) % kPairsStride - 1;
   return s < kVertexKind0 || is_structure(s) ? -1 : (s - kVertexKind0) / 2;
 }
 // The structure of an int feature, and the one that the rows of a space belong to: 0 for those of
@@ -35,14 +48,25 @@ inline int32_t int_structure(const Program& p, int32_t feature) {
 inline int32_t structure_of(const Program& p, Space s) {
   if (is_structure(s)) return (s - kVertexStructure0) / 2;
   if (is_present(s)) return int_structure(p, feature_of(s));
+  if (is_pairs(s)) return p.links[link_of(s)].target;
   return s < kVertexKind0 ? 0 : structure_of(p.kinds[kind_of(s)]);
 }
 inline Space edges_of(Space vertices) { return vertices + 1; }
-inline Space vertices_of(Space edges) { return edges - 1; }
+// The rows of a relation that vertices lead to, and the vertices that lead to edges or pairs.
+inline Space related(Space vertices, int32_t relation) {
+  if (relation == kEdges) return edges_of(vertices);
+  return kPairs0 + kPairsStride * (relation - 1) + kind_of(vertices) + 1;
+}
+inline Space vertices_of(const Program& p, Space rows) {
+  if (is_edge(rows)) return rows - 1;
+  const int32_t kind = kind_of(rows);
+  return kind < 0 ? kVertexStructure0 + 2 * structure_of(p, rows) : kVertexKind0 + 2 * kind;
+}
 // True if every row of `inner` is a row of `outer`.
 inline bool contains(const Program& p, Space outer, Space inner) {
   if (outer == inner) return true;
   if (is_structure(outer) && structure_of(p, outer) != structure_of(p, inner)) return false;
+  if (is_pairs(outer) && is_pairs(inner)) return related(kVertexSpace, relation_of(inner)) == outer;
   return (is_every_vertex(outer) && is_vertex(inner)) || (is_every_edge(outer) && is_edge(inner));
 }
 
@@ -55,14 +79,18 @@ inline bool is_segments(Array a) {
          a == Array::kGraphRows || a == Array::kNthParents || a == Array::kGraphRoots ||
          a == Array::kRowGraphs || a == Array::kRootGraphs || a == Array::kGraphLeaves ||
          a == Array::kLeafGraphs || a == Array::kParents || a == Array::kLinkedRows ||
-         a == Array::kLinkReaders;
+         a == Array::kLinkReaders || a == Array::kPairs || a == Array::kSourcePairs;
 }
 // True if its segments are vertices of each graph of one structure.
 inline bool is_of_graphs(Array a) {
   return a == Array::kGraphRows || a == Array::kGraphRoots || a == Array::kGraphLeaves;
 }
+inline bool is_pair(Array a) {
+  return a == Array::kPairs || a == Array::kPairTarget || a == Array::kPairSource ||
+         a == Array::kSourcePairs;
+}
 inline bool is_link(Array a) {
-  return a == Array::kLinked || a == Array::kLinkedRows || a == Array::kLinkReaders;
+  return a == Array::kLinked || a == Array::kLinkedRows || a == Array::kLinkReaders || is_pair(a);
 }
 // True if it reads one row for each edge to a parent, in kernels that sum over these edges.
 inline bool is_of_parents(const Instruction& in, const Operand& o) {
@@ -82,7 +110,8 @@ inline bool has_argument(Array a) {
 inline bool is_local(const Operand& o) {
   if (o.map == RowMap::kSelf || o.map == RowMap::kOne) return true;
   return o.array == Array::kParent || o.array == Array::kParentIfNth ||
-         o.array == Array::kNthEdge || o.array == Array::kEdges;
+         o.array == Array::kNthEdge || o.array == Array::kEdges || o.array == Array::kPairs ||
+         o.array == Array::kPairTarget;
 }
 // Row ranges of the program's spaces in a batch, and the program's kind for each kind of the
 // schedule.
@@ -92,10 +121,22 @@ struct Spaces {
   std::vector<RowRange> structures;  // vertices of structure 0, its edges, vertices of structure 1
   std::vector<std::array<RowRange, 3>> held;  // by structure, then Held
   std::vector<int32_t> kinds;
+  std::vector<int32_t> targets;         // of each link
+  std::vector<const int32_t*> offsets;  // by relation: row -> first related row; of the schedule
   RowRange rows(Space s) const {
+    if (is_pairs(s)) {
+      const int32_t kind = kind_of(s);
+      const RowRange from =
+          kind < 0 ? structures[2 * targets[link_of(s)]] : ranges[kVertexKind0 + 2 * kind];
+      return related(from, relation_of(s));
+    }
     return is_structure(s) ? structures[s - kVertexStructure0]
            : is_present(s) ? present[feature_of(s)]
                            : ranges[s];
+  }
+  // The rows of a relation that lead from vertex rows.
+  RowRange related(RowRange rows, int32_t relation) const {
+    return {offsets[relation][rows.begin], offsets[relation][rows.end]};
   }
   RowRange rows_of(const Buffer& b) const {
     if (b.held == Held::kAll) return rows(b.space);

@@ -64,9 +64,7 @@ struct ThreadState {
     const Space space = bound.instructions[instruction].space;
     if (extent.over == SumExtent::Over::kAll) return run.spaces->rows(space);
     const RowRange rows = run.schedule->tasks[extent.number].rows;
-    if (is_vertex(space)) return rows;
-    const PooledVector<int32_t>& offsets = run.schedule->edge_offsets;
-    return {offsets[rows.begin], offsets[rows.end]};
+    return is_vertex(space) ? rows : run.spaces->related(rows, relation_of(space));
   }
 };
 

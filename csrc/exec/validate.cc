@@ -87,7 +87,11 @@ class Validator : AccessChecks {
 
   void check_space(Space s) const {
     const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
-    if (is_structure(s)) {
+    if (is_pairs(s)) {
+      need(link_of(s) < static_cast<int32_t>(p_.links.size()) &&
+               kind_of(s) < static_cast<int32_t>(p_.kinds.size()),
+           "rows of " + space_name(s));
+    } else if (is_structure(s)) {
       need(s < kVertexStructure0 + 2 * p_.structures,
            "structure " + std::to_string((s - kVertexStructure0) / 2) + " of " +
                std::to_string(p_.structures));
@@ -191,7 +195,9 @@ class Validator : AccessChecks {
              std::string(name_of(in.type)) +
                  (global ? " in a global stage" : " needs a global stage of its own, or a loop"));
       }
-      const bool own = in.space == space || (is_vertex(space) && in.space == edges_of(space));
+      const bool own =
+          in.space == space || (is_vertex(space) && relation_of(in.space) != kNoRelation &&
+                                in.space == related(space, relation_of(in.space)));
       need(own || (global && space < 0),
            "runs over " + space_name(in.space) + " in a stage over " + space_name(space));
       if (!sum) add_written(in, written);

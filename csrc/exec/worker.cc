@@ -56,7 +56,8 @@ void Worker<T>::patch(const Bound<T>& b, T* scratch, int64_t first_row) {
   for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
     const Patch& p = (*context().patches)[i];
     T* const data = scratch + context().scratch_offsets[p.buffer] / sizeof(T) + p.column;
-    const int64_t base = p.edges ? context().schedule->edge_offsets[first_row] : first_row;
+    const bool own = p.relation == kNoRelation;
+    const int64_t base = own ? first_row : context().spaces->offsets[p.relation][first_row];
     switch (p.target) {
       case Patch::Target::kSource:
         bound.sources[p.at].data = data;
@@ -112,15 +113,11 @@ void Worker<T>::run(const Item& item) {
 template <class T>
 void Worker<T>::run_body(const RunBody& item) {
   const Body& body = context().analysis->bodies[item.body];
-  RowRange edges;
-  if (body.edges) {
-    const PooledVector<int32_t>& offsets = context().schedule->edge_offsets;
-    edges = {offsets[item.rows.begin], offsets[item.rows.end]};
-  }
   for (int32_t id : body.instructions) {
     const Bound<T>& b = state_.bound.instructions[id];
     patch(b, state_.scratch.template as<T>(), item.rows.begin);
-    run_rows(id, b.edges ? edges : item.rows);
+    const bool own = b.relation == kNoRelation;
+    run_rows(id, own ? item.rows : context().spaces->related(item.rows, b.relation));
   }
 }
 

@@ -168,6 +168,9 @@ enum Derived : int64_t {
   kLinked,
   kLinkedRows,
   kLinkReaders,
+  kPairTarget,
+  kPairOrder,
+  kSourcePairs,
   kNumDerived
 };
 
@@ -418,6 +421,41 @@ const int32_t* Schedule::link_readers(int32_t l) const {
       for (int32_t i = link.offsets[v]; i < link.offsets[v + 1]; ++i)
         found[next[row[link.vertices[i]]]++] = r;
     }
+  });
+}
+
+const int32_t* Schedule::pair_target(int32_t l) const {
+  const int32_t* const offsets = linked_rows(l);
+  return derive(derived_key(l, kPairTarget), [&](auto& array) {
+    array.resize(num_pairs(l));
+    const RowRange targets = rows_of(batch->links.at(l).target);
+    for (int32_t r = targets.begin; r < targets.end; ++r)
+      std::fill(array.begin() + offsets[r], array.begin() + offsets[r + 1], r);
+  });
+}
+
+const int32_t* Schedule::pair_order(int32_t l) const {
+  return derive(derived_key(l, kPairOrder), [&](auto& array) {
+    const Link& link = batch->links.at(l);
+    const RowRange targets = rows_of(link.target);
+    array.reserve(link.vertices.size());
+    for (int32_t r = targets.begin; r < targets.end; ++r) {
+      for (int32_t i = link.offsets[order[r]]; i < link.offsets[order[r] + 1]; ++i)
+        array.push_back(i);
+    }
+  });
+}
+
+const int32_t* Schedule::source_pairs(int32_t l) const {
+  const int32_t* const source = linked_rows(l) + order.size() + 1;
+  return derive(derived_key(l, kSourcePairs), [&](auto& array) {
+    PooledVector<int32_t> next(order.size() + 1, 0);
+    for (int32_t i = 0; i < num_pairs(l); ++i) ++next[source[i]];
+    to_positions(&next);
+    array = next;
+    array.resize(next.size() + num_pairs(l));
+    int32_t* const found = array.data() + next.size();
+    for (int32_t i = 0; i < num_pairs(l); ++i) found[next[source[i]]++] = i;
   });
 }
 

@@ -90,6 +90,14 @@ struct Schedule {
   const int32_t* linked(int32_t l) const;
   const int32_t* linked_rows(int32_t l) const;
   const int32_t* link_readers(int32_t l) const;
+  // Pairs of a target and a vertex that it reads are numbered as in linked_rows. pair -> row of the
+  // target; pair -> pair of the batch, by target; segments, offsets first: pairs that read a row.
+  const int32_t* pair_target(int32_t l) const;
+  const int32_t* pair_order(int32_t l) const;
+  const int32_t* source_pairs(int32_t l) const;
+  int32_t num_pairs(int32_t l) const {
+    return static_cast<int32_t>(batch->links.at(l).vertices.size());
+  }
   // Segments in one array each, offsets first: rows of the roots and of the leaves of each graph of
   // each structure; graphs that a row is a vertex of (once for each vertex merged into it), a root
   // or a leaf of.

@@ -53,13 +53,13 @@ void Executor<T>::lay_out() {
 template <class T>
 size_t Executor<T>::lay_out_scratch() {
   const auto bodies = analysis_.bodies.size();
-  std::vector<int64_t> rows(bodies, 0), edges(bodies, 0);
+  std::vector<int64_t> rows(bodies, 0), related(bodies, 0);
   const auto grow = [&](int32_t body, RowRange r) {
     if (body < 0) return;
     rows[body] = std::max<int64_t>(rows[body], r.size());
     if (!is_vertex(analysis_.bodies[body].space)) return;
-    const PooledVector<int32_t>& offsets = schedule_->edge_offsets;
-    edges[body] = std::max<int64_t>(edges[body], offsets[r.end] - offsets[r.begin]);
+    for (const int32_t relation : analysis_.bodies[body].relations)
+      related[body] = std::max<int64_t>(related[body], spaces_.related(r, relation).size());
   };
   for (size_t s = 0; s < program_->stages.size(); ++s) {
     const Stage& stage = program_->stages[s];
@@ -75,8 +75,8 @@ size_t Executor<T>::lay_out_scratch() {
     std::vector<Lifetime> lives;
     for (const ScratchUse& use : body.scratch) {
       const Buffer& b = program_->buffers[use.buffer];
-      const bool of_edges = is_edge(b.space) && !is_edge(body.space);
-      const auto n = static_cast<size_t>(of_edges ? edges[i] : rows[i]);
+      const bool own = relation_of(b.space) == kNoRelation || !is_vertex(body.space);
+      const auto n = static_cast<size_t>(own ? rows[i] : related[i]);
       lives.push_back({use.first, use.last, value_bytes(use.buffer) * b.width * n});
     }
     most = std::max(most, pack_lifetimes(lives));

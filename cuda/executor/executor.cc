@@ -73,7 +73,8 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, CompiledProgram<T>
       Bound<T>& b = bound_.instructions[id];
       for (int32_t i = b.first_patch; i < b.end_patch; ++i) {
         const Patch& patch = patches_[i];
-        const ScratchOperand operand{patch.buffer, patch.column, patch.edges && vertices};
+        const int32_t relation = vertices ? patch.relation : kNoRelation;
+        const ScratchOperand operand{patch.buffer, patch.column, relation};
         switch (patch.target) {
           case Patch::Target::kSource:
             source_scratch_[patch.at] = operand;

@@ -131,7 +131,7 @@ class Executor {
   struct ScratchOperand {
     int32_t buffer = -1;  // -1: not in scratch
     int32_t column = 0;
-    bool edges = false;
+    int32_t relation = -1;  // its rows are related to those of the chunk, see relation_of
   };
   struct MapLaunch {
     Handle function = nullptr;

@@ -78,7 +78,7 @@ T* Executor<T>::scratch(const ScratchOperand& operand) const {
 template <class T>
 int64_t Executor<T>::scratch_base(const ScratchOperand& operand, int64_t first_row) const {
   if (narrow_) return 0;
-  return operand.edges ? schedule_->edge_offsets[first_row] : first_row;
+  return operand.relation == kNoRelation ? first_row : spaces_.offsets[operand.relation][first_row];
 }
 
 template <class T>

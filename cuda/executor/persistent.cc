@@ -39,8 +39,12 @@ template <class T>
 bool Executor<T>::narrow(int32_t stage, const BatchTask& task) const {
   const int32_t id = analysis_.bodies_of_stage[stage][spaces_.kinds[task.kind]];
   if (id < 0) return true;
-  const int32_t edges = analysis_.bodies[id].edges ? task.edges.size() : 0;
-  return std::max(task.rows.size(), edges) <= device_->options().narrow_rows;
+  int32_t most = task.rows.size();
+  for (const int32_t relation : analysis_.bodies[id].relations) {
+    if (relation != kEdges) return false;  // the kernel knows the rows of edges alone
+    most = std::max(most, task.edges.size());
+  }
+  return most <= device_->options().narrow_rows;
 }
 
 // Lay out scratch for the largest narrow task of each body. No buffers overlap, so that blocks need

@@ -139,9 +139,8 @@ void Executor<T>::run_body(const Body& body, RowRange rows) {
 // Rows of an instruction, given those of its body.
 template <class T>
 RowRange Executor<T>::rows_of(int32_t id, Space body, RowRange rows) const {
-  if (!is_vertex(body) || !is_edge(program_->instructions[id].space)) return rows;
-  const PooledVector<int32_t>& offsets = schedule_->edge_offsets;
-  return {offsets[rows.begin], offsets[rows.end]};
+  const int32_t relation = relation_of(program_->instructions[id].space);
+  return is_vertex(body) && relation != kNoRelation ? spaces_.related(rows, relation) : rows;
 }
 
 template <class T>

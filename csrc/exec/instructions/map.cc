@@ -75,8 +75,9 @@ void bind(const Program&, const Instruction& in, const Addresses<T>& at, Bound<T
   b.map.seed = at.seed;
   b.map.step = at.step;
   b.map.row_ids =
-      is_vertex(in.space) ? s.order.data()
-      : is_edge(in.space) ? s.edge_order.data()
+      is_vertex(in.space)  ? s.order.data()
+      : is_edge(in.space)  ? s.edge_order.data()
+      : is_pairs(in.space) ? s.pair_order(link_of(in.space))
       : is_present(in.space)
           ? at.index_features->present(Array::kPresentOrder, feature_of(in.space)).data()
           : nullptr;

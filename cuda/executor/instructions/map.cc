@@ -50,7 +50,7 @@ void Executor<T>::add_map_arguments(int32_t id, int64_t first_row,
     add(s.map == RowMap::kOne ? data : row_zero(data, base * s.stride, o.buffer));
     const auto [index, offsets] = arrays_.of_load(load);
     if (s.map == RowMap::kSegmentSum) add(offsets);
-    const bool segments_of_rows = o.array == Array::kEdges;
+    const bool segments_of_rows = o.array == Array::kEdges || o.array == Array::kPairs;
     if (s.map == RowMap::kIndex || (s.map == RowMap::kSegmentSum && !segments_of_rows)) add(index);
   }
   for (int32_t i = 0; i < b.map.num_stores; ++i) {
