@@ -96,7 +96,7 @@ def _lists(rows: Any, label: str, target: str) -> tuple[Indices | None, Indices]
             rows = list(rows)
         except TypeError:
             raise GraphError(f"{label} has the rows {rows!r:.80}", hint=hint) from None
-        nested = any(isinstance(x, list | tuple | np.ndarray) and np.ndim(x) for x in rows)
+        nested = any(isinstance(x, Sequence | np.ndarray) and np.ndim(x) for x in rows)
     if not nested:
         return None, as_indices(rows, label)
     try:

@@ -236,3 +236,69 @@ def test_lists_are_folded():
     _, expected = reference(session.model, batch, training=False)
     for name, rows in session.predict(batch).items():
         assert_close(rows, expected[name], FLOAT64, name)
+
+
+class Attending(cavs.VertexFunction):
+    """A chain whose vertices attend to those they are linked to, with their state as the query."""
+
+    def __init__(self, size):
+        self.state = cavs.State(h=size)
+        self.linear = nn.Linear(3 * size, size)
+
+    def vertex(self, v):
+        h, source = v.gather().h.sum(), v.link("source")
+        weight = (source.key * h).sum(-1, keepdims=True).softmax()
+        context = (weight * source.h).sum()
+        h = ops.tanh(self.linear(ops.concat([v.pull("x"), h, context])))
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Translator(cavs.Model):
+    """Encodes a source, and decodes a target that attends to it while it runs."""
+
+    def __init__(self, size=3):
+        self.word, self.key = nn.Embedding(9, size), nn.Linear(size, size)
+        self.encode, self.decode = nn.LSTM(size, size), Attending(size)
+
+    def forward(self, batch):
+        source, target = batch.graphs["source"], batch.graphs["target"]
+        h = self.encode(source, x=self.word(source["token"]))
+        read = ops.linked(batch.link("to"), h=h, key=self.key(h))
+        return self.decode(target, x=self.word(target["token"]), source=read)
+
+    def loss(self, batch):
+        return ops.mean_squared_error(self.forward(batch), 1.0)
+
+
+def translation(source, target, rng):
+    """Return a sample in which each target word reads some source words, the last one none."""
+    rows = [rng.integers(0, source, rng.integers(0, 6)) for _ in range(target)]
+    rows[-1] = []
+    return cavs.Sample(
+        source=cavs.Graph.chain(source, {"token": rng.integers(0, 9, source)}),
+        target=cavs.Graph.chain(target, {"token": rng.integers(0, 9, target)}),
+        links={"to": cavs.Link("target", "source", rows)},
+    )
+
+
+def test_attention_inside_of_a_cell():
+    rng = np.random.default_rng(7)
+    batch = cavs.batch([translation(*s, rng) for s in ((3, 4), (1, 1), (5, 2), (2, 7))])
+    session, _ = agrees(Translator(), batch, FLOAT64)
+    session.set_serial(True)
+    _, expected = reference(session.model, batch)
+    loss, _ = session.gradients(batch)
+    assert_close(loss, expected["loss"], FLOAT64, "loss")
+
+
+def test_vertices_with_many_linked_vertices():
+    """More pairs than a chunk of rows holds scratch for."""
+    rng = np.random.default_rng(8)
+    rows = [rng.integers(0, 40, 400), [], rng.integers(0, 40, 3)]
+    sample = cavs.Sample(
+        source=cavs.Graph.chain(40, {"token": rng.integers(0, 9, 40)}),
+        target=cavs.Graph.chain(3, {"token": rng.integers(0, 9, 3)}),
+        links={"to": cavs.Link("target", "source", rows)},
+    )
+    agrees(Translator(), cavs.batch([sample, translation(3, 2, rng)]), FLOAT64)

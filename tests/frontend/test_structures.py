@@ -105,6 +105,39 @@ def test_take_reads_the_source_of_a_single_link():
     refuses(no_link, TraceError, "[take] needs a link, not 'spelling'")
 
 
+class Reader(cavs.VertexFunction):
+    def __init__(self, name="source"):
+        self.name, self.state = name, cavs.State(h=3)
+
+    def vertex(self, v):
+        h = v.pull("x") + v.gather().h.sum() + v.link(self.name).h.sum()
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_links_of_cells():
+    def run(cell, structure, link, **values):
+        def loss(m, batch):
+            graph = batch.graphs[structure]
+            x = m.char(graph["char"]) if structure == "chars" else m.word(graph["token"])
+            chars = m.char(batch.graphs["chars"]["char"])
+            source = ops.linked(batch.link(link), h=chars if not values else x)
+            return ops.sum_rows(cell(graph, x=x, source=source).sum(-1))
+
+        return loss
+
+    refuses_at = (TraceError, FeatureError)
+    for loss, found in (
+        (run(Reader(), "chars", "all"), "source is linked from structure 'words', but the cell"),
+        (run(Reader("sources"), "words", "all"), "link('sources'): the call passes source"),
+        (run(Reader(), "words", "all", h=1), "needs a value of every vertex of 'chars'"),
+    ):
+        with pytest.raises(refuses_at, match=re.escape(found)) as error:
+            cavs.Session(Model(loss)).evaluate(cavs.batch([sample()]))
+        assert error.value.hint
+        assert error.value.where.startswith("test_structures.py:")
+
+
 def test_names_of_structures_links_and_features():
     def one_graph(m, batch):
         return ops.sum_rows(m.forth(batch.graph, x=1.0))
