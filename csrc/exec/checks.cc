@@ -147,11 +147,11 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       to = !feature && is_pairs(b.space) && contains(p_, b.space, related(s, 1 + o.argument));
       break;
     case Array::kPairTarget:
-      from = is_pairs(s) && link_of(s) == o.argument;
+      from = is_pairs(s) && link_number(s) == o.argument;
       to = !feature && from && contains(p_, b.space, vertices_of(p_, s)) && b.held == Held::kAll;
       break;
     case Array::kPairSource:
-      from = is_pairs(s) && link_of(s) == o.argument, to = !feature && all_vertices(b);
+      from = is_pairs(s) && link_number(s) == o.argument, to = !feature && all_vertices(b);
       break;
     case Array::kSourcePairs:
       from = is_vertex(s), to = !feature && b.space == related(kVertexSpace, 1 + o.argument);

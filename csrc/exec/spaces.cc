@@ -14,7 +14,7 @@ std::string space_name(Space s) {
   if (s < kVertexKind0) return kNames[s];
   if (is_pairs(s)) {
     const std::string kind = kind_of(s) < 0 ? "" : " kind " + std::to_string(kind_of(s));
-    return "pairs of link " + std::to_string(link_of(s)) + kind;
+    return "pairs of link " + std::to_string(link_number(s)) + kind;
   }
   if (is_structure(s)) {
     return std::string(is_vertex(s) ? "vertex" : "edge") + " structure " +
@@ -36,7 +36,7 @@ void resolve_relations(const Program& program, const Schedule& schedule, Spaces&
   for (const LinkType& link : program.links) spaces.targets.push_back(link.target);
   for (const Instruction& in : program.instructions) {
     if (!is_pairs(in.space) || spaces.offsets[relation_of(in.space)] != nullptr) continue;
-    spaces.offsets[relation_of(in.space)] = schedule.linked_rows(link_of(in.space));
+    spaces.offsets[relation_of(in.space)] = schedule.linked_rows(link_number(in.space));
   }
 }
 

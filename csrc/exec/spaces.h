@@ -18,12 +18,12 @@ inline bool is_vertex(Space s) {
 inline bool is_edge(Space s) {
   return s == kEdgeSpace || (s >= kEdgeKind0 && !is_pairs(s) && s % 2 == 1);
 }
-inline int32_t link_of(Space pairs) { return (pairs - kPairs0) / kPairsStride; }
+inline int32_t link_number(Space pairs) { return (pairs - kPairs0) / kPairsStride; }
 // The relation that leads from vertices to the rows of a space: kEdges from parents to edges, 1 + l
 // to the pairs of link l, kNoRelation to other rows.
 constexpr int32_t kNoRelation = -1, kEdges = 0;
 inline int32_t relation_of(Space s) {
-  return is_pairs(s) ? 1 + link_of(s) : is_edge(s) ? kEdges : kNoRelation;
+  return is_pairs(s) ? 1 + link_number(s) : is_edge(s) ? kEdges : kNoRelation;
 }
 inline bool is_present(Space s) { return s <= kPresent0; }
 inline bool is_structure(Space s) { return s >= kVertexStructure0 && !is_pairs(s); }
@@ -48,7 +48,7 @@ inline int32_t int_structure(const Program& p, int32_t feature) {
 inline int32_t structure_of(const Program& p, Space s) {
   if (is_structure(s)) return (s - kVertexStructure0) / 2;
   if (is_present(s)) return int_structure(p, feature_of(s));
-  if (is_pairs(s)) return p.links[link_of(s)].target;
+  if (is_pairs(s)) return p.links[link_number(s)].target;
   return s < kVertexKind0 ? 0 : structure_of(p.kinds[kind_of(s)]);
 }
 inline Space edges_of(Space vertices) { return vertices + 1; }
@@ -127,7 +127,7 @@ struct Spaces {
     if (is_pairs(s)) {
       const int32_t kind = kind_of(s);
       const RowRange from =
-          kind < 0 ? structures[2 * targets[link_of(s)]] : ranges[kVertexKind0 + 2 * kind];
+          kind < 0 ? structures[2 * targets[link_number(s)]] : ranges[kVertexKind0 + 2 * kind];
       return related(from, relation_of(s));
     }
     return is_structure(s) ? structures[s - kVertexStructure0]

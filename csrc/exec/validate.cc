@@ -88,7 +88,7 @@ class Validator : AccessChecks {
   void check_space(Space s) const {
     const int32_t spaces = kVertexKind0 + 2 * static_cast<int32_t>(p_.kinds.size());
     if (is_pairs(s)) {
-      need(link_of(s) < static_cast<int32_t>(p_.links.size()) &&
+      need(link_number(s) < static_cast<int32_t>(p_.links.size()) &&
                kind_of(s) < static_cast<int32_t>(p_.kinds.size()),
            "rows of " + space_name(s));
     } else if (is_structure(s)) {

@@ -77,7 +77,7 @@ void bind(const Program&, const Instruction& in, const Addresses<T>& at, Bound<T
   b.map.row_ids =
       is_vertex(in.space)  ? s.order.data()
       : is_edge(in.space)  ? s.edge_order.data()
-      : is_pairs(in.space) ? s.pair_order(link_of(in.space))
+      : is_pairs(in.space) ? s.pair_order(link_number(in.space))
       : is_present(in.space)
           ? at.index_features->present(Array::kPresentOrder, feature_of(in.space)).data()
           : nullptr;

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 import cavs
-from tests.compiler.test_structures import Attention, Bags, Tagger, pair_of_sentences, sentence
+from tests.compiler.test_structures import (
+    Attention,
+    Bags,
+    Tagger,
+    Translator,
+    pair_of_sentences,
+    sentence,
+    translation,
+)
 from tests.oracle import agrees
 
 
@@ -27,7 +35,11 @@ def bags(rng):
     return Bags(), samples
 
 
-@pytest.mark.parametrize("case", [tagger, attention, bags])
+def translator(rng):
+    return Translator(), [translation(s, t, rng) for s, t in ((3, 4), (1, 1), (5, 2))]
+
+
+@pytest.mark.parametrize("case", [tagger, attention, bags, translator])
 def test_a_device_equals_the_oracle(device, case):
     model, samples = case(np.random.default_rng(0))
     session, _ = agrees(model, cavs.batch(samples), 1e-9, device=device)
