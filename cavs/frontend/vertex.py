@@ -37,7 +37,7 @@ from cavs.ir import (
     toposort,
 )
 from cavs.ir.trace import current_trace
-from cavs.ops.graph import Linked
+from cavs.ops.links import LinkValues
 
 _NUMBERED = 1 << 16  # children that the engine can number
 
@@ -70,7 +70,7 @@ class Vertex:
         slots: dict[str, Slot],
         pulled: Mapping[str, Node],
         structure: Structure,
-        linked: Mapping[str, Linked],
+        linked: Mapping[str, LinkValues],
         vertex_type: str | None = None,
     ) -> None:
         self._function, self._slots, self._pulled = function, slots, pulled
@@ -389,7 +389,7 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="set self.state = cavs.State(h=...) in __init__",
             )
-        linked = {k: x for k, x in inputs.items() if isinstance(x, Linked)}
+        linked = {k: x for k, x in inputs.items() if isinstance(x, LinkValues)}
         for k, x in linked.items():
             if x.link.target != graph.structure:
                 raise TraceError(
@@ -421,7 +421,7 @@ class VertexFunction(Module):
         self,
         functions: Mapping[str | None, Callable[[Vertex], None]],
         given: CellInputs,
-        linked: dict[str, Linked],
+        linked: dict[str, LinkValues],
         initial: dict[str, Node],
         graph: SymbolicGraph,
         offered: Collection[str],

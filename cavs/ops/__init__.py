@@ -24,21 +24,23 @@ from cavs.ops.elementwise import (
     where,
 )
 from cavs.ops.graph import (
-    linked,
     max_graph,
     mean_graph,
-    mean_linked,
     softmax_graph,
-    softmax_readers,
     sum_graph,
     sum_leaves,
-    sum_linked,
-    sum_readers,
     sum_roots,
-    take,
 )
 from cavs.ops.leaves import lookup
 from cavs.ops.linalg import bilinear, dot, matmul
+from cavs.ops.links import (
+    linked,
+    mean_linked,
+    softmax_readers,
+    sum_linked,
+    sum_readers,
+    take,
+)
 from cavs.ops.loss import (
     binary_cross_entropy,
     cross_entropy,

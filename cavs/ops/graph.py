@@ -6,8 +6,7 @@ meaning (rule GRAPH), so they have no one-row reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from cavs.errors import TraceError, user_line
@@ -17,7 +16,6 @@ from cavs.ir import (
     VERTEX,
     BatchRule,
     Domain,
-    Link,
     Node,
     TensorType,
     apply,
@@ -230,85 +228,6 @@ defop(
     view=True,
     linear_in=(0,),
 )
-
-
-def _linked(end: str, start: str) -> Callable[..., TensorType]:
-    """Return the ``infer`` of operators from one structure of a link to the other."""
-
-    def infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-        found, link = types[0].domain, attrs["link"]
-        if found != Domain("vertex", None, getattr(link, start)):
-            raise ValueError(f"needs a value of every vertex of {getattr(link, start)!r}")
-        need_floats(types)
-        return TensorType(FLOAT, types[0].shape, Domain("vertex", None, getattr(link, end)))
-
-    return infer
-
-
-def _forward(x: Node, link: Link) -> Node:
-    return apply("take_linked" if link.single else "sum_linked", x, link=link)
-
-
-# The row of the vertex that each vertex of the target of a link reads, zeros where there is none;
-# the sum over the vertices that it reads; and the reverse, the sum over the vertices that read one.
-_ALONG: dict[str, Any] = {
-    "rule": BatchRule.GRAPH,
-    "view": True,
-    "any_kind": True,
-    "linear_in": (0,),
-}
-for _name in ("take_linked", "sum_linked"):
-    defop(
-        _name,
-        infer=_linked("target", "source"),
-        vjp=lambda n, d: (apply("sum_readers", d, link=n.attr("link")),),
-        **_ALONG,
-    )
-defop(
-    "sum_readers",
-    infer=_linked("source", "target"),
-    vjp=lambda n, d: (_forward(d, n.attr("link")),),
-    **_ALONG,
-)
-# The maximum over the vertices that read one; it shifts a softmax, and has no gradient.
-defop(
-    "max_readers",
-    infer=_linked("source", "target"),
-    rule=BatchRule.GRAPH,
-    reduction="max",
-    any_kind=True,
-)
-
-
-def _pairs_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    link = attrs["domain"].link
-    if types[0].domain != Domain("vertex", None, link.source):
-        raise ValueError(f"needs a value of every vertex of {link.source!r}")
-    need_floats(types)
-    return TensorType(FLOAT, types[0].shape, attrs["domain"])
-
-
-def _source_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    found = types[0].domain
-    if found.base != "pair" or found.kind is not None or found.link is None:
-        raise ValueError("needs a value of every pair of a link")
-    return TensorType(FLOAT, types[0].shape, Domain("vertex", None, found.link.source))
-
-
-# The row of each vertex that a vertex reads along a link, in cells that run over its target; and
-# the reverse, the sum over the pairs that read a row.
-defop(
-    "take_pairs",
-    infer=_pairs_infer,
-    vjp=lambda n, d: (apply("sum_pairs", d),),
-    **_ALONG,
-)
-defop(
-    "sum_pairs",
-    infer=_source_infer,
-    vjp=lambda n, d: (apply("take_pairs", d, domain=n.inputs[0].type.domain),),
-    **_ALONG,
-)
 # A value that crosses the border of a structure, where specialisation by kind ends.
 defop(
     "push",
@@ -406,108 +325,3 @@ def sum_leaves(value: Any) -> Node:
     For a chain this is the value at its first vertex, where a top-down cell ends.
     """
     return apply("sum_members", _of_vertices(value, "sum_leaves"), members="leaves")
-
-
-def _along(name: str, values: Any, link: Link, end: str) -> Node:
-    """Return ``values`` as a node; TraceError unless they are rows of one end of a link."""
-    if not isinstance(link, Link):
-        raise TraceError(
-            f"[{name}] needs a link, not {link!r:.80}",
-            where=user_line(),
-            hint=f"ops.{name}(values, batch.link(name)); rows of a table are "
-            "ops.lookup(table, index)",
-        )
-    x, structure = as_node(values), getattr(link, end)
-    if x.type.domain != Domain("vertex", None, structure):
-        raise TraceError(
-            f"[{name}] along link {link.name!r} from {link.target!r} to {link.source!r} needs a "
-            f"value of every vertex of {structure!r}: {x.type}",
-            where=user_line(),
-            hint=f"pass what a cell on batch.graphs[{structure!r}] returns, or a feature of it",
-        )
-    return x
-
-
-def _needs_single(name: str, link: Link) -> TraceError:
-    return TraceError(
-        f"[{name}] needs a link to one vertex each, but link {link.name!r} leads to lists",
-        where=user_line(),
-        hint="ops.sum_linked and ops.mean_linked fold the rows of a list",
-    )
-
-
-def take(values: Any, link: Link) -> Node:
-    """Return the row of ``values`` that each vertex of the link's first structure reads.
-
-    values: rows of the vertices of its second structure; zeros where a vertex reads none. link:
-    ``batch.link(name)``, to one vertex each. The gradient of a row is the sum over its readers.
-    TraceError for other values, and for a link to lists.
-    """
-    x = _along("take", values, link, "source")
-    if not link.single:
-        raise _needs_single("take", link)
-    return _forward(x, link)
-
-
-def sum_linked(values: Any, link: Link) -> Node:
-    """Return the sum over the rows of ``values`` that each vertex of the first structure reads.
-
-    values, link: as for `take`, but the link may lead to lists. TraceError for other values.
-    """
-    return _forward(_along("sum_linked", values, link, "source"), link)
-
-
-def mean_linked(values: Any, link: Link) -> Node:
-    """Return the mean over the rows of ``values`` that each vertex of the first structure reads.
-
-    It is zero where a vertex reads none. values, link: as for `sum_linked`.
-    """
-    x = _along("mean_linked", values, link, "source")
-    one = apply("broadcast", 1.0, shape=(), domain=x.type.domain)
-    count = apply("maximum", _forward(one, link), 1.0)
-    for _ in x.shape:
-        count = apply("keep_axis", count)
-    return _forward(x, link) / count
-
-
-def sum_readers(values: Any, link: Link) -> Node:
-    """Return for each vertex of the link's second structure the sum over the vertices that read it.
-
-    values: rows of the vertices of its first structure. The reverse of `sum_linked`. TraceError for
-    other values.
-    """
-    return apply("sum_readers", _along("sum_readers", values, link, "target"), link=link)
-
-
-def softmax_readers(values: Any, link: Link) -> Node:
-    """Return the softmax over the vertices that read the same vertex along a link.
-
-    values: rows of the vertices of the link's first structure, of which each reads one vertex: its
-    elements sum to one over the readers of a vertex. TraceError for other values, and for a link to
-    lists.
-    """
-    x = _along("softmax_readers", values, link, "target")
-    if not link.single:
-        raise _needs_single("softmax_readers", link)
-    most = apply("stop_gradient", apply("max_readers", x, link=link))
-    weight = apply("exp", x - _forward(most, link))
-    return weight / _forward(apply("sum_readers", weight, link=link), link)
-
-
-@dataclass(frozen=True)
-class Linked:
-    """Values of the vertices that a cell may read along a link, by name; see `linked`."""
-
-    link: Link
-    values: Mapping[str, Node]
-
-
-def linked(link: Link, **values: Any) -> Linked:
-    """Return values for a cell over the link's first structure, which reads them with ``v.link``.
-
-    values: rows of the vertices of the link's second structure, by name: in
-    ``cell(batch.graphs["target"], source=ops.linked(batch.link("attention"), h=h))`` vertices read
-    ``v.link("source").h``, with one row for each vertex that they are linked to. TraceError for
-    other values.
-    """
-    return Linked(link, {name: _along("linked", x, link, "source") for name, x in values.items()})

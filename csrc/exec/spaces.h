@@ -121,7 +121,7 @@ struct Spaces {
   std::vector<RowRange> structures;  // vertices of structure 0, its edges, vertices of structure 1
   std::vector<std::array<RowRange, 3>> held;  // by structure, then Held
   std::vector<int32_t> kinds;
-  std::vector<int32_t> targets;         // of each link
+  std::vector<int32_t> targets;         // structure that each link leads from
   std::vector<const int32_t*> offsets;  // by relation: row -> first related row; of the schedule
   RowRange rows(Space s) const {
     if (is_pairs(s)) {

@@ -117,7 +117,7 @@ OVER_ALL_ROWS = {
 # other runs, where a step would hold much: tests/compiler/test_edge_cotangents.py. Types of
 # vertices: tests/compiler/test_typed_vertices.py. Those along links of samples:
 # tests/compiler/test_structures.py.
-LINKED = {"take_linked", "sum_linked", "sum_readers", "max_readers"}
+LINKED = {"take_linked", "sum_linked", "sum_readers", "max_readers", "take_pairs", "sum_pairs"}
 ELSEWHERE = LINKED | {
     "lstm",
     "lstm_grad",

@@ -38,7 +38,8 @@ BATCH = {
     "links": {"one": [[1], [], [0], [1]], "some": [[1, 2], [], [0], [1, 1]]},
 }
 ONE_EACH, LISTS = Link("one", "", "", True), Link("some", "", "", False)
-ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4}
+PAIRS = Domain("pair", None, "", LISTS)
+ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4, "pair": 5}
 LABELS = np.array([2, -1, 0, 1])
 LABELLED = Domain("present", "label")
 SLOT = Slot("s", Structure("cell"), (4,), backward=True)
@@ -87,6 +88,8 @@ CASES = {
     "place": (((LABELLED, (4,)),), {}),
     "merge": ((VECTOR,), {"kinds": (0,), "shape": (4,), "domain": VERTEX}),
     "merge_types": ((VECTOR, VECTOR), {"types": ("a", "b"), "shape": (4,), "domain": VERTEX}),
+    "take_pairs": ((VECTOR,), {"domain": PAIRS}),
+    "sum_pairs": (((PAIRS, (4,)),), {}),
     "take_linked": ((VECTOR,), {"link": ONE_EACH}),
     "sum_linked": ((VECTOR,), {"link": LISTS}),
     "sum_readers": ((VECTOR,), {"link": LISTS}),
