@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from cavs.errors import DTypeError, ShapeError, TraceError, user_line
+from cavs.frontend.values import Values
 from cavs.ir import (
     FLOAT,
     TO_FLOATS,
@@ -27,6 +28,17 @@ from cavs.ir import (
 from cavs.ir.trace import current_trace
 
 K = TypeVar("K")
+
+
+def split_initial(
+    initial: Any, inputs: dict[str, Any]
+) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """Return states by name and the inputs, to which ``initial`` belongs if it is one value."""
+    if initial is None or isinstance(initial, Mapping):
+        return initial, inputs
+    if isinstance(initial, Values):
+        return dict(initial._items()), inputs
+    return None, {**inputs, "initial": initial}
 
 
 def initial_rows(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.input_names import check_inputs
-from cavs.ir import FLOAT, Node, apply, as_node, rebuild
+from cavs.ir import FLOAT, BatchRule, Node, apply, as_node, rebuild
 from cavs.ops.types import merge_types, of_type
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -152,6 +152,25 @@ def at_type(x: Node, name: str | None) -> Node:
     if x.op.name == "feature":
         return rebuild(x, (), of.of_type(name))
     return of_type(x, name) if x.type.dtype == FLOAT else x
+
+
+def check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
+    """TraceError for a sum over rows of the batch in a cell, which is written for one vertex.
+
+    before: the serial from which on nodes are the cell's.
+    """
+    for n in nodes:
+        over = max((x.type.domain.rank for x in n.inputs), default=0)
+        reduces = n.op.rule is BatchRule.REDUCE or (
+            n.op.reduces_segments and n.type.domain.base == "graph"
+        )
+        if reduces and over and n.serial > before:
+            raise TraceError(
+                f"{name} is written for one vertex, [{n.op.name}] sums over the rows of the batch",
+                where=n.where,
+                hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); compute "
+                "values of all vertices outside, and pull them",
+            )
 
 
 def merged_states(

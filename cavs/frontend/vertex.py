@@ -8,13 +8,20 @@ from typing import Any
 from cavs.config import is_whole
 from cavs.errors import DTypeError, FeatureError, ShapeError, TraceError, line_of, user_line
 from cavs.frontend.batch import SymbolicGraph
-from cavs.frontend.initial_state import initial_rows, require_structure, with_initial_state
+from cavs.frontend.initial_state import (
+    initial_rows,
+    require_structure,
+    split_initial,
+    with_initial_state,
+)
 from cavs.frontend.input_names import check_inputs
+from cavs.frontend.links import names_of_links, pairs_of, split_links
 from cavs.frontend.parameter import Module
 from cavs.frontend.top_down import turned
 from cavs.frontend.typed import (
     CellInputs,
     at_type,
+    check_rows,
     functions_of,
     merged_pushes,
     merged_states,
@@ -25,7 +32,6 @@ from cavs.frontend.values import Gathered, Pushed, Values, check_names
 from cavs.ir import (
     FLOAT,
     TO_FLOATS,
-    BatchRule,
     Domain,
     Node,
     Slot,
@@ -204,16 +210,9 @@ class Vertex:
 
         name: the keyword of the call, ``cell(graph, source=ops.linked(batch.link("to"), h=h))``.
         """
-        if name not in self._linked:
-            raise FeatureError(
-                f"link({name!r:.60}): the call passes {', '.join(self._linked) or 'no link'}",
-                where=user_line(),
-                hint="call the vertex function with name=ops.linked(batch.link(...), h=values)",
-            )
+        found = pairs_of(name, self._linked)
         self._read[name] = None
-        found = self._linked[name]
-        domain = Domain("pair", None, found.link.target, found.link)
-        return Gathered({n: apply("take_pairs", x, domain=domain) for n, x in found.values.items()})
+        return found
 
     def _check_name(self, method: str, name: object) -> None:
         if not isinstance(name, str):
@@ -266,25 +265,6 @@ class Vertex:
         return apply("push", node if node.type.domain.base == "edge" else self._at_vertex(node))
 
 
-def _check_rows(nodes: Iterable[Node], before: int, name: str) -> None:
-    """TraceError for a sum over rows of the batch in a cell, which is written for one vertex.
-
-    before: the serial from which on nodes are the cell's.
-    """
-    for n in nodes:
-        over = max((x.type.domain.rank for x in n.inputs), default=0)
-        reduces = n.op.rule is BatchRule.REDUCE or (
-            n.op.reduces_segments and n.type.domain.base == "graph"
-        )
-        if reduces and over and n.serial > before:
-            raise TraceError(
-                f"{name} is written for one vertex, [{n.op.name}] sums over the rows of the batch",
-                where=n.where,
-                hint="fold the children by .sum(), .mean() or .max(), a row by .sum(-1); compute "
-                "values of all vertices outside, and pull them",
-            )
-
-
 class VertexFunction(Module):
     """A cell, declared once and run at every vertex of every input graph.
 
@@ -330,7 +310,7 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="write cell(batch.graph, x=...), where vertex() calls v.pull('x')",
             )
-        return self._over(graph, *_split_initial(initial, inputs))[0]
+        return self._over(graph, *split_initial(initial, inputs))[0]
 
     def states(
         self,
@@ -344,7 +324,7 @@ class VertexFunction(Module):
 
         A call with the same inputs shares the computation, as ``h`` and ``states.c`` of one LSTM.
         """
-        found = self._over(graph, *_split_initial(initial, inputs))[1]
+        found = self._over(graph, *split_initial(initial, inputs))[1]
         return Pushed({name: apply("push", x) for name, x in found.items()})
 
     def with_final(
@@ -361,7 +341,7 @@ class VertexFunction(Module):
         last vertex. Top-down they are sums over the leaves, for a chain the state of its first
         vertex. Another cell may begin from them: ``initial=final``.
         """
-        pushed, states = self._over(graph, *_split_initial(initial, inputs))
+        pushed, states = self._over(graph, *split_initial(initial, inputs))
         members = "leaves" if graph.top_down else "roots"
         final = {
             n: apply("sum_members", apply("push", x), members=members) for n, x in states.items()
@@ -389,24 +369,13 @@ class VertexFunction(Module):
                 where=user_line(),
                 hint="set self.state = cavs.State(h=...) in __init__",
             )
-        linked = {k: x for k, x in inputs.items() if isinstance(x, LinkValues)}
-        for k, x in linked.items():
-            if x.link.target != graph.structure:
-                raise TraceError(
-                    f"{k} is linked from structure {x.link.target!r}, but the cell runs over "
-                    f"{graph.structure!r}",
-                    where=user_line(),
-                    hint=f"a cell over batch.graphs[{x.link.target!r}] reads along this link",
-                )
-        others = {k: x for k, x in inputs.items() if k not in linked}
+        linked, others = split_links(inputs, graph.structure)
         functions = functions_of(self, VertexFunction)
         given = split_inputs(type(self).__name__, others, [t for t in functions if t])
         at = Domain("vertex", None, graph.structure)
         rows = initial_rows(type(self).__name__, initial, self.state.shapes, at)
         named = [*given.named(), *((f"initial {k}", x) for k, x in rows.items())]
-        named += [
-            (f"{k}.{x.link.name}.{n}", y) for k, x in linked.items() for n, y in x.values.items()
-        ]
+        named += names_of_links(linked)
         key = (self, graph, tuple(sorted((k, x.serial) for k, x in named)))
         if key in trace.memo:
             found: tuple[Any, dict[str, Node]] = trace.memo[key][1]
@@ -464,7 +433,7 @@ class VertexFunction(Module):
                 for k, x in named.items()
             }
             inner |= {("state", t, n): x for n, x in v._scattered.items()}
-            _check_rows(nodes[t], before, whose)
+            check_rows(nodes[t], before, whose)
         if not pushes:
             whole = [name_of(name, t, f) for t, f in functions.items()]
             raise TraceError(
@@ -521,14 +490,3 @@ def _arity(v: Vertex, nodes: Iterable[Node]) -> int | None:
         for x in n.inputs
     )
     return None if every else v._arity
-
-
-def _split_initial(
-    initial: Any, inputs: dict[str, Any]
-) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-    """Return states by name and the inputs, to which ``initial`` belongs if it is one value."""
-    if initial is None or isinstance(initial, Mapping):
-        return initial, inputs
-    if isinstance(initial, Values):
-        return dict(initial._items()), inputs
-    return None, {**inputs, "initial": initial}

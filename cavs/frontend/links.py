@@ -1,0 +1,49 @@
+"""Links that cells read along: the inputs of a call that ``ops.linked`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cavs.errors import FeatureError, TraceError, user_line
+from cavs.frontend.values import Gathered
+from cavs.ir import Domain, Node, apply
+from cavs.ops.links import LinkValues
+
+
+def split_links(
+    inputs: Mapping[str, Any], structure: str
+) -> tuple[dict[str, LinkValues], dict[str, Any]]:
+    """Return the links among the inputs of a cell, and its other inputs.
+
+    structure: the one that the cell runs over. TraceError for a link that leads from another.
+    """
+    found = {k: x for k, x in inputs.items() if isinstance(x, LinkValues)}
+    for name, x in found.items():
+        if x.link.target != structure:
+            raise TraceError(
+                f"{name} is linked from structure {x.link.target!r}, but the cell runs over "
+                f"{structure!r}",
+                where=user_line(),
+                hint=f"a cell over batch.graphs[{x.link.target!r}] reads along this link",
+            )
+    return found, {k: x for k, x in inputs.items() if k not in found}
+
+
+def names_of_links(links: Mapping[str, LinkValues]) -> list[tuple[str, Node]]:
+    """Return all values that links bring, by the names of the input, the link and the value."""
+    of = links.items()
+    return [(f"{k}.{x.link.name}.{n}", y) for k, x in of for n, y in x.values.items()]
+
+
+def pairs_of(name: str, links: Mapping[str, LinkValues]) -> Gathered:
+    """Return the values of input ``name``, one row for each linked vertex; FeatureError if none."""
+    if name not in links:
+        raise FeatureError(
+            f"link({name!r:.60}): the call passes {', '.join(links) or 'no link'}",
+            where=user_line(),
+            hint="call the vertex function with name=ops.linked(batch.link(...), h=values)",
+        )
+    found = links[name]
+    domain = Domain("pair", None, found.link.target, found.link)
+    return Gathered({n: apply("take_pairs", x, domain=domain) for n, x in found.values.items()})
