@@ -136,9 +136,8 @@ class Trainer(ProcessLocal):
             require_threads(threads)
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         if session is None:
-            require(isinstance(model, Model), "model", model, "a cavs.Model")
-            session = Session(
-                model,  # type: ignore[arg-type]
+            session = _new_session(
+                model,
                 threads=threads,
                 device=device,
                 precision=precision,
@@ -425,3 +424,8 @@ def _check_session_options(
     require(not deterministic, "deterministic", deterministic, need)
     require(threads is None, "threads", threads, "None with a session, which has its own threads")
     require(passes is None, "passes", passes, "None with a session, which has passes of its own")
+
+
+def _new_session(model: ParameterizedModel, **options: Any) -> Engine:
+    require(isinstance(model, Model), "model", model, "a cavs.Model")
+    return Session(model, **options)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def numpy_engine(monkeypatch, request):
     if "real_engine" in request.fixturenames:
         return
     monkeypatch.setattr(
-        "cavs.train.trainer._new_session", lambda model, *options: FakeSession(model)
+        "cavs.train.trainer._new_session", lambda model, **options: FakeSession(model)
     )
 
 
@@ -179,7 +179,8 @@ def test_resume_goes_on_with_the_options_of_the_run():
 def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     engines, balances = [], []
 
-    def session(model, threads, device, precision, cudnn, deterministic, passes):
+    def session(model, *, threads, device, precision, cudnn, deterministic, passes, scheduling):
+        assert scheduling == "auto"
         engines.append((threads, device, precision, cudnn, deterministic, passes))
         return FakeSession(model)
 
