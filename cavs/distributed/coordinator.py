@@ -27,7 +27,7 @@ from cavs.distributed.step.report import StepReport
 from cavs.errors import CommunicationError, ConfigError, NumericsError
 from cavs.train.batches import Loader
 from cavs.train.checkpoint import Checkpoint
-from cavs.train.coordination import Array, Coordinator, Write
+from cavs.train.coordination import Array, Carried, Coordinator, Write
 from cavs.train.engine import StepOutcome
 from cavs.train.fit_options import FitOptions
 from cavs.train.monitors import Monitor, StepFacts
@@ -412,7 +412,9 @@ class RankCoordinator(Coordinator):
         where = "evaluation" if evaluating else "stale" if self.session.stale.serves else "step"
         return may_save(error, where) and not self.session.asynchronous
 
-    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
+    def save(
+        self, path: str | os.PathLike[str], write: Write, *, states: bool, carried: Carried
+    ) -> None:
         """See `Coordinator`. Rank 0 writes."""
         session = self.session
         self._check_trains("save")
@@ -422,9 +424,10 @@ class RankCoordinator(Coordinator):
             if self.training.begun:
                 self.training.compare_parameters("save")
             rank, count = session.position
-            extra = session.memory() if states and rank < count else {}
+            extra = dict(session.memory()) if states and rank < count else {}
             if states:
-                extra = extra | session.replicas.gather(self.training.state.states)
+                extra |= session.replicas.gather(self.training.state.states)
+                extra |= carried()
             with self._merged(self.training.state.states), session.agreement.guard("save"):
                 if self.writes_files:
                     write(extra)

@@ -29,6 +29,8 @@ Array = NDArray[Any]
 T = TypeVar("T")
 #: Writes a checkpoint, with these arrays of the engine.
 Write = Callable[[Mapping[str, Array]], None]
+#: Returns the states that batches carry, of all graphs.
+Carried = Callable[[], Mapping[str, Array]]
 
 
 BEST = "best."  # prefix of the best parameters among the arrays for ranks that join
@@ -191,10 +193,13 @@ class Coordinator(Protocol):
         """
         ...
 
-    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
+    def save(
+        self, path: str | os.PathLike[str], write: Write, *, states: bool, carried: Carried
+    ) -> None:
         """Bring the state of all processes together and have one of them `write` it to `path`.
 
-        states: True if optimiser states are written too.
+        states: True if optimiser states and the states that batches carry are written too; carried:
+        returns the latter, for which all processes call it.
         """
         ...
 
@@ -312,8 +317,10 @@ class SingleProcess(Coordinator):
     def may_save(self, error: Exception, *, evaluating: bool, in_policy: bool = False) -> bool:
         return leaves_state_valid(error, evaluating=evaluating or in_policy)
 
-    def save(self, path: str | os.PathLike[str], write: Write, *, states: bool) -> None:
-        write({})
+    def save(
+        self, path: str | os.PathLike[str], write: Write, *, states: bool, carried: Carried
+    ) -> None:
+        write(carried() if states else {})
 
     def merged_values(self, parameters: Mapping[str, TrainableParameter]) -> dict[str, Array]:
         return {name: p.current().copy() for name, p in parameters.items()}

@@ -350,8 +350,6 @@ class Trainer(ProcessLocal):
                 raise DeviceError(f"the GPU has failed\n  {lost}", hint="save() writes that step")
             warnings.warn(DeviceWarning(f"the GPU has failed\n  {lost}"), stacklevel=2)
 
-        carry = self._carried() if states else {}
-
         def write(extra: Mapping[str, Array]) -> None:
             saving.save(
                 path,
@@ -360,11 +358,11 @@ class Trainer(ProcessLocal):
                 progress=reached,
                 overrides=progress,
                 states=states,
-                extra={**extra, **carry},
+                extra=extra,
                 held=(self.checkpoint_lock, None if self._fit is None else self._fit.lock),
             )
 
-        self.coordinator.save(path, write, states=states)
+        self.coordinator.save(path, write, states=states, carried=self._carried)
         self.last_checkpoint = Path(path)
 
     def load(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[str]:

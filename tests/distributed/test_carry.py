@@ -6,10 +6,12 @@ import pytest
 import cavs
 from cavs.distributed import Trainer, by_counts
 from cavs.distributed.balance import SpeedBalancer
-from cavs.distributed.comm import run_threads
+from cavs.distributed.comm import LostPeerError, run_threads
 from cavs.errors import ConfigError, FeatureError
-from cavs.train import read_checkpoint
+from cavs.train import Policy, read_checkpoint
+from tests.distributed.elastic.deaths import deaths  # noqa: F401  (a fixture)
 from tests.distributed.elastic.test_resize import Planned
+from tests.distributed.elastic.test_survivors import Killed
 from tests.patience import patience
 from tests.train.test_carry import _StopAt
 from tests.train.truncated import CARRY, PARTS, LanguageModel, loader, trainer
@@ -78,6 +80,38 @@ def test_states_go_to_ranks_that_join():
     made, losses = alone()
     assert [status for *_, status in found] == ["finished", "finished", "detached"]
     assert_equal(found[:2], (made, losses))
+
+
+class _Dies(Policy):
+    """Lets rank 1 end some messages after step 4."""
+
+    def __init__(self, left, messages):
+        self.left, self.messages = left, messages
+
+    def after_step(self, run):
+        if run.step == 4 and run.rank == 1:
+            self.left[1] = self.messages
+
+
+@pytest.mark.parametrize("messages", range(5))
+def test_a_death_at_a_save_leaves_a_checkpoint(messages, deaths, tmp_path):  # noqa: F811
+    """A resumed run begins its next batch from the features of the graphs."""
+    path = tmp_path / "m"
+    fit = {"checkpoint": path, "checkpoint_every": 2, "policies": [_Dies(deaths, messages)]}
+
+    def work(c):
+        try:
+            on_rank(c, fit=fit)
+        except (LostPeerError, Killed) as error:
+            return type(error)
+
+    assert run_threads(2, work, timeout=patience(20)) == [LostPeerError, Killed]
+    stored = read_checkpoint(path)
+    assert stored.progress["fit"]["step"] >= 4
+    made = trainer()
+    made.resume(path)
+    result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
+    assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
 
 
 def in_pairs():

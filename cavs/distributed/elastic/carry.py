@@ -30,13 +30,17 @@ class RankCarry(Carry):
         super().__init__(options.carry)
         self.training, self.session = training, training.session
         self._whole = False  # True if the rows are those of all graphs
+        self._total = 0  # number of graphs of the global batch that the rows are of
         if not self.names:
             return
         session, elastic = self.session, training.elastic
         learns = hasattr(session.split, "update")
         evaluates = options.dev is not None and session.communicator.size > 1
         for found, cure in (
-            ("elastic=True" * elastic, "without it, the states of a rank that dies are not lost"),
+            (
+                "elastic=True" * elastic,
+                "leave it out, and resume from the checkpoint if a rank dies",
+            ),
             ("a split that learns" * learns, "split=contiguous keeps graph i on one rank"),
             ("dev on many ranks" * evaluates, "evaluate on one process: cavs.Trainer.evaluate"),
         ):
@@ -85,7 +89,7 @@ class RankCarry(Carry):
             self.clear()
         else:
             self._take(outcome.aux, part.positions)
-            self._whole = False
+            self._whole, self._total = False, part.num_graphs
 
     def _other_graphs(self, graphs: Array) -> FeatureError:
         if len(graphs) != len(self._graphs):
@@ -97,12 +101,17 @@ class RankCarry(Carry):
         )
 
     def arrays(self) -> dict[str, Array]:
-        """See `Carry`. Replicas gather the rows of all graphs; all of them call it."""
+        """See `Carry`. Replicas gather the rows of all graphs; all of them call it.
+
+        None where a rank has died, with the rows of its graphs.
+        """
         rank, count = self.session.position
         if self._whole or not self._rows or rank >= count:
             return super().arrays()
         gather = self.session.roles.replicas.all_gather
         order = np.argsort(np.concatenate(gather(self._graphs)))
+        if order.size != self._total:
+            return {}
         return {
             name: np.concatenate(gather(np.ascontiguousarray(rows)))[order]
             for name, rows in super().arrays().items()
