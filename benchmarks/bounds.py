@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import markdown
@@ -25,6 +25,22 @@ def times_over(entry: Any, runner: str) -> float | None:
     """
     found = entry["ratios"].get(runner)
     return None if found is None else float(found["wall"]["median"])
+
+
+def rivals(cases: Sequence[Any], least: Mapping[str, float]) -> list[Row]:
+    """Return a row per hidden size and rival that was measured. least: its time over ours."""
+    return [
+        checked(
+            f"h {case['hidden']}: time of {name} over ours",
+            case["ratios"][name]["median"],
+            needed,
+            True,
+            "{:.2f}",
+        )
+        for case in cases
+        for name, needed in least.items()
+        if name in case["ratios"]
+    ]
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.options import THREADS, at_least
-from benchmarks.ratios import Summary, ratio, summary
+from benchmarks.ratios import Summary, quartiles, ratio, summary
 from benchmarks.refcheck import check
 from benchmarks.result_paths import GridParser
 from benchmarks.runner import RUNNERS, base_of, python_of
@@ -41,6 +41,25 @@ def markdown(headers: SequenceOf[str], rows: Iterable[SequenceOf[str]]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)
+
+
+def speed_table(size: str, unit: str, cases: SequenceOf[Any]) -> str:
+    """Return a row per case and runner: ``unit`` a second, and the time over that of `cavs`.
+
+    size: header of the hidden size. Cases have "hidden", a number of ``unit``, and the entries of
+    `benchmarks.ratios.take_turns`.
+    """
+    rows = [
+        [
+            str(case["hidden"]),
+            name,
+            f"{case[unit] / seconds['median']:,.0f}",
+            quartiles(case["ratios"][name], "{:.2f}"),
+        ]
+        for case in cases
+        for name, seconds in case["seconds"].items()
+    ]
+    return markdown([size, "runner", f"{unit} a second", "time over ours"], rows)
 
 
 def write_report(path: Path, text: str, results: Any) -> None:

@@ -11,8 +11,7 @@ same parameters on the same batches in turns; first their losses are compared.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -21,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 import cavs
-from benchmarks.bounds import checked, missed, verdict
-from benchmarks.harness import markdown, write_report
+from benchmarks.bounds import missed, rivals, verdict
+from benchmarks.harness import speed_table, write_report
 from benchmarks.options import at_least
-from benchmarks.ratios import ratio, summary
+from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
 from cavs import nn, ops
 
@@ -41,6 +40,7 @@ OPERATORS = {
 }
 INNER = 128  # width of the layer inside of a unit
 LEAST = {"recursion": 5.0, "grouped": 2.0}  # times as fast as these
+TOLERANCE = 1e-4  # relative difference allowed between losses after the first pass
 LR = 0.01
 Floats = npt.NDArray[np.float32]
 
@@ -122,11 +122,8 @@ def graph(plan: Plan) -> cavs.Graph:
     )
 
 
-Train = Callable[[], float]  # on all batches; returns the last loss
-
-
-def runners(batches: Sequence[Sequence[Plan]], hidden: int, threads: int) -> dict[str, Train]:
-    """Return the training by each runner; rivals begin from the parameters of cavs."""
+def runners(batches: Sequence[Sequence[Plan]], hidden: int, threads: int) -> dict[str, Pass]:
+    """Return the training on all batches by each runner, from the same parameters."""
     from benchmarks.rivals import plan_cost_torch
 
     model = PlanCost(hidden)
@@ -137,7 +134,7 @@ def runners(batches: Sequence[Sequence[Plan]], hidden: int, threads: int) -> dic
     graphs = [[graph(plan) for plan in plans] for plans in batches]
     # Batches are collated within the steps, while the rivals' are prepared before.
     own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in graphs][-1]  # noqa: E731
-    return {"cavs": own, **found}
+    return {name: timed(train) for name, train in {"cavs": own, **found}.items()}
 
 
 def measure(hidden: int, given: Any) -> dict[str, Any]:
@@ -147,34 +144,8 @@ def measure(hidden: int, given: Any) -> dict[str, Any]:
         [draw(rng, int(rng.integers(1, 8))) for _ in range(given.batch_size)]
         for _ in range(given.batches)
     ]
-    turns = runners(batches, hidden, given.threads)
-    losses = {name: train() for name, train in turns.items()}
-    for loss in losses.values():
-        if not abs(loss - losses["cavs"]) <= 1e-4 * abs(loss):
-            raise SystemExit(f"losses after {len(batches)} steps differ: {losses}")
-    times: dict[str, list[float]] = {name: [] for name in turns}
-    for turn in range(given.rounds):
-        for name in list(turns)[:: 1 if turn % 2 else -1]:
-            begin = time.perf_counter()
-            turns[name]()
-            times[name].append(time.perf_counter() - begin)
-    return {
-        "hidden": hidden,
-        "loss": losses["cavs"],
-        "plans": given.batch_size * given.batches,
-        "seconds": {name: summary(t) for name, t in times.items()},
-        "ratios": {name: ratio(t, times["cavs"]) for name, t in times.items()},
-    }
-
-
-def rows(cases: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Return the lines of the table."""
-    for one in cases:
-        for name, seconds in one["seconds"].items():
-            r = one["ratios"][name]
-            speed = f"{one['plans'] / seconds['median']:,.0f}"
-            over = f"{r['median']:.2f} ({r['q25']:.2f}-{r['q75']:.2f})"
-            yield [str(one["hidden"]), name, speed, over]
+    turns = take_turns(runners(batches, hidden, given.threads), given.rounds, TOLERANCE)
+    return {"hidden": hidden, "plans": given.batch_size * given.batches, **turns}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,20 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
         print('the rivals need PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
         return 2
     cases = [measure(hidden, given) for hidden in given.hidden]
-    bounds = [
-        checked(
-            f"h {one['hidden']}: time of {name} over ours",
-            one["ratios"][name]["median"],
-            least,
-            True,
-            "{:.2f}",
-        )
-        for one in cases
-        for name, least in LEAST.items()
-    ]
+    bounds = rivals(cases, LEAST)
     text = f"batches of {given.batch_size} plans, {given.threads} threads\n\n"
-    text += markdown(["h", "runner", "plans a second", "time over ours"], rows(cases))
-    text += verdict(bounds)
+    text += speed_table("h", "plans", cases) + verdict(bounds)
     print(text)
     result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
     write_report(given.out, text, [result])

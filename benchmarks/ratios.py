@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TypedDict
 
@@ -18,6 +20,17 @@ class Summary(TypedDict):
     rounds: int
 
 
+class Turns(TypedDict):
+    """Times of runners in turns. loss: of the first. ratios: of times, to those of the first."""
+
+    loss: float
+    seconds: dict[str, Summary]
+    ratios: dict[str, Summary]
+
+
+Pass = Callable[[], tuple[float, float]]  # returns its seconds and the last loss
+
+
 def summary(values: SequenceOf[float]) -> Summary:
     """Return the summary of some values; ValueError without values."""
     if not values:
@@ -31,3 +44,42 @@ def ratio(numerators: SequenceOf[float], denominators: SequenceOf[float]) -> Sum
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} and {len(denominators)} rounds cannot be paired")
     return summary([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def quartiles(found: Summary, show: str, convert: Callable[[float], float] = float) -> str:
+    """Return the median and the quartiles as text, each converted, the smaller quartile first."""
+    low, high = sorted((convert(found["q25"]), convert(found["q75"])))
+    return f"{show.format(convert(found['median']))} ({show.format(low)}-{show.format(high)})"
+
+
+def timed(train: Callable[[], float]) -> Pass:
+    """Return a function that also returns the seconds that ``train`` takes."""
+
+    def run() -> tuple[float, float]:
+        begin = time.perf_counter()
+        loss = train()
+        return time.perf_counter() - begin, loss
+
+    return run
+
+
+def take_turns(runners: Mapping[str, Pass], rounds: int, tolerance: float | None) -> Turns:
+    """Measure rounds of one pass of every runner, in an order that is reversed after each round.
+
+    The pass before them is not measured. SystemExit if its losses differ from that of the first
+    runner by more than ``tolerance`` of themselves; None: losses are not compared.
+    """
+    losses = {name: run()[1] for name, run in runners.items()}
+    first, *_ = runners
+    for loss in losses.values() if tolerance is not None else ():
+        if not abs(loss - losses[first]) <= tolerance * abs(loss):
+            raise SystemExit(f"losses after the first pass differ: {losses}")
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for turn in range(rounds):
+        for name in list(runners)[:: 1 if turn % 2 else -1]:
+            times[name].append(runners[name]()[0])
+    return Turns(
+        loss=losses[first],
+        seconds={name: summary(t) for name, t in times.items()},
+        ratios={name: ratio(t, times[first]) for name, t in times.items()},
+    )

@@ -1,21 +1,21 @@
 """Policies of batching on word lattices: tasks, their lower bound, time of schedules and steps.
 
 Batches of drawn lattices, whose characters and words are vertices of two kinds. The learned policy
-is that of the first batch. Times are medians of rounds in which the policies take turns.
+is that of the first batch. Times are medians, with quartiles, of rounds in which the policies take
+turns.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 import cavs
 from benchmarks.harness import markdown
 from benchmarks.options import OptionParser, at_least
+from benchmarks.ratios import Pass, Turns, quartiles, take_turns
 from benchmarks.word_lattices import lattices
 from cavs import nn, ops
 
@@ -35,11 +35,33 @@ class LatticeTagger(cavs.Model):
         return ops.cross_entropy(self.output(self.cell(batch.graph, x=x)), batch["label"])
 
 
-def timed(work: Callable[[Any], Any], batch: Any) -> float:
+def seconds_of(work: Callable[[Any], Any], batch: Any) -> float:
     """Return the seconds that ``work`` takes on a batch."""
     begin = time.perf_counter()
     work(batch)
     return time.perf_counter() - begin
+
+
+def passes(session: cavs.Session, drawn: Sequence[Sequence[cavs.Graph]]) -> dict[str, Pass]:
+    """Return passes over new batches, by the part of the work that is timed."""
+
+    def schedule(batch: cavs.GraphBatch) -> float:
+        seconds = seconds_of(session.prepare, batch)
+        session.gradients(batch)  # the next schedule finds its values in the caches
+        return seconds
+
+    def training(batch: cavs.GraphBatch) -> float:
+        session.prepare(batch)
+        return seconds_of(session.gradients, batch)
+
+    def inference(batch: cavs.GraphBatch) -> float:
+        session.prepare(batch, training=False)
+        return seconds_of(session.evaluate, batch)
+
+    def over(part: Callable[[cavs.GraphBatch], float]) -> Pass:
+        return lambda: (sum(map(part, [cavs.batch(graphs) for graphs in drawn])), math.nan)
+
+    return {part.__name__: over(part) for part in (schedule, training, inference)}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,31 +86,28 @@ def main(arguments: list[str] | None = None) -> int:
             found = sessions[name].compare_scheduling(batch)
             tasks[name] += found.tasks[name]
             bound += found.bound if name == "level" else 0
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for _ in range(args.rounds):
-        for name, session in sessions.items():
-            batches = [cavs.batch(graphs) for graphs in drawn]
-            spent = np.zeros(3)
-            for batch in batches:
-                spent[0] += timed(session.prepare, batch)
-                spent[1] += timed(session.gradients, batch)
-                session.prepare(batch, training=False)
-                spent[2] += timed(session.evaluate, batch)
-            for part, value in zip(("schedule", "training", "inference"), spent, strict=True):
-                seconds.setdefault((name, part), []).append(value)
-
-    def median(name: str, part: str) -> float:
-        return statistics.median(seconds[name, part])
-
+    of_policy = {name: passes(session, drawn) for name, session in sessions.items()}
+    turns: dict[str, Turns] = {
+        part: take_turns({name: each[part] for name, each in of_policy.items()}, args.rounds, None)
+        for part in of_policy["level"]
+    }
     graphs = args.batch_size * args.batches
+
+    def per_second(name: str, part: str) -> str:
+        return quartiles(turns[part]["seconds"][name], "{:.0f}", lambda t: graphs / t)
+
+    def schedule(name: str) -> str:
+        found = turns["schedule"]["seconds"][name]
+        return quartiles(found, "{:.0f}", lambda t: 1e6 * t / args.batches)
+
     table = [
         [
             name,
             str(tasks[name]),
             f"{tasks[name] / bound:.2f}",
-            f"{1e6 * median(name, 'schedule') / args.batches:.0f}",
-            f"{graphs / median(name, 'training'):.0f}",
-            f"{graphs / median(name, 'inference'):.0f}",
+            schedule(name),
+            per_second(name, "training"),
+            per_second(name, "inference"),
         ]
         for name in POLICIES
     ]

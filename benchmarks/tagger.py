@@ -16,8 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,17 +26,18 @@ import numpy as np
 import numpy.typing as npt
 
 import cavs
-from benchmarks.bounds import checked, missed, verdict
-from benchmarks.harness import markdown, write_report
+from benchmarks.bounds import missed, rivals, verdict
+from benchmarks.harness import speed_table, write_report
 from benchmarks.options import at_least
-from benchmarks.ratios import ratio, summary
+from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import data_folder
 from cavs import nn, ops
 from cavs.data import UPOS, read_conllu
 
 WORDS, CHARS = 100, 25  # widths of embeddings
-LEAST = 3.0  # times as fast as each rival
+LEAST = {"dynet": 3.0, "packed": 3.0}  # times as fast as these
+TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
 DYNET = "CAVS_BENCH_PYTHON_DYNET"
 LR = 0.1
 Ints = npt.NDArray[np.int32]
@@ -141,41 +141,28 @@ class DyNet:
         raise SystemExit(f"DyNet has ended with status {process.wait()}")
 
 
-Train = Callable[[], tuple[float, float]]  # on all batches: returns the seconds and the last loss
-
-
-def timed(step: Callable[[Any], float], batches: Sequence[Any]) -> Train:
-    """Return a function that takes a step on each batch."""
-
-    def train() -> tuple[float, float]:
-        begin = time.perf_counter()
-        losses = [step(batch) for batch in batches]
-        return time.perf_counter() - begin, losses[-1]
-
-    return train
-
-
 def runners(
     found: Corpus,
     batches: Sequence[Sequence[Sentence]],
     hidden: int,
     threads: int,
     folder: str,
-) -> dict[str, Train]:
-    """Return the training by each runner; rivals begin from the parameters of cavs."""
+) -> dict[str, Pass]:
+    """Return the training on all batches by each runner, from the same parameters."""
     from benchmarks.rivals import tagger_torch
 
     model = Tagger(found, hidden)
     model.initialize(0)
-    turns: dict[str, Train] = {}
+    others: dict[str, Pass] = {}
     if os.environ.get(DYNET):
-        turns["dynet"] = DyNet(model, batches, folder).train
+        others["dynet"] = DyNet(model, batches, folder).train
     session = cavs.Session(model, threads=threads)
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
     samples = [[sample(s) for s in sentences] for sentences in batches]
+    own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
     step, plans = tagger_torch.training(model, batches, threads, LR)
-    turns["packed"] = timed(step, plans)
-    return {"cavs": timed(lambda batch: float(trainer.step(cavs.batch(batch))), samples), **turns}
+    others["packed"] = timed(lambda: [step(plan) for plan in plans][-1])
+    return {"cavs": timed(own), **others}
 
 
 def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
@@ -185,34 +172,9 @@ def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
     chosen = [found.sentences[i] for i in order]
     batches = [chosen[i : i + given.batch_size] for i in range(0, len(chosen), given.batch_size)]
     with tempfile.TemporaryDirectory() as folder:
-        turns = runners(found, batches, hidden, given.threads, folder)
-        losses = {name: train()[1] for name, train in turns.items()}
-        for loss in losses.values():
-            if not abs(loss - losses["cavs"]) <= 1e-3 * abs(loss):
-                raise SystemExit(f"losses after {len(batches)} steps differ: {losses}")
-        times: dict[str, list[float]] = {name: [] for name in turns}
-        for turn in range(given.rounds):
-            for name in list(turns)[:: 1 if turn % 2 else -1]:
-                times[name].append(turns[name]()[0])
-    return {
-        "hidden": hidden,
-        "loss": losses["cavs"],
-        "words": sum(len(s.words) for s in chosen),
-        "seconds": {name: summary(t) for name, t in times.items()},
-        "ratios": {name: ratio(t, times["cavs"]) for name, t in times.items()},
-    }
-
-
-def rows(result: dict[str, Any]) -> Iterator[list[str]]:
-    for one in result["cases"]:
-        for name, seconds in one["seconds"].items():
-            r = one["ratios"][name]
-            yield [
-                str(one["hidden"]),
-                name,
-                f"{one['words'] / seconds['median']:,.0f}",
-                f"{r['median']:.2f} ({r['q25']:.2f}-{r['q75']:.2f})",
-            ]
+        passes = runners(found, batches, hidden, given.threads, folder)
+        turns = take_turns(passes, given.rounds, TOLERANCE)
+    return {"hidden": hidden, "words": sum(len(s.words) for s in chosen), **turns}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -231,15 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
     found = corpus(given.data)
     cases = [measure(found, hidden, given) for hidden in given.hidden]
     result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
-    bounds = [
-        checked(f"h {one['hidden']}: time of {name} over ours", r["median"], LEAST, True, "{:.2f}")
-        for one in cases
-        for name, r in one["ratios"].items()
-        if name != "cavs"
-    ]
-    headers = ["h of a direction", "runner", "words a second", "time over ours"]
+    bounds = rivals(cases, LEAST)
     text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
-    text += markdown(headers, rows(result)) + verdict(bounds)
+    text += speed_table("h of a direction", "words", cases) + verdict(bounds)
     print(text)
     write_report(given.out, text, [result])
     return 1 if missed(bounds) else 0
