@@ -4,9 +4,9 @@ Each word is its embedding and the last states of an LSTM in each direction over
 LSTM in each direction over the words gives the tags (the benchmark of DyNet). In `cavs` a sample
 has two structures with links between them; the PyTorch program is batched by hand: packed
 sequences of all words, then of all sentences, prepared before the steps, while `cavs` collates its
-batches within them. DyNet takes part where $CAVS_BENCH_PYTHON_DYNET names
-a Python that has it. All train from the same parameters on the same batches in turns; first their
-losses are compared.
+batches within them. DyNet takes part where $CAVS_BENCH_PYTHON_DYNET names a Python that has it; its
+wheel uses one thread, whatever `--threads` says. All train from the same parameters on the same
+batches in turns; first their losses are compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,28 +142,32 @@ class DyNet:
         raise SystemExit(f"DyNet has ended with status {process.wait()}")
 
 
+@contextmanager
 def runners(
-    found: Corpus,
-    batches: Sequence[Sequence[Sentence]],
-    hidden: int,
-    threads: int,
-    folder: str,
-) -> dict[str, Pass]:
-    """Return the training on all batches by each runner, from the same parameters."""
+    found: Corpus, batches: Sequence[Sequence[Sentence]], hidden: int, threads: int
+) -> Iterator[dict[str, Pass]]:
+    """Give the training on all batches by each runner, from the same parameters.
+
+    The process of DyNet ends with the context.
+    """
     from benchmarks.rivals import tagger_torch
 
     model = Tagger(found, hidden)
     model.initialize(0)
     others: dict[str, Pass] = {}
-    if os.environ.get(DYNET):
-        others["dynet"] = DyNet(model, batches, folder).train
-    session = cavs.Session(model, threads=threads)
-    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
-    samples = [[sample(s) for s in sentences] for sentences in batches]
-    own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
-    step, plans = tagger_torch.training(model, batches, threads, LR)
-    others["packed"] = timed(lambda: [step(plan) for plan in plans][-1])
-    return {"cavs": timed(own), **others}
+    with ExitStack() as stack:
+        if os.environ.get(DYNET):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            dynet = DyNet(model, batches, folder)
+            stack.enter_context(dynet.process)  # closes its input and waits
+            others["dynet"] = dynet.train
+        session = cavs.Session(model, threads=threads)
+        trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
+        samples = [[sample(s) for s in sentences] for sentences in batches]
+        own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
+        step, plans = tagger_torch.training(model, batches, threads, LR)
+        others["packed"] = timed(lambda: [step(plan) for plan in plans][-1])
+        yield {"cavs": timed(own), **others}
 
 
 def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
@@ -171,8 +176,7 @@ def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
     order = rng.permutation(len(found.sentences))[: given.batches * given.batch_size]
     chosen = [found.sentences[i] for i in order]
     batches = [chosen[i : i + given.batch_size] for i in range(0, len(chosen), given.batch_size)]
-    with tempfile.TemporaryDirectory() as folder:
-        passes = runners(found, batches, hidden, given.threads, folder)
+    with runners(found, batches, hidden, given.threads) as passes:
         turns = take_turns(passes, given.rounds, TOLERANCE)
     return {"hidden": hidden, "words": sum(len(s.words) for s in chosen), **turns}
 
