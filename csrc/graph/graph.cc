@@ -323,6 +323,17 @@ std::shared_ptr<GraphBatch> stack_structures(
 Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
                 const std::vector<LinkPart>& parts) {
   const int32_t samples = batch.num_graphs();
+  int64_t pairs = 0;  // with those that a target does not have where it reads one vertex at most
+  for (int32_t i = 0; i < samples; ++i) {
+    const int32_t* const readers = batch.vertex_offsets.data() + target * samples + i;
+    const int32_t count = readers[1] - readers[0];
+    pairs += parts[i].offsets ? parts[i].offsets[count] : count;
+  }
+  if (pairs > std::numeric_limits<int32_t>::max()) {
+    throw GraphError("a link of a batch holds at most 2147483647 vertices to read, found " +
+                         std::to_string(pairs) + "; use a smaller batch",
+                     -1);
+  }
   Link link{target, source, {}, {}};
   link.offsets.reserve(batch.first_vertex(target + 1) - batch.first_vertex(target) + 1);
   link.offsets.push_back(0);

@@ -104,7 +104,8 @@ std::shared_ptr<GraphBatch> stack_structures(
 struct LinkPart {
   const int32_t *offsets, *vertices;
 };
-// The link of all samples of a batch, in order. Throws GraphError for a vertex that is not there.
+// The link of all samples of a batch, in order. Throws GraphError for a vertex that is not there,
+// or for more vertices to read than an int32 counts.
 Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
                 const std::vector<LinkPart>& parts);
 // Copy graph g out of a batch.

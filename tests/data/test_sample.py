@@ -290,3 +290,12 @@ def test_the_engine_checks_links():
         _engine.link_of(batch.topology, 1)
     with pytest.raises(ValueError, match="as many graphs"):
         _engine.stack_structures([parts[0], cavs.batch([words(), words()]).topology])
+
+
+def test_a_link_of_more_vertices_than_an_int32_counts_is_refused_before_it_is_joined():
+    pairs, samples = 2**20, 2**11
+    one = cavs.Graph([[]])
+    link = cavs.Link("a", "b", (np.array([0, pairs]), np.zeros(pairs, np.int32)))
+    wide = cavs.Sample(a=one, b=one, links={"wide": link})
+    with pytest.raises(GraphError, match=r"at most 2147483647 .* found 2147483648; use a smaller"):
+        cavs.batch([wide] * samples)
