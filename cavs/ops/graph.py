@@ -291,8 +291,7 @@ def mean_graph(value: Any) -> Node:
 
     A value of one type has the mean over the vertices of the type, and 0 without any.
     """
-    x = _of_vertices(value, "mean_graph")
-    domain = x.type.domain
+    x, domain = _of_vertices(value, "mean_graph"), as_node(value).type.domain
     number = sum_graph(apply("broadcast", 1.0, shape=(), domain=domain))
     return sum_graph(x) / (apply("maximum", number, 1.0) if domain.vertex_type else number)
 
