@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, TypeVar
 
 from cavs.errors import FeatureError, ShapeError, TraceError, line_of, user_line
@@ -41,22 +40,26 @@ def vertex(*types: str) -> Callable[[F], F]:
 def functions_of(cell: Any, base: type) -> dict[str | None, Callable[..., None]]:
     """Return the vertex function of each type of vertices, or under None that of all vertices.
 
-    base: the class of all cells. A function of a subclass takes precedence. TraceError for two
+    base: the class of all cells. A function of a subclass takes precedence: for its types, and
+    where it overrides a method without naming types, for those of the method. TraceError for two
     functions of one type, and for functions of types next to a method ``vertex``.
     """
     cls = type(cell)
     found: dict[str | None, Callable[..., None]] = {}
     for owner in reversed(cls.__mro__):
         own: dict[str | None, Callable[..., None]] = {}
-        for function in vars(owner).values():
-            for name in getattr(function, _MARK, ()):
+        for key, function in vars(owner).items():
+            types = getattr(function, _MARK, ())
+            if types and getattr(cls, key) is not function and hasattr(getattr(cls, key), _MARK):
+                continue  # overridden by one with types of its own
+            for name in types:
                 if name in own:
                     raise TraceError(
                         f"{owner.__name__} has two vertex functions for the type {name!r}",
                         where=line_of(function),
                         hint="leave one of them out, or give it another type",
                     )
-                own[name] = MethodType(function, cell)
+                own[name] = getattr(cell, key)
         found |= own
     if found and cls.vertex is not base.vertex:  # type: ignore[attr-defined]
         raise TraceError(
