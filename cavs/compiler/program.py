@@ -26,7 +26,7 @@ def space_of(base: str, kind: int | None, structure: int | None = None) -> int:
         return ONE_SPACE
     if base == "graph":
         return GRAPH_SPACE
-    number = VERTEX_SPACE if base == "vertex" else EDGE_SPACE
+    number = {"vertex": VERTEX_SPACE, "edge": EDGE_SPACE, "out": EDGE_SPACE}[base]
     if kind is not None:
         return number + 2 + 2 * kind
     return number if structure is None else VERTEX_STRUCTURE + number - VERTEX_SPACE + 2 * structure
