@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.errors import FeatureError, GraphError, NumericsError
+from cavs.errors import FeatureError, GraphError, NumericsError, TraceError
 from cavs.frontend.batch import Feature
 from cavs.ir import Domain, Graph, Node, Structure, Structures
 
@@ -46,6 +46,19 @@ def check_batch(batch: object) -> None:
             f"a batch is needed, not {batch!r:.80}",
             hint="cavs.batch([graph, ...]) returns one, a cavs.DataLoader many",
         )
+
+
+def check_typed_values(traced: Graph, types: Sequence[str]) -> None:
+    """TraceError for values of a type of vertices in a model without a cell that has ``types``."""
+    for n in traced.nodes() if not types else ():
+        if (name := n.type.domain.vertex_type) is not None:
+            raise TraceError(
+                f"the model reads values of vertices of the type {name!r}, and has no cell with "
+                "vertex functions of types",
+                where=n.where,
+                hint=f"add a cell whose functions are decorated by @cavs.vertex({name!r}), or give "
+                "the feature to all vertices",
+            )
 
 
 def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:

@@ -16,7 +16,7 @@ from cavs.ir import Graph, Link, Structures
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import optional_features, types_of
-from cavs.runtime.check import check_schema, check_structures
+from cavs.runtime.check import check_schema, check_structures, check_typed_values
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
@@ -89,6 +89,8 @@ def _traced(
         edges=edges,
         structures=structures,
     )
+    types = types_of(graph)
+    check_typed_values(graph, types)
     return Trace(
         graph,
         features,
@@ -96,7 +98,7 @@ def _traced(
         distinguishing(graph, key.training) if key.merging else None,
         decisions.merged_features,
         not edges and any(f.where == "edge" for f in features.values()),
-        types_of(graph),
+        types,
         structures,
     )
 

@@ -107,6 +107,65 @@ def test_subclasses_replace_functions():
     np.testing.assert_array_equal(found[0], found[1])
 
 
+class Sized(cavs.VertexFunction):
+    """Pushes a number at each vertex of the type "one"."""
+
+    def __init__(self):
+        self.state = cavs.State(h=1)
+
+    @cavs.vertex("one")
+    def at_one(self, v):
+        self.give(v, 1.0)
+
+    @cavs.vertex("two")
+    def at_two(self, v):
+        self.give(v, 2.0)
+
+    def give(self, v, value):
+        h = v.gather().h.sum() * 0.0 + value
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_a_method_that_overrides_one_runs_at_its_types():
+    class Overridden(Sized):
+        def at_one(self, v):
+            self.give(v, 3.0)
+
+        @cavs.vertex("three")
+        def at_two(self, v):
+            self.give(v, 4.0)
+
+    graph = cavs.Graph([[], [0], [1]], types=["one", "three", "one"])
+    assert run(Overridden(), graphs=[graph])["output"].ravel().tolist() == [3.0, 4.0, 3.0]
+    with pytest.raises(GraphError, match='has the type "two"; Overridden'):
+        run(Overridden(), graphs=[cavs.Graph([[]], types=["two"])])
+
+
+def test_means_over_vertices_of_a_type():
+    x = np.array([[1.0], [3.0]])
+    typed = {"one": {"x": np.zeros((2, 1))}, "two": {"x": x}}
+    graph = cavs.Graph([[], [], [0, 1], [2]], typed, types=["one", "two", "two", "one"])
+    lacks = cavs.Graph([[]], {"one": {"x": [[5.0]]}}, types=["one"])
+
+    def call(cell, batch):
+        mean = ops.mean_graph(batch["two"]["x"])
+        return {"h": cell(batch.graph), "mean": mean, "rows": ops.mean_rows(batch["two"]["x"])}
+
+    found = run(Sized(), call, [graph, lacks])
+    assert found["mean"].tolist() == [[2.0], [0.0]] and found["rows"].ravel().tolist() == [2.0]
+
+
+def test_features_of_types_need_a_cell_with_types():
+    class NoCell(cavs.Model):
+        def forward(self, batch):
+            return ops.sum_graph(batch["two"]["x"])
+
+    graph = cavs.Graph([[], [0]], {"two": {"x": [[4.0]]}}, types=["one", "two"])
+    with pytest.raises(TraceError, match="no cell with vertex functions of types"):
+        cavs.Session(NoCell()).predict(cavs.batch([graph]))
+
+
 def test_a_type_that_pushes_nothing_has_zeros():
     def silent(self, v):
         v.scatter(h=ops.tanh(v.gather().h.sum() @ self.w["filter"]))
