@@ -179,12 +179,16 @@ def test_graphs_of_networkx_name_the_attribute_of_the_type():
     networkx = pytest.importorskip("networkx")
     graph = networkx.DiGraph([(0, 1)])
     graph.nodes[0].update(op="scan", rows=2.0)
-    graph.nodes[1].update(op="sort", depth=3)
+    graph.nodes[1].update(op="sort", depth=3, scan=1)
     found = cavs.Graph.from_networkx(graph, types="op", type_features={"scan": ["rows"]})
     assert found.types == ("scan", "sort")
     assert found.typed_features["scan"]["rows"].tolist() == [2.0]
     with pytest.raises(FeatureError, match=r"but no attribute is the type"):
         cavs.Graph.from_networkx(graph, type_features={"scan": ["rows"]})
+    with pytest.raises(FeatureError, match="'scan' is a type of vertices and a feature of all"):
+        cavs.Graph.from_networkx(
+            graph, features=["scan"], types="op", type_features={"scan": ["rows"]}
+        )
     graph.nodes[0]["op"] = 2.0
     with pytest.raises(GraphError, match=r"the type of vertex 0 is 2.0"):
         cavs.Graph.from_networkx(graph, types="op")

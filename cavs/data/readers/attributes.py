@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -51,14 +51,16 @@ def typed_attributes(
     rows: Sequence[Mapping[str, Any]],
     types: str | None,
     names: Mapping[str, Sequence[str]],
+    features: Iterable[str],
     label: str,
     cure: str,
 ) -> tuple[list[Any] | None, dict[str, dict[str, list[Any]]]]:
     """Return the type of every vertex, and the features of each type.
 
     types: the attribute that is the type of a vertex; None where vertices have no types. names: of
-    the attributes that become features, by type. FeatureError as for `attributes`, and for
-    ``names`` without ``types``.
+    the attributes that become features, by type. features: names of those of all vertices.
+    FeatureError as for `attributes`, for ``names`` without ``types``, and for a type with the name
+    of a feature.
     """
     if types is None:
         if names:
@@ -67,6 +69,11 @@ def typed_attributes(
                 hint='types="op" takes the attribute "op" of a vertex as its type',
             )
         return None, {}
+    if twice := sorted(set(names).intersection(features)):
+        raise FeatureError(
+            f"{label}: {twice[0]!r} is a type of vertices and a feature of all of them",
+            hint="rename one of them in the data",
+        )
     found = attributes(rows, [types], "vertex", label, cure)[types]
     typed = {}
     for key, own in names.items():

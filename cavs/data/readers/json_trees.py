@@ -101,7 +101,7 @@ def from_json(
                 )
         found[key] = numbered(texts, by, key, f"{name}: vertex", 0)
     label = graph_label(name)
-    of_each, typed = typed_attributes(source.objects, types, type_features, label, _SET)
+    of_each, typed = typed_attributes(source.objects, types, type_features, found, label, _SET)
     found |= typed
     structure = np.array(source.offsets, np.int32), np.array(source.children, np.int32)
     return Graph(structure, found, graph_features=graph_features, types=of_each, name=name)

@@ -65,7 +65,7 @@ def from_networkx(
     whole = attributes([graph.graph], graph_features, "graph", label, _SET)
     data_of = [data for _, data in nodes]
     of_vertices = attributes(data_of, features, "vertex", label, _SET)
-    of_each, typed = typed_attributes(data_of, types, type_features, label, _SET)
+    of_each, typed = typed_attributes(data_of, types, type_features, features, label, _SET)
     try:
         return Graph.from_edges(
             len(nodes),
