@@ -78,7 +78,9 @@ def parallel_chains(
     parts come first, then the second ones, and so on: in batches of ``count`` graphs, without
     shuffling, each graph continues that at the same position of the batch before. The last chains
     may be shorter; fewer than ``count`` tokens at the end are left out. Features are those of
-    `chains`, and ``graph_features``, such as zeros for the states of the first batch.
+    `chains`, "token" and "label" (int32, one number a vertex), and ``graph_features``, such as
+    zeros for the states of the first batch. ConfigError for sentences that are no lists of tokens,
+    for numbers below 1, and for a text of fewer than ``count`` tokens.
     """
     require_count("count", count)
     require_count("length", length)
