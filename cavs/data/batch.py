@@ -15,6 +15,7 @@ from cavs.data.feature_table import FeatureTable
 from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec
 from cavs.data.graph import Graph, names_of
 from cavs.data.merge import MergedBatch
+from cavs.data.scheduled import Scheduled
 from cavs.data.vertex_types import (
     TYPE,
     VertexTypes,
@@ -34,7 +35,7 @@ _IDS = "ids are indices in the data set, as range(len(graphs)); without them gra
 
 
 @final
-class GraphBatch:
+class GraphBatch(Scheduled):
     """Graphs that run together, as ``cavs.data.batch`` returns them.
 
     Vertices and edges of graph i come after those of graph i - 1. ``batch["token"]`` is the
@@ -58,11 +59,11 @@ class GraphBatch:
         self.graphs: tuple[Graph, ...] = tuple(graphs)
         self.ids: tuple[int, ...] | None = None if ids is None else ids_of(ids, len(graphs))
         self._structure = of
-        self.topology, self._table = _collated(graphs, self.graph_label)
+        topology, self._table = _collated(graphs, self.graph_label)
+        super().__init__(topology)
         self._types = self._table.types
         #: The types of vertices that occur, sorted; None in a batch without types.
         self.type_names = None if self._types is None else self._types.names
-        self._schedules: dict[Any, _engine.Schedule] = {}
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
 
     @property
@@ -101,6 +102,11 @@ class GraphBatch:
         return self._table.graph
 
     @property
+    def replaced(self) -> Mapping[str, Array]:
+        """Rows of graph features that `with_graph_features` has given, by name."""
+        return self._table.replaced
+
+    @property
     def typed_features(self) -> Mapping[str, Mapping[str, Array]]:
         """Features of each type of vertices: a row for each vertex of the type, read-only."""
         return {} if self._types is None else self._types.features
@@ -111,6 +117,10 @@ class GraphBatch:
         return None if self._types is None else type_names(self._types.numbers)
 
     def __getitem__(self, name: str) -> Any:
+        """Return the rows of a feature, or by the name of a type those of its features by name.
+
+        A feature of a type is also ``batch["type.feature"]``, as programs read it.
+        """
         types = self._types
         if types is not None and name in types.features:
             return types.features[name]
@@ -132,18 +142,20 @@ class GraphBatch:
         """Return a batch of the graphs at ``indices``; FeatureError for indices out of range."""
         chosen = chosen_of(indices, self.num_graphs, "graph")
         ids = None if self.ids is None else [self.ids[i] for i in chosen]
-        replaced = {name: rows[chosen] for name, rows in self._table.replaced.items()}
+        replaced = {name: rows[chosen] for name, rows in self.replaced.items()}
         graphs = [self.graphs[i] for i in chosen]
         return _rebuilt(graphs, ids, replaced, self._structure)
 
     def with_graph_features(self, values: Mapping[str, Array]) -> GraphBatch:
         """Return this batch with other rows of graph features, such as states of the batch before.
 
-        values: by the name of a float feature of graphs: floats, one row for each graph. The new
-        batch shares everything else with this one; its ``graphs`` hold the features that they
-        bring. FeatureError for another feature, or rows of another number, shape or type.
+        values: by the name of a float feature of graphs: finite floats, one row for each graph,
+        which the new batch shares in their own precision, as it shares everything else with this
+        one; its ``graphs`` hold the features that they bring. FeatureError for another feature, or
+        rows of another number, shape or type, or that are not finite.
         """
-        for name, rows in values.items():
+        given = {name: np.asarray(rows) for name, rows in values.items()}
+        for name, rows in given.items():
             if name not in self._table.graph:
                 raise FeatureError(
                     f'no feature "{name}" of graphs in the batch; it has '
@@ -157,8 +169,16 @@ class GraphBatch:
                     f"those of the batch {before.dtype}{list(before.shape)}",
                     hint="both are floats, one row for each graph; only the values may differ",
                 )
+            if not np.isfinite(rows).all():
+                graph = int(np.argwhere(~np.isfinite(rows))[0][0])
+                raise FeatureError(
+                    f'new rows of the graph feature "{name}" hold {rows[~np.isfinite(rows)][0]} at '
+                    f"{self.graph_label(graph)}",
+                    hint="a state that a model has computed is not finite: lower lr, or set "
+                    "max_norm",
+                )
         found = object.__new__(GraphBatch)
-        vars(found).update(vars(self), _table=self._table.with_graph_rows(values), _merged={})
+        vars(found).update(vars(self), _table=self._table.with_graph_rows(given), _merged={})
         return found
 
     def graph_label(self, index: int) -> str:
@@ -179,7 +199,6 @@ class GraphBatch:
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32] | None:
-        """Return the presence mask of every vertex, see `schedule`; None if there is one kind."""
         features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
         masks = _engine.presence_masks(features) if features else None
         if types:
@@ -187,32 +206,6 @@ class GraphBatch:
             assert self._types is not None
             masks = self._types.bits(types, masks)
         return masks
-
-    def schedule(
-        self,
-        optional: tuple[str, ...] = (),
-        by_number: bool = True,
-        types: tuple[str, ...] = (),
-        *,
-        policy: _engine.SchedulingPolicy | None = None,
-    ) -> _engine.Schedule:
-        """Return the engine's schedule, cached for the next call with the same arguments.
-
-        ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask is
-        set where ``optional[i]`` is present (>= 0). by_number: order the vertices of a task by
-        their number among the children of their parent, as the CPU engine reads them; otherwise
-        siblings are neighbours. types: of vertices; the number of the type of a vertex among them
-        comes before the presence bits. policy: chooses the kind of each task; None: level by level.
-        FeatureError if a name is no int feature of vertices, GraphError for a vertex of another
-        type.
-        """
-        key = optional, by_number, types, policy
-        found = self._schedules.get(key)
-        if found is None:
-            masks = self.presence(optional, types)
-            found = _engine.make_schedule(self.topology, masks, by_number=by_number, policy=policy)
-            self._schedules[key] = found
-        return found
 
     def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
         """Return the mask of the vertices of a type; of none in a batch without types."""
@@ -261,8 +254,7 @@ class GraphBatch:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        replaced = dict(self._table.replaced)
-        return _rebuilt, (self.graphs, self.ids, replaced, self._structure)
+        return _rebuilt, (self.graphs, self.ids, dict(self.replaced), self._structure)
 
     def __repr__(self) -> str:
         return (

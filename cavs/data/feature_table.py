@@ -7,7 +7,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec, spec_of
+from cavs.data.features import (
+    MAX_OPTIONAL,
+    Array,
+    FeatureDomain,
+    FeatureSpec,
+    check_number_of_optional,
+    spec_of,
+)
 from cavs.data.vertex_types import VertexTypes
 from cavs.errors import FeatureError
 
@@ -69,13 +76,12 @@ class FeatureTable:
 
     def optional(self, names: Sequence[str], most: int = MAX_OPTIONAL) -> list[Array]:
         """Return int features of vertices that may be absent; FeatureError if one cannot."""
-        if len(names) > most:
-            raise FeatureError(
-                f"{len(names)} features may be absent; at most {most} can",
-                hint="give vertices without such a feature an index of their own instead of -1",
-            )
+        check_number_of_optional(names, most)
         found = []
         for name in names:
+            if self.types is not None and self.types.lacks(name):
+                found.append(np.full(len(self.types.numbers), -1, np.int32))
+                continue
             if name not in self.vertex and (self.types is None or name not in self.types):
                 raise self._unknown(name, "vertex ")
             values = self[name]

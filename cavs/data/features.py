@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -49,6 +49,15 @@ class FeatureSpec(NamedTuple):
     shape: tuple[int, ...]
     has_absent: bool
     type: str = ""
+
+
+def check_number_of_optional(names: Sequence[str], most: int) -> None:
+    """FeatureError for more features that may be absent than ``most``."""
+    if len(names) > most:
+        raise FeatureError(
+            f"{len(names)} features may be absent; at most {most} can",
+            hint="give vertices without such a feature an index of their own instead of -1",
+        )
 
 
 def spec_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar, final
 
@@ -27,6 +26,7 @@ from cavs.data.structure import (
     graph_error,
     graph_label,
     make_topology,
+    shared,
 )
 from cavs.data.vertex_types import (
     NO_TYPES,
@@ -42,12 +42,6 @@ from cavs.data.vertex_types import (
 from cavs.errors import FeatureError
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
-
-
-@lru_cache(1024)
-def _shared(value: Any) -> Any:
-    """Return one object for all equal values, up to the cache size: batches compare identities."""
-    return value
 
 
 def _row_types(features: Mapping[str, Array]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
@@ -127,7 +121,7 @@ class Graph(_engine.Sample):
         of_vertices, of_edges, of_graph = given
         columns = of_vertices if numbers is None else {**of_vertices, TYPE: numbers}
         flat = flat_features(typed)
-        self._schema: tuple[Any, ...] = _shared(
+        self._schema: tuple[Any, ...] = shared(
             (
                 _row_types(columns),
                 _row_types(of_edges),
@@ -151,8 +145,8 @@ class Graph(_engine.Sample):
         )
         self._types: VertexTypes | None = None
         if numbers is not None:
-            shared = {t: {k: found[feature_name(t, k)] for k in of} for t, of in typed.items()}
-            self._types = VertexTypes(found[TYPE], shared, self.absent)
+            views = {t: {k: found[feature_name(t, k)] for k in of} for t, of in typed.items()}
+            self._types = VertexTypes(found[TYPE], views, self.absent)
 
     @property
     def topology(self) -> EngineGraph:

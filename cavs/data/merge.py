@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.features import MAX_OPTIONAL
+from cavs.data.scheduled import Scheduled
 from cavs.data.vertex_types import number_of_bits
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ LEAF = "#leaf child "
 
 
 @final
-class MergedBatch:
+class MergedBatch(Scheduled):
     """The distinct vertices of ``batch``, as one input graph whose vertices share children.
 
     Two vertices are copies of each other if they have one type, if the features ``names`` are equal
     at them and at their edges to children, and if their children are copies in the same order.
     Equal words, phrases and subexpressions of a batch are thus computed once. ValueError if a name
-    is no feature of vertices or edges; a batch without edges may lack edge features.
+    is no feature of vertices or edges; a batch without edges may lack edge features, one without
+    vertices of a type those of the type.
 
     ``distinct``: int32 [vertices of batch], the distinct vertex that represents each. ``copies``:
     int32 [distinct vertices], the number of vertices that it represents. ``leaf``: uint32 [distinct
@@ -45,17 +47,18 @@ class MergedBatch:
         names: tuple[str, ...],
         child_numbers: int = 0,
     ) -> None:
-        self._batch, self._features = batch, features
+        self._features = features
         types = features.types
         of_vertices = [features.vertex[n] for n in names if n in features.vertex]
         of_edges = [features.edge[n] for n in names if n in features.edge]
         if types is not None:
             of_vertices += [types.column(n) for n in names if n in types]
-        if batch.num_edges and len(of_vertices) + len(of_edges) != len(names):
+        # Vertices do not differ in the features of a type that no vertex has.
+        known_all = types is not None or len(of_vertices) + len(of_edges) == len(names)
+        if batch.num_edges and not known_all:
             known = ", ".join((*features.vertex, *features.edge))
             raise ValueError(f"{names} are not all features of vertices or edges: {known}")
-        self.topology: _engine.GraphBatch
-        self.topology, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
+        topology, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
             _engine.merge_copies(
                 batch,
                 of_vertices if types is None else [types.numbers, *of_vertices],
@@ -63,9 +66,9 @@ class MergedBatch:
                 child_numbers,
             )
         )
+        super().__init__(topology, (batch, self.distinct))
         self._types = None if types is None else types.at(self._vertex)
         self._child_numbers = child_numbers
-        self._schedules: dict[Any, _engine.Schedule] = {}
         # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
 
@@ -80,9 +83,11 @@ class MergedBatch:
         return None if self._types is None else self._types.names
 
     def copies_of(self, name: str) -> Array:
-        """Return int32 [rows of a feature]: the number of rows that each represents."""
-        typed = self._types is not None and name in self._types
-        if typed or name in self._features.vertex:
+        """Return the number of rows that each row of a feature represents.
+
+        int32 [distinct vertices], also for a feature of a type, or int32 [their edges].
+        """
+        if name not in self._features.edge:
             return self.copies
         arity = np.diff(self.topology.offsets).astype(np.intp)
         found: Array = np.repeat(self.copies, arity)
@@ -101,7 +106,7 @@ class MergedBatch:
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32]:
-        """Return the presence mask of every distinct vertex.
+        """See `Scheduled`.
 
         ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """
@@ -113,26 +118,6 @@ class MergedBatch:
             assert self._types is not None
             masks = self._types.bits(types, masks)
         return masks
-
-    def schedule(
-        self,
-        optional: tuple[str, ...] = (),
-        by_number: bool = True,
-        types: tuple[str, ...] = (),
-        *,
-        policy: _engine.SchedulingPolicy | None = None,
-    ) -> _engine.Schedule:
-        """Return the engine's schedule, as `GraphBatch.schedule` does; optional: of `presence`."""
-        key = optional, by_number, types, policy
-        found = self._schedules.get(key)
-        if found is None:
-            masks = self.presence(optional, types)
-            merged_from = self._batch, self.distinct
-            found = _engine.make_schedule(
-                self.topology, masks, merged_from, by_number, policy=policy
-            )
-            self._schedules[key] = found
-        return found
 
     @property
     def reads_per_product(self) -> float:

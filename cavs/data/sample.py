@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, final
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.graph import Graph
-from cavs.data.structure import Indices, as_indices
+from cavs.data.structure import Indices, as_indices, shared
 from cavs.errors import GraphError
 
 MAX_STRUCTURES = 64  # that the engine numbers
@@ -110,12 +109,6 @@ def _lists(rows: Any, label: str, target: str) -> tuple[Indices | None, Indices]
     return offsets, as_indices([v for row in rows for v in row], label)
 
 
-@lru_cache(1024)
-def _shared(value: Any) -> Any:
-    """Return one object for all equal values, up to the cache size: batches compare identities."""
-    return value
-
-
 @final
 class Sample:
     """A sample of several structures: graphs by name, and links between their vertices.
@@ -168,7 +161,7 @@ class Sample:
             self._check(key, link)
         self._links = MappingProxyType({key: links[key] for key in sorted(links)})
         types = ((key, x.target, x.source, x.single) for key, x in self._links.items())
-        self._schema: tuple[Any, ...] = _shared((tuple(self._graphs), tuple(types)))
+        self._schema: tuple[Any, ...] = shared((tuple(self._graphs), tuple(types)))
 
     def _error(self, what: str, hint: str, vertex: int = -1) -> GraphError:
         label = f'sample "{self._name}"' if self._name else "sample"

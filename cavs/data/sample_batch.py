@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
-from cavs.data.features import Array, FeatureSpec
+from cavs.data.features import MAX_OPTIONAL, Array, FeatureSpec, check_number_of_optional
 from cavs.data.sample import Link, Sample
+from cavs.data.scheduled import Scheduled
+from cavs.data.vertex_types import NO_TYPES
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 
@@ -25,7 +27,7 @@ class LinkType(NamedTuple):
 
 
 @final
-class SampleBatch:
+class SampleBatch(Scheduled):
     """Samples that run together, as ``cavs.batch`` returns them.
 
     ``graphs``: a `GraphBatch` for every structure, by name. ``batch["words.token"]`` is a feature
@@ -34,6 +36,7 @@ class SampleBatch:
     """
 
     type_names: None = None  # graphs of samples have no types of vertices
+    typed_features: Mapping[str, Mapping[str, Array]] = NO_TYPES
 
     def __init__(self, samples: Iterable[Sample], ids: Ids | None = None) -> None:
         self.samples: tuple[Sample, ...] = tuple(samples)
@@ -42,21 +45,28 @@ class SampleBatch:
         first = self.samples[0]
         self.graphs: Mapping[str, GraphBatch] = MappingProxyType(
             {
-                name: GraphBatch([sample.graphs[name] for sample in self.samples], ids, of=name)
+                name: GraphBatch([s.graphs[name] for s in self.samples], self.ids, of=name)
                 for name in first.graphs
             }
         )
         self.links: Mapping[str, LinkType] = MappingProxyType(
             {name: LinkType(x.target, x.source, x.single) for name, x in first.links.items()}
         )
-        self.topology = _engine.stack_structures(
-            [graphs.topology for graphs in self.graphs.values()],
-            [self._joined(name) for name in self.links],
+        super().__init__(
+            _engine.stack_structures(
+                [graphs.topology for graphs in self.graphs.values()],
+                [self._joined(name) for name in self.links],
+            )
         )
-        self._schedules: dict[Any, _engine.Schedule] = {}
 
     def _check(self) -> None:
-        """GraphError unless all are samples of the same structures and links."""
+        """FeatureError unless all are samples, one at least; GraphError unless they have the same
+        structures and links."""
+        if not self.samples:
+            raise FeatureError(
+                "an empty batch: it needs at least one sample",
+                hint="leave it out; a DataLoader makes none without samples",
+            )
         for i, sample in enumerate(self.samples):
             if not isinstance(sample, Sample):
                 raise FeatureError(
@@ -143,6 +153,11 @@ class SampleBatch:
         """Features of whole graphs of all structures, by "structure.feature"."""
         return self._named("graph_features")
 
+    @property
+    def _replaced(self) -> Mapping[str, Array]:
+        """Rows of graph features that no sample brings, by "structure.feature"."""
+        return self._named("replaced")
+
     def _named(self, group: str) -> Mapping[str, Array]:
         return MappingProxyType(
             {
@@ -180,7 +195,8 @@ class SampleBatch:
         """Return a batch of the samples at ``indices``; FeatureError for indices out of range."""
         chosen = chosen_of(indices, self.num_graphs, "sample")
         ids = None if self.ids is None else [self.ids[i] for i in chosen]
-        return SampleBatch([self.samples[i] for i in chosen], ids)
+        replaced = {name: rows[chosen] for name, rows in self._replaced.items()}
+        return _rebuilt([self.samples[i] for i in chosen], ids, replaced)
 
     def with_graph_features(self, values: Mapping[str, Array]) -> SampleBatch:
         """Return this batch with other rows of graph features, by "structure.feature".
@@ -214,35 +230,16 @@ class SampleBatch:
             for name, spec in graphs.feature_schema().items()
         }
 
-    def schedule(
-        self,
-        optional: tuple[str, ...] = (),
-        by_number: bool = True,
-        types: tuple[str, ...] = (),
-        *,
-        policy: _engine.SchedulingPolicy | None = None,
-    ) -> _engine.Schedule:
-        """Return the engine's schedule; see `GraphBatch.schedule`. Features are named as here.
-
-        types: of vertices, which samples of several structures do not have.
-        """
-        key = optional, by_number, policy
-        found = self._schedules.get(key)
-        if found is None:
-            masks = self.presence(optional)
-            found = _engine.make_schedule(self.topology, masks, by_number=by_number, policy=policy)
-            self._schedules[key] = found
-        return found
-
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32] | None:
-        """Return the presence mask of every vertex; features of other structures are absent.
+        """See `Scheduled`; features of other structures are absent.
 
-        None if nothing is optional.
+        types: vertices of samples with several structures have none.
         """
         if not optional:
             return None
+        check_number_of_optional(optional, MAX_OPTIONAL)
         masks = np.zeros(self.num_vertices, np.uint32)
         begin = 0
         for structure, graphs in self.graphs.items():
@@ -263,8 +260,15 @@ class SampleBatch:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SampleBatch, (self.samples, self.ids)
+        return _rebuilt, (self.samples, self.ids, dict(self._replaced))
 
     def __repr__(self) -> str:
         parts = [f"{name}: {graphs.num_vertices} vertices" for name, graphs in self.graphs.items()]
         return f"SampleBatch({self.num_graphs} samples, {', '.join(parts)})"
+
+
+def _rebuilt(
+    samples: Iterable[Sample], ids: Ids | None, replaced: Mapping[str, Array]
+) -> SampleBatch:
+    found = SampleBatch(samples, ids)
+    return found.with_graph_features(replaced) if replaced else found

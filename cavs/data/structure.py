@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,14 @@ from cavs.config import is_whole
 from cavs.errors import GraphError
 
 Indices = NDArray[np.int32]
+
+
+@lru_cache(1024)
+def shared(value: Any) -> Any:
+    """Return one object for all equal values, up to the cache size: batches compare identities."""
+    return value
+
+
 _ACYCLIC = (
     "no vertex may come below itself: leave out an edge of the cycle, such as one that leads back"
 )

@@ -120,10 +120,10 @@ def check_typed_features(
 
 
 class VertexTypes:
-    """The types of the vertices of a batch, and the features that belong to a type.
+    """The types of the vertices of a graph, or of a batch, and the features that belong to a type.
 
-    numbers: of the types of the vertices. features: by type and name, a row for each vertex of the
-    type, in the order of the vertices. absent: flattened names of those that hold -1.
+    numbers: int32 [vertices], of their types. features: by type and name, a row for each vertex of
+    the type, in the order of the vertices. absent: flattened names of those that hold -1.
     """
 
     def __init__(
@@ -159,7 +159,11 @@ class VertexTypes:
         return name in self._flat or (isinstance(name, str) and name.startswith(ROW))
 
     def __getitem__(self, name: str) -> Array:
-        """Return a feature as programs read it: indices for all vertices, -1 at other types."""
+        """Return a feature as programs read it.
+
+        Integers are int32 [vertices, ...], -1 at other types; floats are float32 [vertices of the
+        type, ...].
+        """
         found = self._rows.get(name)
         if found is None:
             found = self._rows[name] = self._for_programs(name)
@@ -179,6 +183,11 @@ class VertexTypes:
     def names(self) -> tuple[str, ...]:
         """The types that occur, sorted."""
         return occurring(self.numbers)
+
+    def lacks(self, name: str) -> bool:
+        """True if ``name`` may be a feature of a type that no vertex has."""
+        of, dot, _ = name.partition(".")
+        return bool(dot) and of in _numbers and of not in self.names
 
     def column(self, name: str) -> Array:
         """Return a feature with a row for every vertex: zeros, or -1, at other types."""

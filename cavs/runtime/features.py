@@ -150,5 +150,5 @@ def _of_distinct(
     if name != COPIES:
         counted = name.removeprefix(PRESENT)
         present = rows_of(source, counted, np.dtype(np.int32)) >= 0
-        copies = source.copies_of(counted) * present
+        copies = source.copies_of(counted) * present if present.size else present
     return copies.astype(dtype)

@@ -32,8 +32,8 @@ def digest_of(graphs: Sequence[Any]) -> int:
     found = 0
     if not isinstance(graphs, list | tuple):
         return found
-    for item in graphs:
-        if isinstance(getattr(item, "links", None), Mapping):  # a sample of several structures
+    for item in (x for given in graphs for x in getattr(given, "samples", (given,))):
+        if hasattr(item, "links"):  # a sample of several structures
             parts, links = [*item.graphs.values()], item.links.values()
         else:
             parts, links = [item], ()

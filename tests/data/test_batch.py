@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavs.data import FeatureSpec, Graph, batch
-from cavs.data.graph import _shared
+from cavs.data.structure import shared
 from cavs.errors import CavsError, FeatureError
 from tests.data.dags import child_lists
 
@@ -127,7 +127,7 @@ def test_a_feature_of_edges_in_a_graph_without_any(features, turned):
 
 def test_schemas_that_are_equal_but_not_the_same():
     one = Graph([[], [0]], {"a": [1, 2], "b": [[1.0], [2.0]]})
-    _shared.cache_clear()
+    shared.cache_clear()
     other = Graph([[]], {"b": [[3.0]], "a": [-1]})
     assert one.schema == other.schema and one.schema is not other.schema
     both = batch([one, other])
@@ -201,6 +201,8 @@ def test_graph_features_may_be_replaced():
         ({"h": rows[:2]}, r'"h" are float64\[2, 2\], those of the batch float32\[3, 2\]'),
         ({"h": rows.astype(int)}, r'"h" are int64\[3, 2\]'),
         ({"y": rows[:, 0]}, r'"y" are float64\[3\], those of the batch int32\[3\]'),
+        ({"h": np.where(rows == 3, np.inf, rows)}, '"h" hold inf at graph 5'),
+        ({"h": [[0, 0]] * 3}, r'"h" are int64\[3, 2\]'),
     ):
         with pytest.raises(FeatureError, match=message):
             before.with_graph_features(values)

@@ -258,12 +258,41 @@ def test_graph_features_are_replaced():
         batch.with_graph_features({"h": rows})
 
 
+def test_replaced_graph_features_are_kept():
+    whole = cavs.Graph.chain(1, graph_features={"s": np.zeros(2)})
+    batch = cavs.batch([cavs.Sample(words=whole), cavs.Sample(words=whole)], ids=iter([7, 9]))
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    new = batch.with_graph_features({"words.s": rows})
+    assert pickle.loads(pickle.dumps(new))["words.s"].tolist() == rows.tolist()
+    chosen = new.select([1])
+    assert chosen["words.s"].tolist() == rows[1:].tolist() and chosen.ids == (9,)
+    assert batch["words.s"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "empty", [lambda: cavs.data.SampleBatch([]), lambda: cavs.batch([sample()]).select([])]
+)
+def test_batches_of_no_sample_are_refused(empty):
+    with pytest.raises(FeatureError, match="needs at least one sample"):
+        empty()
+
+
+def test_samples_have_a_number_of_optional_features():
+    chain = cavs.Graph.chain(1, {f"f{i}": [-1] for i in range(40)})
+    batch = cavs.batch([cavs.Sample(words=chain)])
+    with pytest.raises(FeatureError, match="33 features may be absent"):
+        batch.schedule(tuple(f"words.f{i}" for i in range(33)))
+
+
 def test_loader_over_samples():
     samples = [sample(name=str(i)) for i in range(5)]
     loader = cavs.DataLoader(samples, 2, bucket="depth", shuffle=True)
     found = [name for batch in loader for name in batch.names]
     assert sorted(found) == ["0", "1", "2", "3", "4"]
     assert loader.digest() == digest_of(samples) != digest_of(samples[:1])
+    cached = cavs.DataLoader(samples, 2, cache=True)
+    assert [batch.names for batch in cached] == [batch.names for batch in cached]
+    assert digest_of([cavs.batch(samples)]) != digest_of([cavs.batch(samples[:2])])
     moved = sample(links={"spelling": cavs.Link("words", "chars", [1, 4, 5])})
     assert digest_of([moved]) != digest_of([sample()])
 

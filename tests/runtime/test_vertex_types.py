@@ -11,6 +11,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.text import space_name
 from cavs.errors import FeatureError, GraphError
+from cavs.runtime import program_cache
 from cavs.train import load_parameters
 from tests.oracle import agrees, drawn
 from tests.runtime.plans import PlanCost, plan, plans
@@ -49,6 +50,60 @@ def test_types_that_earlier_batches_had():
         ]
         np.testing.assert_array_equal(*both)
     assert whole["filter"]["less"].shape == (0, 1)
+
+
+class Indexed(cavs.VertexFunction):
+    """Looks words of leaves up, and scales joins by a number."""
+
+    def __init__(self):
+        self.state = cavs.State(h=2)
+        self.words, self.scale = nn.Embedding(4, 2), nn.Linear(1, 2)
+
+    @cavs.vertex("leaf")
+    def leaf(self, v):
+        self.finish(v, self.words(v.pull("word")))
+
+    @cavs.vertex("join")
+    def join(self, v):
+        self.finish(v, v.gather().h.sum() * self.scale(v.pull("number")))
+
+    def finish(self, v, value):
+        h = ops.tanh(value)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class SumOfWords(cavs.Model):
+    def __init__(self):
+        self.cell = Indexed()
+
+    def forward(self, batch):
+        return self.cell(batch.graph, leaf=batch["leaf"], join=batch["join"])
+
+    def loss(self, batch):
+        return ops.mean_squared_error(self.forward(batch), 0.5)
+
+
+@pytest.mark.parametrize("merging", [False, True])
+def test_batches_without_a_type_that_earlier_ones_had(merging, monkeypatch):
+    monkeypatch.setattr(program_cache, "MIN_MERGED", 1 if merging else 1000)
+    leaf = {"leaf": {"word": [1]}}
+    whole = cavs.Graph(
+        [[], [], [0, 1]],
+        {"leaf": {"word": [1, -1]}, "join": {"number": [[0.5]]}},
+        types=["leaf", "leaf", "join"],
+    )
+    model = drawn(SumOfWords(), 0.5)
+    session = cavs.Session(model, dtype=np.float64)
+    session.predict(cavs.batch([whole]))
+    explicit = cavs.Graph([[]], {**leaf, "join": {"number": np.zeros((0, 1))}}, types=["leaf"])
+    lacking = cavs.Graph([[]], leaf, types=["leaf"])
+    expected = cavs.Session(model, dtype=np.float64).predict(cavs.batch([explicit, explicit]))
+    found = session.predict(cavs.batch([lacking, lacking]))
+    np.testing.assert_array_equal(found["output"], expected["output"])
+    joins = cavs.Graph([[]], {"join": {"number": [[2.0]]}}, types=["join"])
+    assert session.predict(cavs.batch([joins, joins]))["output"].tolist() == [[0.0, 0.0]] * 2
+    assert np.isfinite(session.evaluate(cavs.batch([joins, joins])).loss)
 
 
 def test_a_loader_gives_batches_the_types_of_its_data_set():

@@ -1,0 +1,67 @@
+"""Base of the batches that the engine runs: their schedules, each made once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavs import _engine
+from cavs.data.structure import Indices
+
+
+class Scheduled(ABC):
+    """Vertices that run together, with a schedule for each way to run them.
+
+    topology: of these vertices. merged_from: the batch whose distinct vertices they are, and for
+    each of its vertices the one that represents it; None if they are those of a batch.
+    """
+
+    topology: _engine.GraphBatch
+
+    def __init__(
+        self,
+        topology: _engine.GraphBatch,
+        merged_from: tuple[_engine.GraphBatch, Indices] | None = None,
+    ) -> None:
+        self.topology, self._merged_from = topology, merged_from
+        self._schedules: dict[Any, _engine.Schedule] = {}
+
+    @abstractmethod
+    def presence(
+        self, optional: tuple[str, ...], types: tuple[str, ...] = ()
+    ) -> NDArray[np.uint32] | None:
+        """Return uint32 [vertices], the presence mask of each, see `schedule`; None for one kind.
+
+        FeatureError for a name that is no int feature of vertices, or for too many of them;
+        GraphError for a vertex of another type.
+        """
+
+    def schedule(
+        self,
+        optional: tuple[str, ...] = (),
+        by_number: bool = True,
+        types: tuple[str, ...] = (),
+        *,
+        policy: _engine.SchedulingPolicy | None = None,
+    ) -> _engine.Schedule:
+        """Return the engine's schedule, cached for the next call with the same arguments.
+
+        ``optional``: int vertex features that may be absent; bit i of a vertex's presence mask is
+        set where ``optional[i]`` is present (>= 0). by_number: order the vertices of a task by
+        their number among the children of their parent, as the CPU engine reads them; otherwise
+        siblings are neighbours. types: of vertices; the number of the type of a vertex among them
+        comes before the presence bits. policy: chooses the kind of each task; None: level by level.
+        FeatureError and GraphError as for `presence`.
+        """
+        key = optional, by_number, types, policy
+        found = self._schedules.get(key)
+        if found is None:
+            masks = self.presence(optional, types)
+            found = _engine.make_schedule(
+                self.topology, masks, self._merged_from, by_number, policy=policy
+            )
+            self._schedules[key] = found
+        return found
