@@ -205,6 +205,7 @@ def test_letters_of_an_older_cluster_are_dropped():
         named.post(1 - c.rank, 0, key, [0, 0, 0, 0, 8, 0], [np.ones(8, np.uint8)])
         named.barrier()
         assert named.states(0) == 0
+        named.barrier()  # before the other rank sends a letter of this version
         array = np.ones(1)
         named.all_reduce("a", array).wait()
         return array[0]

@@ -148,9 +148,11 @@ def test_a_late_model_is_averaged_once_with_the_model_of_the_request(monkeypatch
         add(1.0 + 2.0 * c.rank)
         trainer.advance(batch)
         assert moved() == pytest.approx([6.0 + 2.0 * c.rank] * len(moved()))
+        c.barrier()  # neither answers before both have moved
         free.set()
         requests = trainer.session.exchanges[0].requests
         until(lambda: requests.fresh)
+        c.barrier()  # neither keeps another model before both have the answer
         trainer.advance(batch)
         assert moved() == pytest.approx([7.5 + c.rank] * len(moved()))
         assert requests.latest() is None
