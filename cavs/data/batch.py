@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.config import is_whole
+from cavs.data.engine_batch import EngineBatch
 from cavs.data.feature_table import FeatureTable
 from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec
 from cavs.data.graph import Graph, names_of
 from cavs.data.merge import MergedBatch
-from cavs.data.scheduled import Scheduled
 from cavs.data.vertex_types import (
     TYPE,
     VertexTypes,
@@ -35,7 +35,7 @@ _IDS = "ids are indices in the data set, as range(len(graphs)); without them gra
 
 
 @final
-class GraphBatch(Scheduled):
+class GraphBatch(EngineBatch):
     """Graphs that run together, as ``cavs.data.batch`` returns them.
 
     Vertices and edges of graph i come after those of graph i - 1. ``batch["token"]`` is the

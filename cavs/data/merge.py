@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs import _engine
+from cavs.data.engine_batch import EngineBatch
 from cavs.data.features import MAX_OPTIONAL
-from cavs.data.scheduled import Scheduled
 from cavs.data.vertex_types import number_of_bits
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LEAF = "#leaf child "
 
 
 @final
-class MergedBatch(Scheduled):
+class MergedBatch(EngineBatch):
     """The distinct vertices of ``batch``, as one input graph whose vertices share children.
 
     Two vertices are copies of each other if they have one type, if the features ``names`` are equal
@@ -106,7 +106,7 @@ class MergedBatch(Scheduled):
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32]:
-        """See `Scheduled`.
+        """See `EngineBatch`.
 
         ``"#leaf child k"``, first in ``optional``: present where bit k of ``leaf`` is set.
         """

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
+from cavs.data.engine_batch import EngineBatch
 from cavs.data.features import MAX_OPTIONAL, Array, FeatureSpec, check_number_of_optional
 from cavs.data.sample import Link, Sample
-from cavs.data.scheduled import Scheduled
 from cavs.data.vertex_types import NO_TYPES
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
@@ -27,7 +27,7 @@ class LinkType(NamedTuple):
 
 
 @final
-class SampleBatch(Scheduled):
+class SampleBatch(EngineBatch):
     """Samples that run together, as ``cavs.batch`` returns them.
 
     ``graphs``: a `GraphBatch` for every structure, by name. ``batch["words.token"]`` is a feature
@@ -233,7 +233,7 @@ class SampleBatch(Scheduled):
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32] | None:
-        """See `Scheduled`; features of other structures are absent.
+        """See `EngineBatch`; features of other structures are absent.
 
         types: vertices of samples with several structures have none.
         """

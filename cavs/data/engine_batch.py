@@ -12,7 +12,7 @@ from cavs import _engine
 from cavs.data.structure import Indices
 
 
-class Scheduled(ABC):
+class EngineBatch(ABC):
     """Vertices that run together, with a schedule for each way to run them.
 
     topology: of these vertices. merged_from: the batch whose distinct vertices they are, and for
