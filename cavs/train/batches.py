@@ -70,6 +70,11 @@ class Loader(ABC):
         return False
 
     @property
+    def keeps_order(self) -> bool:
+        """True if the batches of an epoch have the graphs in the order of the data."""
+        return True
+
+    @property
     def batch_size(self) -> int:
         """Graphs per batch, from the next batch on; see `DataLoader`."""
         return self._parts[-1][1]

@@ -48,6 +48,14 @@ class FitOptions:
         require_flag("restore_best", self.restore_best)
         require_flag("progress", self.progress)
         check_carry(self.carry)
+        for name, loader in (("train", train), ("dev", self.dev)):
+            if self.carry and isinstance(loader, Loader) and not loader.keeps_order:
+                raise ConfigError(
+                    f"carry={self.carry!r}, but {name} has the graphs of an epoch in an order of "
+                    "its own: graph i of a batch would not continue that of the batch before",
+                    hint="DataLoader(cavs.data.parallel_chains(...), count) without shuffle, "
+                    "bucket and sampler",
+                )
         if self.dev is not None:
             again = isinstance(self.dev, Iterable) and not isinstance(self.dev, Iterator)
             require(again, "dev", self.dev, "a cavs.DataLoader or a list of batches")

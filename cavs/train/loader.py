@@ -106,6 +106,11 @@ class DataLoader(Loader):
         return whole + (1 if rest and not self.drop_last else 0)
 
     @property
+    def keeps_order(self) -> bool:
+        """See `Loader`."""
+        return not self.shuffle and self.bucket is None and self.sampler is None
+
+    @property
     def _order(self) -> EpochOrder:
         count, sizes = len(self.graphs), self._bucket_sizes
         return EpochOrder(count, self.shuffle, self.seed, self.drop_last, sizes, self.sampler)

@@ -221,6 +221,11 @@ class StreamLoader(_Stream):
         require_flag("drop_last", drop_last)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
 
+    @property
+    def keeps_order(self) -> bool:
+        """See `Loader`."""
+        return not self.shuffle
+
     def _numbered(self, epoch: int) -> Iterator[tuple[int, Any]]:
         items = super()._numbered(epoch)
         if not self.shuffle:

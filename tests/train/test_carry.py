@@ -238,6 +238,8 @@ def fit(values, graphs=None, carry=None, **options):
             "carry is .'h'., but must be a",
         ),
         (lambda m, b: {"h": b["h0"]}, {"carry": {"h0": 1}}, ConfigError, "carry is .'h0': 1., but"),
+        (lambda m, b: {"h": b["h0"]}, {"shuffle": True}, ConfigError, "train has the graphs of an"),
+        (lambda m, b: {"h": b["h0"]}, {"bucket": "size"}, ConfigError, "train has the graphs of"),
     ],
 )
 def test_bad_states_are_refused(values, options, error, message):
