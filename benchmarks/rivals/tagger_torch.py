@@ -77,7 +77,9 @@ def _lstm(of: Mapping[str, torch.Tensor], *cells: str) -> torch.nn.LSTM:
     with torch.no_grad():
         for name, end in zip(cells, ("", "_reverse"), strict=True):
             for key, target in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih")):
-                i, f, o, u = of[f"{name}.{key}"].T.chunk(4)  # PyTorch has the order i, f, u, o
+                i, f, o, u = (
+                    of[f"{name}.{key}"].movedim(-1, 0).chunk(4)
+                )  # PyTorch has the order i, f, u, o
                 getattr(lstm, f"{target}_l0{end}").copy_(torch.cat([i, f, u, o]))
             getattr(lstm, f"bias_hh_l0{end}").zero_().requires_grad_(False)
     return lstm
