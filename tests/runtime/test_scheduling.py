@@ -56,8 +56,14 @@ def test_every_policy_equals_the_oracle_on_several_structures(case, scheduling):
         compare(*case, FLOAT64, dtype=F64, scheduling=scheduling)
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = cavs.num_threads()
+    yield request.param
+    cavs.set_num_threads(before)
+
+
 @pytest.mark.parametrize("top_down", [False, True])
-@pytest.mark.parametrize("threads", [1, 2])
 def test_policies_agree_on_lattices(top_down, threads):
     class Model(Lattice):
         def loss(self, batch):
@@ -65,13 +71,12 @@ def test_policies_agree_on_lattices(top_down, threads):
             x = self.char(batch["char"]) + self.word(batch["word"])
             return ops.cross_entropy(self.output(self.cell(graph, x=x)), batch["label"])
 
-    before = cavs.num_threads() if hasattr(cavs, "num_threads") else None
-    batch, model, found = cavs.batch(lattices(6, 1)), Model(), {}
+    batch, model, found, tasks = cavs.batch(lattices(6, 1)), Model(), {}, {}
     for scheduling in SCHEDULING:
         session = cavs.Session(model, dtype=F64, scheduling=scheduling, threads=threads)
         found[scheduling] = session.gradients(batch), session.evaluate(batch).loss
-    if before is not None:
-        cavs.set_num_threads(before)
+        tasks[scheduling] = counts(session, batch)
+    assert cavs.num_threads() == threads and tasks["learned"] < tasks["level"]
     (loss, gradients), value = found["level"]
     for (own, g), other in found.values():
         assert own == pytest.approx(loss, rel=1e-12) and other == pytest.approx(value, rel=1e-12)
