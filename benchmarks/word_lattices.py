@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import cavs
 
 
-def lattice(rng, length, density=0.5, longest=4, size=9):
+def lattice(
+    rng: np.random.Generator, length: int, density: float = 0.5, longest: int = 4, size: int = 9
+) -> cavs.Graph:
     """Return a chain of `length` characters, and words over some of its parts.
 
     A word gathers from its first character; its last one gathers from the character before, and
@@ -19,7 +23,7 @@ def lattice(rng, length, density=0.5, longest=4, size=9):
         for end in range(begin + 1, min(length, begin + longest)):
             if rng.random() < density / longest:
                 words.append((begin, end))
-    children = [[i - 1] if i else [] for i in range(length)]
+    children: list[list[int]] = [[i - 1] if i else [] for i in range(length)]
     for number, (_, end) in enumerate(words):
         children[end].append(length + number)
     children += [[begin] for begin, _ in words]
@@ -31,7 +35,9 @@ def lattice(rng, length, density=0.5, longest=4, size=9):
     return cavs.Graph(children, {"char": char, "word": word, "label": label})
 
 
-def lattices(count, seed=0, length=(6, 20), **options):
+def lattices(
+    count: int, seed: int = 0, length: tuple[int, int] = (6, 20), **options: Any
+) -> list[cavs.Graph]:
     """Return `count` lattices of drawn lengths."""
     rng = np.random.default_rng(seed)
     return [lattice(rng, int(rng.integers(*length)), **options) for _ in range(count)]
