@@ -182,7 +182,7 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
     (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
     if isinstance(whole, SampleBatch) or any(isinstance(g, Sample) for g in graphs[:1]):
         raise ConfigError(
-            f"samples of several structures are not divided among {ranks} ranks",
+            f"samples of several structures are not divided among {ranks} rank{'s' * (ranks > 1)}",
             hint="train with cavs.Trainer on one process",
         )
     make = whole.make if isinstance(whole, WholeBatch) else batch
