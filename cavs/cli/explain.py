@@ -11,7 +11,7 @@ from cavs.cli import options, passes
 from cavs.cli.numbers import count
 from cavs.cli.registry import Entry
 from cavs.config import set_num_threads
-from cavs.data import GraphBatch
+from cavs.data import GraphBatch, SampleBatch
 from cavs.errors import ConfigError
 from cavs.frontend.model import Model
 from cavs.inspect import dot_function, dot_graph, dot_schedule, explain, render
@@ -93,7 +93,7 @@ def _drawing(
     if drawing == "function":
         return dot_function(model, batch)
     if drawing == "graph":
-        return dot_graph(batch.graphs[0])
+        return dot_graph(batch if isinstance(batch, SampleBatch) else batch.graphs[0])
     return dot_schedule(Session(model, **where).schedule(batch, training=training))
 
 

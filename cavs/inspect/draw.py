@@ -14,6 +14,8 @@ import numpy as np
 from cavs.config import is_whole
 from cavs.data.batch import GraphBatch
 from cavs.data.graph import Graph
+from cavs.data.sample import Sample
+from cavs.data.sample_batch import SampleBatch
 from cavs.data.source import as_path
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, FeatureError
@@ -29,6 +31,19 @@ from cavs.ir.trace import tracing
 _COLOURS = 12  # colours in the scheme set312 of Graphviz
 _LAYOUT = "  rankdir=BT; node [shape=box];"
 Shape = int | tuple[int, ...]
+
+
+def _check_one_structure(value: object, name: str, hint: str) -> None:
+    """Raise ConfigError for samples of several structures, which ``name`` does not draw.
+
+    hint: how to call it; {0} is the name of a structure.
+    """
+    if isinstance(value, Sample | SampleBatch):
+        of = type(value).__name__
+        raise ConfigError(
+            f"{name} draws graphs, but this {of} has the structures {', '.join(value.graphs)}",
+            hint=hint.format(next(iter(value.graphs))),
+        )
 
 
 def _quoted(text: str) -> str:
@@ -58,6 +73,7 @@ def dot_graph(
     features that are indices. ConfigError for more than ``max_vertices``, which Graphviz cannot lay
     out in reasonable time, and for anything but a graph or a batch.
     """
+    _check_one_structure(graph, "dot_graph", 'dot_graph(batch.graphs["{0}"]) draws one of them')
     if not isinstance(graph, Graph | GraphBatch):
         raise ConfigError(
             f"dot_graph draws a graph or a batch, not {type(graph).__name__}",
@@ -195,6 +211,10 @@ def dot_function(
             f"dot_function draws a model or a vertex function, not {function!r:.80}",
             hint="dot_function(model, batch), or dot_function(cell, x=(3,))",
         )
+    hint = "cavs.explain(model, batch) prints the operators of a model of several structures"
+    if isinstance(function, VertexFunction):
+        hint = 'dot_function(cell, batch.graphs["{0}"]) draws a cell with the features of one'
+    _check_one_structure(batch, "dot_function", hint)
     if batch is not None and not isinstance(batch, GraphBatch | Graph):
         raise ConfigError(
             f"dot_function takes a batch, not {type(batch).__name__}",
@@ -251,6 +271,12 @@ def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
         schedule = GraphBatch([schedule])
     if isinstance(schedule, GraphBatch):
         schedule = schedule.schedule(types=schedule.type_names or ())
+    _check_one_structure(
+        schedule,
+        "dot_schedule",
+        "dot_schedule(session.schedule(batch)) draws the tasks of all of them, "
+        'dot_schedule(batch.graphs["{0}"]) those of one',
+    )
     if not hasattr(schedule, "tasks"):
         raise ConfigError(
             f"dot_schedule draws a schedule or a batch, not {type(schedule).__name__}",

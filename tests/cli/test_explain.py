@@ -45,3 +45,25 @@ def test_errors_of_drawings(capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "needs the program dot" in err and "apt install graphviz" in err
     assert not Path("a.svg").exists()
+
+
+def test_drawings_of_samples_of_several_structures(tmp_path, capsys):
+    Path("spelled.py").write_text(
+        """'''Samples.'''
+import cavs.cli
+from cavs import ops
+
+class Empty(cavs.Model):
+    def loss(self, batch):
+        return ops.mean_squared_error(batch.graphs["a"]["x"], 0.0)
+
+def build(args, assets=None):
+    sample = cavs.Sample(a=cavs.Graph.chain(2, {"x": [[1.0], [2.0]]}), b=cavs.Graph.chain(3))
+    return cavs.cli.Task(Empty(), train=[sample, sample])
+"""
+    )
+    assert main(["explain", "spelled.py", "--draw", "schedule"]) == 0
+    assert "digraph schedule" in capsys.readouterr().out
+    for drawing in ("graph", "function"):
+        assert main(["explain", "spelled.py", "--draw", drawing]) == 1
+        assert "this SampleBatch has the structures a, b" in capsys.readouterr().err

@@ -1,10 +1,11 @@
+import re
 import sys
 
 import numpy as np
 import pytest
 
 import cavs
-from cavs import nn
+from cavs import nn, ops
 from cavs.data import Graph, Vocabulary, batch
 from cavs.errors import CavsError, ConfigError, FeatureError
 from cavs.inspect import dot_function, dot_graph, dot_schedule, render
@@ -200,3 +201,37 @@ def test_functions_of_types_are_drawn():
     cell = dot_function(Plan(2), batch_of_plans)
     assert "merge_types" in cell and "scan.table" in cell
     assert "merge_types" in dot_function(PlanCost(), batch_of_plans)
+
+
+def test_samples_of_several_structures_are_drawn_one_structure_at_a_time():
+    class Spelled(cavs.Model):
+        def __init__(self):
+            self.chars, self.words = nn.LSTM(1, 2), nn.LSTM(2, 2)
+
+        def loss(self, batch):
+            h = self.chars(batch.graphs["chars"], x=batch.graphs["chars"]["x"])
+            read = ops.take(h, batch.link("spelling"))
+            return ops.sum_rows(self.words(batch.graphs["words"], x=read).sum(-1))
+
+    sample = cavs.Sample(
+        chars=Graph.chain(3, {"x": np.ones((3, 1))}),
+        words=Graph.chain(2),
+        links={"spelling": cavs.Link("words", "chars", [1, 2])},
+    )
+    samples, model = batch([sample, sample]), Spelled()
+    known = {"cavs": cavs, "batch": samples, "model": model, "cell": model.chars}
+    known |= {f.__name__: f for f in (dot_function, dot_graph, dot_schedule)}
+    known["session"] = cavs.Session(model)
+    for call, found in (
+        ("dot_graph(batch)", r'(dot_graph\(batch.graphs\["chars"\]\)) draws one'),
+        ("dot_function(model, batch)", r"(cavs.explain\(model, batch\)) prints the operators"),
+        ("dot_function(cell, batch)", r'(dot_function\(cell, batch.graphs\["chars"\]\)) draws'),
+        ("dot_schedule(batch)", r"(dot_schedule\(session.schedule\(batch\)\)) draws the tasks"),
+    ):
+        error = rf"this SampleBatch has the structures chars, words\n(.*\n)?  hint: {found}"
+        with pytest.raises(ConfigError, match=rf"{call.partition('(')[0]} draws.*{error}") as info:
+            eval(call, known)
+        assert str(eval(re.search(found, str(info.value)).group(1), known))
+    with pytest.raises(ConfigError, match="this Sample has the structures chars, words"):
+        dot_graph(sample)
+    assert dot_schedule(samples.graphs["words"]).count("rank=same") == 2
