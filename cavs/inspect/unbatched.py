@@ -14,6 +14,7 @@ from cavs.passes.merge_vertices import features_of_vertices, why_separate
 from cavs.passes.specialise import Kind
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.program_cache import MIN_MERGED
+from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.variant import Variant
 
 
@@ -27,7 +28,7 @@ def not_batched(
 ) -> tuple[str, ...]:
     """Return a line for each reason. report: of a session; empty where nothing ran."""
     return (
-        *_narrow(compiled, loops),
+        *_narrow(compiled, loops, variant.decisions.scheduling),
         *_unmerged(variant, batch, passes),
         *_merged_features(variant),
         *_alone(report),
@@ -36,37 +37,59 @@ def not_batched(
     )
 
 
-def _narrow(compiled: Compiled, loops: Sequence[LoopReport]) -> Iterator[str]:
-    """Report tasks of one vertex and levels of several tasks; loops with equal reports share it."""
+def _narrow(
+    compiled: Compiled, loops: Sequence[LoopReport], scheduling: Scheduling | None
+) -> Iterator[str]:
+    """Report tasks of one vertex and tasks of several kinds; loops with equal reports share it."""
+    policy = scheduling.name if scheduling is not None and scheduling.policy is not None else ""
     alike: dict[tuple[str, ...], list[str]] = {}
     forward = [loop for loop in loops if not loop.gradient]
     for loop in forward:
-        lines = tuple(_narrow_in(loop, compiled.program))
+        kinds = _kinds_in(loop, compiled.program)
+        lines = tuple(_by_policy(loop, kinds, policy) if policy else _by_level(loop, kinds))
         alike.setdefault(lines, []).append(f"{loop.label} (stage {loop.stage})")
     for lines, labels in alike.items():
         where = f"{', '.join(labels)}: " if len(forward) > 1 else ""
         yield from (where + line for line in lines)
 
 
-def _narrow_in(loop: LoopReport, program: Program) -> Iterator[str]:
+def _kinds_in(loop: LoopReport, program: Program) -> str:
+    names = program.optional, program.types, program.structures.names
+    return "; ".join(Kind.of(key, *names).text(program.optional) for key in loop.keys)
+
+
+def _by_policy(loop: LoopReport, kinds: str, policy: str) -> Iterator[str]:
+    """Report a loop whose levels are groups of tasks in the order of a policy."""
+    narrow = sum(width == 1 for width in loop.widths)
+    if narrow:
+        yield (
+            f"{narrow} of {loop.tasks} tasks have one vertex: no other vertex of its kind was "
+            f"ready at the turn that the policy {policy!r} gave it"
+        )
+    if len(loop.keys) > 1:
+        yield (
+            f"{len(loop.keys)} kinds of vertices, which have different bodies, run in {loop.tasks} "
+            f"tasks in the order of the policy {policy!r}, and no order needs fewer than "
+            f"{loop.bound}: {kinds}"
+        )
+
+
+def _by_level(loop: LoopReport, kinds: str) -> Iterator[str]:
     levels = Counter(loop.levels)
     narrow = [lv for lv, width in zip(loop.levels, loop.widths, strict=True) if width == 1]
     alone = sum(1 for level in narrow if levels[level] == 1)
     nothing = "nothing else is ready at their level"
-    kinds = "what else is ready at their level is of another kind"
+    another = "what else is ready at their level is of another kind"
     if narrow:
-        why = {0: kinds, len(narrow): nothing}.get(
-            alone, f"{alone} because {nothing}, {len(narrow) - alone} because {kinds}"
+        why = {0: another, len(narrow): nothing}.get(
+            alone, f"{alone} because {nothing}, {len(narrow) - alone} because {another}"
         )
         yield f"{len(narrow)} of {loop.tasks} tasks have one vertex: {why}"
     split = [level for level, count in levels.items() if count > 1]
     if split:
-        names = program.optional, program.types, program.structures.names
-        of_keys = (Kind.of(key, *names) for key in loop.keys)
-        found = "; ".join(kind.text(program.optional) for kind in of_keys)
         yield (
             f"{len(split)} levels run as several tasks: their vertices are of different kinds, "
-            f"which have different bodies ({sum(levels[x] - 1 for x in split)} more tasks): {found}"
+            f"which have different bodies ({sum(levels[x] - 1 for x in split)} more tasks): {kinds}"
         )
 
 

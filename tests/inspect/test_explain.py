@@ -127,6 +127,28 @@ def test_work_that_was_not_batched():
     assert any(x.startswith("hoist_products_to_leaves is off, too") for x in off.not_batched)
 
 
+@pytest.mark.parametrize("policy", ["agenda", "learned"])
+def test_tasks_in_the_order_of_a_policy_have_its_reasons(policy):
+    """Two chains of different kinds: at every level another vertex is ready, but of its kind none.
+
+    A policy runs one chain after the other or both in turns; levels say nothing of that.
+    """
+    rng = np.random.default_rng(0)
+    kinds = [graph(chain_lists(9), rng, absent=lambda kids: False), graph(chain_lists(9), rng)]
+    found = cavs.explain(Classifier(nn.LSTM(8, 6)), cavs.batch(kinds), scheduling=policy, run=False)
+    lines = [line for line in found.not_batched if "tasks" in line]
+    assert not any("level" in line for line in lines)
+    assert lines[0] == (
+        "18 of 18 tasks have one vertex: no other vertex of its kind was ready at the turn that "
+        f"the policy '{policy}' gave it"
+    )
+    assert lines[1].startswith(
+        "2 kinds of vertices, which have different bodies, run in 18 tasks in the order of the "
+        f"policy '{policy}', and no order needs fewer than 18: with children, without "
+        "token; with children,"
+    )
+
+
 def chain_lists(n):
     return [[], *([i] for i in range(n))]
 
