@@ -1,7 +1,8 @@
 """Model averaging: every rank updates its replica by its own gradients, and replicas are averaged.
 
 A replica may differ from the others in between. The mean of the values is computed while backward
-runs, as all-reduce of gradients is; a step waits for no gradient of another rank.
+runs, as all-reduce of gradients is, or after the update (Lookahead); a step waits for no gradient
+of another rank.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ValueExchange(Exchange):
     """All members together, each a whole parameter; their gradients stay on this rank.
 
     options: the synchroniser of the members, which is one for all. early: True if values are
-    exchanged before the update.
+    exchanged before the update, while gradients are computed; else after it.
     """
 
     early: ClassVar[bool] = True
@@ -40,7 +41,10 @@ class ValueExchange(Exchange):
     @classmethod
     def chains(cls, members: Sequence[Member], pricing: Pricing) -> list[tuple[int, Chain]]:
         chains = super().chains(members, pricing)
-        return [(turn, replace(chain, sends_values=cls.early)) for turn, chain in chains]
+        return [
+            (turn, replace(chain, sends_values=cls.early, follows_update=not cls.early))
+            for turn, chain in chains
+        ]
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         return self.local_pieces(gradients, usable, Scope.OWN)

@@ -58,7 +58,8 @@ class Chain:
 
     leaves: the names it carries. waits: True if a step ends only after it (synchronous). bounded:
     True if replicas stay within some steps of each other. sends_values: True if it begins with a
-    step, since it needs no gradient.
+    step, since it needs no gradient. follows_update: True if it begins after the update, so that
+    nothing hides it.
     """
 
     leaves: tuple[str, ...]
@@ -66,6 +67,7 @@ class Chain:
     waits: bool = True
     bounded: bool = True
     sends_values: bool = False
+    follows_update: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The cost of strategies that exchange models: they begin with a step, and some do not wait."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.clusters import nodes
@@ -31,6 +33,28 @@ def test_models_of_peers_travel_from_the_beginning_of_a_step():
     assert predict(build("ADPSGD", model, resources), model, resources).sync_seconds > 0
     odd = bytes_by_rank(build("ADPSGD", model, ResourceSpec.local(3)), model)
     assert odd.tolist() == [W.nbytes, 2 * W.nbytes, W.nbytes]
+
+
+def test_means_that_follow_the_update_are_hidden_by_nothing():
+    """Lookahead exchanges updated values: not while backward runs, nor before other sums."""
+    v = Variable(name="V", shape=(64,))
+    model, resources = [W, v], nodes([(1, 10)] * 4)
+    compute = Compute(forward=0.5, backward=0.5, ready={"W": 0.0, "V": 0.5})
+    late, early = (
+        build(name, model, resources) for name in ("Lookahead(every=1)", "SMA(alpha=0.5)")
+    )
+    alone = simulate(late, model, resources).seconds
+    for strategy, exposed in ((late, alone), (early, 0.0)):
+        found = simulate(strategy, model, resources, compute)
+        assert found.exposed == pytest.approx(exposed)
+        formula = predict(strategy, model, resources, compute=1.0)
+        sync = predict(strategy, model, resources).sync_seconds
+        assert formula.sync_seconds == pytest.approx(sync) and 0 < sync < 1
+        assert formula.seconds == pytest.approx(1.0 + (sync if exposed else 0.0))
+    sums = build("AllReduce", model, resources)
+    mixed = replace(late, nodes=(late.node("W"), sums.node("V")))
+    first, second = sorted(simulate(mixed, model, resources, compute).finished)
+    assert 1.0 < first < second
 
 
 # These send less: a part of the gradients, values in some steps, or a model to one rank.

@@ -116,7 +116,8 @@ def features(
 
 @dataclass(frozen=True)
 class Prediction:
-    """seconds: of a step, the longer of compute and synchronisation. sync_seconds: of the latter.
+    """seconds: of a step, the longer of compute and synchronisation, and then what follows the
+    update. sync_seconds: of synchronisation, that included.
 
     bytes_by_rank: what every rank sends in a step.
     """
@@ -148,7 +149,7 @@ def predict(
     sent = np.zeros(cluster.world)
     out, into = np.zeros((2, 2, cluster.ports))  # by phase: gradients, then new values
     work = np.zeros(cluster.world)  # seconds of messages and sums at every rank
-    collective = longest = 0.0
+    collective = longest = after_update = 0.0
     for chain in plan(strategy, variables, load):
         alone = 0.0
         for operation in chain.operations:
@@ -166,10 +167,12 @@ def predict(
             work[operation.root] += cost.reduce
         if _is_served(chain):
             longest = max(longest, alone)
+        if chain.follows_update:
+            after_update += alone
     busiest = np.maximum(out, into).max(axis=1).sum()
     served = max(busiest + work.max(initial=0.0), longest)
     sync = collective + float(served)
-    return Prediction(max(compute, sync), sync, sent)
+    return Prediction(max(compute, sync - after_update) + after_update, sync, sent)
 
 
 @dataclass(frozen=True)
@@ -227,11 +230,12 @@ def simulate(
 ) -> Simulation:
     """Return the simulation of one step.
 
-    Synchronous servers send new values when all replicas have computed and all sums that a step
-    waits for are there. Through chains that do not wait for all (staleness, asynchronous) a replica
-    waits for its own gradient and the answer alone, unless some port has more than a step's work.
-    For requests that a step does not wait for it waits not at all: a slow one serves more steps.
-    Without any bound a step takes as long as that of a usual replica, not of the slowest.
+    Synchronous servers send new values, and replicas average updated ones, when all replicas have
+    computed and all sums that a step waits for are there. Through chains that do not wait for all
+    (staleness, asynchronous) a replica waits for its own gradient and the answer alone, unless some
+    port has more than a step's work. For requests that a step does not wait for it waits not at
+    all: a slow one serves more steps. Without any bound a step takes as long as that of a usual
+    replica, not of the slowest.
     """
     compute = compute or computation.Compute()
     chains = plan(strategy, variables, load)
@@ -250,7 +254,7 @@ def simulate(
     pulls = [_pull(chain) for chain in chains]
     reducing = sum(chain.waits for chain in chains)  # chains whose sums are not all there
     applied = compute.seconds  # when the update is made, as far as is known
-    held: list[tuple[int, int]] = []  # operations of new values, which wait for it
+    held: list[tuple[int, int]] = []  # operations that wait for it
     while queue:
         now, i, index = heapq.heappop(queue)
         finished[i], operations = now, chains[i].operations
@@ -275,7 +279,9 @@ def simulate(
 
 
 def _pull(chain: Chain) -> int:
-    """Return the index of the first operation that brings new values; the end if none does."""
+    """Return the index of the first operation that needs the update; the end if none does."""
+    if chain.follows_update:
+        return 0
     names = [operation.collective for operation in chain.operations]
     return names.index("broadcast") if "broadcast" in names else len(names)
 
