@@ -376,14 +376,17 @@ class SynchronousStep:
     def _update(
         self, run: Run, hyper: dict[str, Any], clip: float, own_clip: float, over: float
     ) -> None:
-        """Apply the pieces of a step. clip: of sums, equal on all ranks; own_clip: of others."""
+        """Apply the pieces of a step.
+
+        clip: of sums and shares, equal on all ranks; own_clip: of gradients that stay on this one.
+        """
         context, states = self.context, [list(s) for s in run.update.states]
         trainable = [p.trainable for p in context.session.parameters.values()]
         for exchange in context.exchanges:
             exchange.mix(hyper["lr"])
+            exchange.clip_shares(clip)
         for scope, pieces in (by_scope(run.pieces) or {Scope.SUM: []}).items():
-            scale = clip if scope is Scope.SUM else own_clip
-            scale = scale if scope is Scope.OWN else scale / over
+            scale = own_clip if scope is Scope.OWN else clip / over
             run.executor.apply([p.as_tuple() for p in pieces], hyper, states, trainable, scale)
         run.distribute()
         if mixed := {p for e in context.exchanges if e.mixes_values for p in e.parameters}:

@@ -109,8 +109,11 @@ class AccumulatedExchange(Exchange):
     """A dense member whose gradients add up until a step of its bin reduces them.
 
     A rank applies its share of the mean at once, and the shares of the others when they come, so
-    that every replica gets the same sum over `bins` steps (Ako). unsent: sum of this rank's
-    gradients since the last step of the bin.
+    that every replica gets the same sum over `bins` steps (Ako). unsent: sum of what this rank has
+    applied of its own gradients and others have not; fresh: its gradient of this step.
+
+    A gradient is clipped once, in its step, by one factor on all ranks. A step of the bin applies
+    `factor` of the sums, so that the rest of those of earlier steps stays unsent.
     """
 
     reduces = False  # no piece is the sum of the gradients of one step
@@ -125,20 +128,26 @@ class AccumulatedExchange(Exchange):
         (self.part,), sync = self.parts, members[0].leaf.sync
         assert isinstance(sync, PartialAllReduce)
         self.sync, self.due = sync, False
-        self.unsent = self.coming = np.zeros(self.part.size, self.values[0].dtype)
+        self.unsent = self.coming = self.fresh = np.zeros(self.part.size, self.values[0].dtype)
 
     def begin(self, step: int) -> None:
         self.due = step % self.sync.bins == self.sync.bin
 
     def reduce(self, gradients: Gradients, usable: bool, c: Communicator) -> list[Piece]:
         own = self.local_pieces(gradients, usable, Scope.SHARE)
-        added = self.unsent + sum(piece.values.reshape(-1) for piece in own)
+        self.fresh = sum((piece.values.reshape(-1) for piece in own), np.zeros_like(self.unsent))
+        added = self.unsent + self.fresh
         if not self.due:
             self.coming = added
             return own
         c.all_reduce(added)
         self.coming = np.zeros_like(self.unsent)
         return [replace(self.part.piece(added - self.unsent), scope=Scope.SHARE)]
+
+    def clip_shares(self, factor: float) -> None:
+        if factor == 1.0:
+            return
+        self.coming = (1 - factor) * self.unsent if self.due else self.unsent + factor * self.fresh
 
     def commit(self) -> None:
         self.unsent = self.coming

@@ -164,6 +164,9 @@ class Exchange(ABC):
         lr: learning rate of the update, the same on all ranks.
         """
 
+    def clip_shares(self, factor: float) -> None:  # noqa: B027
+        """Note the factor, the same on all ranks, by which pieces of `Scope.SHARE` are clipped."""
+
     def mix_updated(self, c: Communicator) -> None:  # noqa: B027
         """Exchange and mix values after the update."""
 

@@ -255,6 +255,45 @@ def test_accumulated_gradients_are_all_sent_once():
             assert now.all() or not np.allclose(values[0][~now], values[2][~now], rtol=1e-9, atol=0)
 
 
+def test_an_accumulated_gradient_is_clipped_once_by_one_factor_on_all_ranks():
+    """A rank's values differ from the common ones by what it has applied and not yet sent."""
+    size, limit, strategies = 3, 0.05, []
+    strategy = "PartialExchange(budget=0.4, accumulate=True)"
+    optimizer = cavs.optim.SGD(lr=LR)
+    found = trained(size, strategy, optimizer, strategies, max_norm=limit)
+    oracle = Oracle(size)
+    bins, count = bins_of(strategies[0], {n: v.shape for n, v in oracle.w[0].items()})
+    dense = [n for n in bins if not n.startswith("words")]
+    (table,) = set(bins) - set(dense)
+    zeros = {n: np.zeros_like(oracle.w[0][n]) for n in dense}
+    unsent, common = [dict(zeros) for _ in range(size)], dict(zeros)
+    start = {n: oracle.w[0][n].copy() for n in dense}
+    for step in range(STEPS):
+        gradients, now = oracle.gradients(step), {n: b == step % count for n, b in bins.items()}
+        assert not now[table].any() or now[table].all()
+        own = not now[table].any()
+        rows = [g[table] if own else sum(x[table] for x in gradients) / size for g in gradients]
+        sums = {n: sum(u[n] + g[n] for u, g in zip(unsent, gradients, strict=True)) for n in dense}
+        pieces = [
+            {n: np.where(now[n], sums[n] - u[n], g[n]) for n in dense}
+            for u, g in zip(unsent, gradients, strict=True)
+        ]
+        squares = [
+            (r**2).sum() + sum((x**2).sum() for x in p.values()) / size**2
+            for r, p in zip(rows, pieces, strict=True)
+        ]
+        factor = min(1.0, limit / np.sqrt(np.mean(squares)))
+        assert factor < 0.9
+        common = {n: common[n] + factor * np.where(now[n], sums[n], 0.0) for n in dense}
+        for rank, (u, g) in enumerate(zip(unsent, gradients, strict=True)):
+            clip = min(1.0, limit / np.sqrt(squares[rank])) if own else factor
+            oracle.w[rank][table] = oracle.w[rank][table] - LR * clip * rows[rank]
+            for n in dense:
+                u[n] = np.where(now[n], (1 - factor) * u[n], u[n] + factor * g[n])
+                oracle.w[rank][n] = start[n] - LR * (common[n] + u[n]) / size
+        assert_follows(found, oracle, step)
+
+
 @given(
     st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 100), min_size=1),
     st.floats(0.05, 1.0),
