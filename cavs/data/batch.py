@@ -13,13 +13,12 @@ from cavs import _engine
 from cavs.config import is_whole
 from cavs.data.engine_batch import EngineBatch
 from cavs.data.feature_table import FeatureTable
-from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec
+from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec, feature_name
 from cavs.data.graph import Graph, names_of
 from cavs.data.merge import MergedBatch
 from cavs.data.vertex_types import (
     TYPE,
     VertexTypes,
-    feature_name,
     number_of_bits,
     type_names,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.structure import Indices
+
+_NO_LINKS: Mapping[str, Any] = MappingProxyType({})
 
 
 class EngineBatch(ABC):
@@ -28,6 +32,20 @@ class EngineBatch(ABC):
     ) -> None:
         self.topology, self._merged_from = topology, merged_from
         self._schedules: dict[Any, _engine.Schedule] = {}
+
+    @property
+    def structures(self) -> tuple[str, ...] | None:
+        """The names of the structures of samples; None in a batch of graphs."""
+        return None
+
+    @property
+    def links(self) -> Mapping[str, Any]:
+        """The links between the structures of samples, by name."""
+        return _NO_LINKS
+
+    def has_edges(self, name: str) -> bool:
+        """True if a graph that has the feature ``name`` has an edge."""
+        return int(self.topology.num_edges) > 0
 
     @abstractmethod
     def presence(

@@ -51,6 +51,17 @@ class FeatureSpec(NamedTuple):
     type: str = ""
 
 
+def feature_name(owner: str, name: str) -> str:
+    """Return the name of a feature of a type of vertices, or of a structure of samples."""
+    return f"{owner}.{name}"
+
+
+def owner_of(name: str) -> tuple[str, str]:
+    """Return the owner, "" where there is none, and the feature that `feature_name` has joined."""
+    owner, dot, feature = name.partition(".")
+    return (owner, feature) if dot else ("", name)
+
+
 def check_number_of_optional(names: Sequence[str], most: int) -> None:
     """FeatureError for more features that may be absent than ``most``."""
     if len(names) > most:

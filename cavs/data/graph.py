@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
-from cavs.data.features import NO_FEATURES, Array, check_features
+from cavs.data.features import NO_FEATURES, Array, check_features, feature_name
 from cavs.data.readers.json_parser import JsonTree
 from cavs.data.readers.newick_parser import NewickTree
 from cavs.data.readers.parsed_tree import BracketTree
@@ -33,7 +33,6 @@ from cavs.data.vertex_types import (
     TYPE,
     VertexTypes,
     check_typed_features,
-    feature_name,
     flat_features,
     number_types,
     split_features,

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from cavs import _engine
 from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
 from cavs.data.engine_batch import EngineBatch
-from cavs.data.features import MAX_OPTIONAL, Array, FeatureSpec, check_number_of_optional
+from cavs.data.features import (
+    MAX_OPTIONAL,
+    Array,
+    FeatureSpec,
+    check_number_of_optional,
+    feature_name,
+    owner_of,
+)
 from cavs.data.sample import Link, Sample
 from cavs.data.vertex_types import NO_TYPES
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
@@ -49,13 +56,13 @@ class SampleBatch(EngineBatch):
                 for name in first.graphs
             }
         )
-        self.links: Mapping[str, LinkType] = MappingProxyType(
+        self._links: Mapping[str, LinkType] = MappingProxyType(
             {name: LinkType(x.target, x.source, x.single) for name, x in first.links.items()}
         )
         super().__init__(
             _engine.stack_structures(
                 [graphs.topology for graphs in self.graphs.values()],
-                [self._joined(name) for name in self.links],
+                [self._joined(name) for name in self._links],
             )
         )
 
@@ -119,6 +126,11 @@ class SampleBatch(EngineBatch):
         return tuple(self.graphs)
 
     @property
+    def links(self) -> Mapping[str, LinkType]:
+        """The links between the structures, by name."""
+        return self._links
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the samples, "" where one has none."""
         return tuple(sample.name for sample in self.samples)
@@ -161,15 +173,15 @@ class SampleBatch(EngineBatch):
     def _named(self, group: str) -> Mapping[str, Array]:
         return MappingProxyType(
             {
-                f"{structure}.{name}": rows
+                feature_name(structure, name): rows
                 for structure, graphs in self.graphs.items()
                 for name, rows in getattr(graphs, group).items()
             }
         )
 
     def __getitem__(self, name: str) -> Array:
-        structure, _, feature = name.partition(".") if isinstance(name, str) else (name, "", "")
-        if structure not in self.graphs or not feature:
+        structure, feature = owner_of(name) if isinstance(name, str) else ("", "")
+        if structure not in self.graphs:
             raise FeatureError(
                 f"no feature {name!r:.80} in a batch of samples; its structures are "
                 f"{', '.join(self.graphs)}",
@@ -179,7 +191,7 @@ class SampleBatch(EngineBatch):
         return found
 
     def __contains__(self, name: object) -> bool:
-        structure, _, feature = name.partition(".") if isinstance(name, str) else ("", "", "")
+        structure, feature = owner_of(name) if isinstance(name, str) else ("", "")
         return structure in self.graphs and feature in self.graphs[structure]
 
     @property
@@ -206,7 +218,7 @@ class SampleBatch(EngineBatch):
         of: dict[str, dict[str, Array]] = {}
         for name, rows in values.items():
             self[name]  # raises for a structure, or feature, that is not there
-            structure, _, feature = name.partition(".")
+            structure, feature = owner_of(name)
             of.setdefault(structure, {})[feature] = rows
         graphs = {
             name: graphs.with_graph_features(of[name]) if name in of else graphs
@@ -215,6 +227,11 @@ class SampleBatch(EngineBatch):
         found = object.__new__(SampleBatch)
         vars(found).update(vars(self), graphs=MappingProxyType(graphs))
         return found
+
+    def has_edges(self, name: str) -> bool:
+        """See `EngineBatch`."""
+        graphs = self.graphs.get(owner_of(name)[0])
+        return graphs is not None and graphs.num_edges > 0
 
     def graph_label(self, index: int) -> str:
         """Return the name of sample ``index`` in errors: its id in the data set and its name."""
@@ -225,7 +242,7 @@ class SampleBatch(EngineBatch):
     def feature_schema(self) -> dict[str, FeatureSpec]:
         """Return the `FeatureSpec` of every feature by "structure.feature"."""
         return {
-            f"{structure}.{name}": spec
+            feature_name(structure, name): spec
             for structure, graphs in self.graphs.items()
             for name, spec in graphs.feature_schema().items()
         }
@@ -245,7 +262,7 @@ class SampleBatch(EngineBatch):
         for structure, graphs in self.graphs.items():
             end = begin + graphs.num_vertices
             for bit, name in enumerate(optional):
-                of, _, feature = name.partition(".")
+                of, feature = owner_of(name)
                 if of == structure:
                     (values,) = graphs.optional((feature,))
                     masks[begin:end] |= (values >= 0).astype(np.uint32) << np.uint32(bit)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.data.features import Array, FeatureSpec, check_features, spec_of
+from cavs.data.features import Array, FeatureSpec, check_features, feature_name, owner_of, spec_of
 from cavs.data.structure import Indices, graph_error
 from cavs.errors import FeatureError
 
@@ -39,11 +39,6 @@ def _number_of(name: str) -> int:
 def number_of_bits(types: Sequence[str]) -> int:
     """Return the number of bits that number ``types``."""
     return max(len(types) - 1, 0).bit_length()
-
-
-def feature_name(vertex_type: str, name: str) -> str:
-    """Return the name by which programs read a feature of a type."""
-    return f"{vertex_type}.{name}"
 
 
 def number_types(types: Iterable[str], count: int, name: str) -> Indices:
@@ -186,8 +181,8 @@ class VertexTypes:
 
     def lacks(self, name: str) -> bool:
         """True if ``name`` may be a feature of a type that no vertex has."""
-        of, dot, _ = name.partition(".")
-        return bool(dot) and of in _numbers and of not in self.names
+        of, _ = owner_of(name)
+        return of in _numbers and of not in self.names
 
     def column(self, name: str) -> Array:
         """Return a feature with a row for every vertex: zeros, or -1, at other types."""

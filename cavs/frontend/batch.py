@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from cavs.data.vertex_types import feature_name
+from cavs.data.features import feature_name, owner_of
 from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
 from cavs.frontend.typed import TypeFeatures
 from cavs.ir import FLOAT, GRAPH, INT, Domain, Link, Node, Structures
@@ -180,7 +180,7 @@ class SymbolicBatch(_Uncounted):
                 key: partial(self._feature, flat) for key, flat in self._of_types[name].items()
             }
             return TypeFeatures(name, nodes)
-        own = f"{structure}.{name}" if structure else name
+        own = feature_name(structure, name) if structure else name
         if own not in self.schema and self._several:
             self._no_feature(name, structure)
         return self._feature(own)
@@ -215,15 +215,15 @@ class SymbolicBatch(_Uncounted):
         dtype = INT if declared.dtype == "int" else FLOAT
         domain = GRAPH
         if declared.where != "graph":
-            structure = name.partition(".")[0] if self._several else ""
+            structure = owner_of(name)[0] if self._several else ""
             domain = Domain(declared.where, declared.type or None, structure)
         return feature(name, domain, dtype, declared.shape, declared.optional)
 
     def _no_feature(self, name: str, structure: str) -> NoReturn:
         """Raise the error of a feature that samples with several structures lack."""
-        own = [n.partition(".") for n in sorted(self.schema)]
-        has = [of for of, _, feature in own if feature == name]
-        known = ", ".join(n for of, _, n in own if of == structure) or "none"
+        own = [owner_of(n) for n in sorted(self.schema)]
+        has = [of for of, feature in own if feature == name]
+        known = ", ".join(n for of, n in own if of == structure) or "none"
         raise FeatureError(
             f"structure {structure!r} has no feature {name!r}; there are {known}"
             if structure

@@ -24,7 +24,7 @@ class Model(Module):
 
     # Features of edges, and of types of vertices, that its batches had: dtype, row shape and type
     # ("" of edges) by name. Sessions write it.
-    _edge_types: Mapping[str, tuple[str, tuple[int, ...], str]] = MappingProxyType({})
+    _feature_types: Mapping[str, tuple[str, tuple[int, ...], str]] = MappingProxyType({})
 
     def parameters(self) -> dict[str, Parameter]:
         """Return all parameters by dotted name, which is their name from now on."""

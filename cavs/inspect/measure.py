@@ -241,15 +241,15 @@ def unchanged(model: Model) -> Iterator[None]:
 
     A step of 0 turns negative zeros positive, and types of edge features are stored in the model.
     """
-    parameters, types = list(model.parameters().values()), vars(model).get("_edge_types")
+    parameters, types = list(model.parameters().values()), vars(model).get("_feature_types")
     before = [p.current().copy() for p in parameters]
     try:
         yield
     finally:
         if types is not None:
-            model._edge_types = types
+            model._feature_types = types
         else:  # the class attribute, which cannot be copied
-            vars(model).pop("_edge_types", None)
+            vars(model).pop("_feature_types", None)
         for p, old in zip(parameters, before, strict=True):
             if not np.array_equal(_bytes(p.current()), _bytes(old)):
                 p.value[...] = old

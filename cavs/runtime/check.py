@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.data.features import owner_of
 from cavs.errors import FeatureError, GraphError, NumericsError, TraceError
 from cavs.frontend.batch import Feature
 from cavs.ir import Domain, Graph, Node, Structure, Structures
@@ -192,8 +193,8 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         wrong = np.flatnonzero(values >= limit)
         if wrong.size:
             row = int(wrong[0]) // math.prod(values.shape[1:])
-            several = getattr(batch, "structures", None) is not None
-            position = _at(batch, schema[name].domain, row, name.partition(".")[0] * several)
+            structure = owner_of(name)[0] if batch.structures else ""
+            position = _at(batch, schema[name].domain, row, structure)
             return FeatureError(
                 f"feature {name!r} is {int(values.flat[wrong[0]])} at {position}, but {what}",
                 where=where,

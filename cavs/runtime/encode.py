@@ -6,7 +6,7 @@ from typing import Any
 
 from cavs import _engine
 from cavs.compiler.program import Program
-from cavs.data.features import split_name
+from cavs.data.features import owner_of, split_name
 
 
 def encode(program: Program) -> _engine.Program:
@@ -15,7 +15,7 @@ def encode(program: Program) -> _engine.Program:
     p.kinds = program.kinds
     names, links = program.structures
     if names != ("",):
-        of_ints = [split_name(n)[0].partition(".")[0] for n in program.int_features]
+        of_ints = [owner_of(split_name(n)[0])[0] for n in program.int_features]
         ends = [(names.index(link.target), names.index(link.source)) for link in links]
         p.set_structures(len(names), [names.index(s) for s in of_ints], ends)
     for b in program.buffers:

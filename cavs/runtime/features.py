@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from cavs.compiler.program import Program
-from cavs.data.features import FeatureSpec, spec_of, split_name
-from cavs.data.vertex_types import feature_name
+from cavs.data.features import FeatureSpec, feature_name, spec_of, split_name
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
 from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
 
-class EdgeTypes:
+class FeatureTypes:
     """Types of features that a batch may have no row of: empty arrays have none.
 
     They are features of edges and of types of vertices, and learnt from batches that have some. The
@@ -29,35 +28,25 @@ class EdgeTypes:
 
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
         """Return the type of every feature of ``batch``; as learnt, where it has no row of it."""
-        schema = batch.feature_schema()
-        if getattr(batch, "structures", None) is not None:
-            return self._of_samples(batch, schema)
-        types = batch.type_names
-        edges = batch.topology.num_edges > 0
-        if edges and types is None:
-            self._learn({n: s for n, s in schema.items() if s.domain == "edge"})
-            return schema
+        schema, types = batch.feature_schema(), batch.type_names
 
-        def has_rows(spec: Any) -> bool:
-            return spec.type in (types or ()) if spec.type else spec.domain != "edge" or edges
+        def has_rows(name: str, spec: Any) -> bool:
+            if spec.type:
+                return spec.type in (types or ())
+            return spec.domain != "edge" or batch.has_edges(name)
 
-        own = {n: s for n, s in schema.items() if has_rows(s)}
+        own = {n: s for n, s in schema.items() if has_rows(n, s)}
         self._learn({n: s for n, s in own.items() if s.domain == "edge" or s.type})
         learnt = {
-            n: s for n, s in self._known() if not has_rows(s) and (types is not None or not s.type)
+            n: s
+            for n, s in self._known()
+            if not has_rows(n, s) and (types is not None or not s.type)
         }
-        return {**schema, **learnt, **own}
-
-    def _of_samples(self, batch: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the types of features of samples; each structure may lack edges."""
-        own = {n: s for n, s in schema.items() if s.domain != "edge" or not _lacks_edges(batch, n)}
-        self._learn({n: s for n, s in own.items() if s.domain == "edge"})
-        learnt = {n: s for n, s in self._known() if not s.type and _lacks_edges(batch, n)}
         return {**schema, **learnt, **own}
 
     def _known(self) -> Iterator[tuple[str, FeatureSpec]]:
         dtype: Any
-        for name, (dtype, shape, of) in self._model._edge_types.items():
+        for name, (dtype, shape, of) in self._model._feature_types.items():
             yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
 
     def learn(
@@ -73,23 +62,23 @@ class EdgeTypes:
             for t, group in of_types.items()
             for n, rows in group.items()
         }
-        self._learn({n: s for n, s in found.items() if n not in self._model._edge_types})
+        self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:
         found = {n: (s.dtype, tuple(s.shape), s.type) for n, s in specs.items()}
-        known = self._model._edge_types
+        known = self._model._feature_types
         if found.items() - known.items():
-            self._model._edge_types = {**known, **found}
+            self._model._feature_types = {**known, **found}
 
     def rows(self, source: Any, name: str, dtype: np.dtype[Any]) -> Array:
         """Return a feature for the engine; also one that ``source`` lacks, without a row of it."""
         whole, column = split_name(name)
         if column is not None:
             return np.ascontiguousarray(self.rows(source, whole, dtype)[:, column])
-        known, of = self._model._edge_types, None
+        known, of = self._model._feature_types, None
         if name in known:
             _, shape, of = known[name]
-        if of == "" and _lacks_edges(source, name):
+        if of == "" and not source.has_edges(name):
             try:  # other data may have a feature of vertices by the same name
                 found = source[name]
             except FeatureError:
@@ -103,13 +92,6 @@ class EdgeTypes:
         return np.ascontiguousarray(source[name], dtype=dtype)
 
 
-def _lacks_edges(batch: Any, name: str) -> bool:
-    """True if no graph that has the feature ``name`` has an edge."""
-    if getattr(batch, "structures", None) is not None:
-        batch = batch.graphs.get(name.partition(".")[0], batch)
-    return int(batch.topology.num_edges) == 0
-
-
 def features(
     program: Program,
     source: Any,
@@ -120,7 +102,7 @@ def features(
     """Return the float features of ``program`` as matrices of ``dtype``, and its integer features.
 
     source: the batch; merged: its distinct vertices instead, see cavs.data.merge. rows_of: returns
-    a feature of the source by its name, see `EdgeTypes.rows`.
+    a feature of the source by its name, see `FeatureTypes.rows`.
     """
 
     def feature(name: str, dtype: np.dtype[Any]) -> Array:

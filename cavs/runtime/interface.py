@@ -30,12 +30,26 @@ class BatchLike(Protocol):
         ...
 
     @property
+    def structures(self) -> tuple[str, ...] | None:
+        """The names of the structures of samples; None in a batch of graphs."""
+        ...
+
+    @property
+    def links(self) -> Mapping[str, Any]:
+        """The links between structures by name, see cavs.data.sample_batch.LinkType."""
+        ...
+
+    @property
     def topology(self) -> _engine.GraphBatch:
         """The engine's graphs; ``vertex_offsets`` and ``edge_offsets`` say where each starts."""
         ...
 
     def graph_label(self, index: int) -> str:
         """Return the name of a graph for error messages."""
+        ...
+
+    def has_edges(self, name: str) -> bool:
+        """True if a graph that has the feature ``name`` has an edge."""
         ...
 
     def feature_schema(self) -> Mapping[str, Any]:

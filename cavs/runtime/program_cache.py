@@ -23,7 +23,7 @@ from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_types
 from cavs.runtime.encode import encode
-from cavs.runtime.features import EdgeTypes, features
+from cavs.runtime.features import FeatureTypes, features
 from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
@@ -92,7 +92,7 @@ class ProgramCache:
         self.passes, self.replicated, self.cuda, self.products = passes, replicated, cuda, products
         self.scheduling = scheduling
         self.variants, self.lstms, self.sync, self.profiler = variants, lstms, sync, profiler
-        self.edge_types = EdgeTypes(model)
+        self.feature_types = FeatureTypes(model)
         self.latest: dict[bool, Variant] = {}
 
     # ---- batches that run ----------------------------------------------------------------------
@@ -194,7 +194,7 @@ class ProgramCache:
             variant = self.variants.setdefault(key, Variant(key))
         if absent:
             variant.expect_absent(absent)
-        trace(variant, self.model, self.edge_types.schema(batch), batch)
+        trace(variant, self.model, self.feature_types.schema(batch), batch)
         return variant
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
@@ -248,7 +248,7 @@ class ProgramCache:
 
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
         traced = variant.traced
-        chosen = variant.decisions.scheduling and self.chosen(variant)
+        chosen = self.chosen(variant)
         policy = chosen.policy if chosen else None
         found: _engine.Schedule = rows.schedule(
             traced.optional, self._by_number, traced.types, policy=policy
@@ -287,7 +287,7 @@ class ProgramCache:
     def _inputs(
         self, schedule: _engine.Schedule, build: Build, rows: Any, batch: BatchLike
     ) -> Inputs:
-        how = rows is not batch, self.dtype, self.edge_types.rows
+        how = rows is not batch, self.dtype, self.feature_types.rows
         return schedule, *features(build.compiled.program, rows, *how)
 
     def compare_scheduling(self, batch: BatchLike, training: bool, with_loss: bool) -> Scheduling:

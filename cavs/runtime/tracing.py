@@ -36,12 +36,9 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         and known.merged_features == decisions.merged_features
         and not _guessed(known, batch)
     ):
-        if known.structures is not None:
-            check_structures(known.structures, structures_of(batch), batch)
+        check_structures(known.structures, structures_of(batch), batch)
         if schema == known.last_schema:
             return
-        if known.structures is None:
-            check_structures(None, structures_of(batch), batch)
         check_schema(known.graph, known.schema, schema, batch)
         if not _lacks(known, decisions, batch):
             known.last_schema = schema
@@ -105,11 +102,10 @@ def _traced(
 
 def structures_of(batch: BatchLike) -> Structures | None:
     """Return the structures and links of samples; None for a batch of graphs."""
-    names = getattr(batch, "structures", None)
-    if names is None:
+    if batch.structures is None:
         return None
-    links: Mapping[str, Any] = batch.links  # type: ignore[attr-defined]
-    return Structures(names, tuple(Link(name, *link) for name, link in links.items()))
+    links = (Link(name, *link) for name, link in batch.links.items())
+    return Structures(batch.structures, tuple(links))
 
 
 def _optional(graph: Graph, child_numbers: int) -> tuple[str, ...]:

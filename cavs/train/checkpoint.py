@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
-from cavs.errors import CheckpointError
+from cavs.errors import CheckpointError, renamed
 from cavs.frontend.model import Model
 from cavs.train import safetensors
 from cavs.train.optimizer import TrainableParameter
@@ -70,6 +70,7 @@ def check_writable(path: Path) -> None:
         ) from error
 
 
+@renamed({"edge_types": "feature_types"})
 @dataclass
 class Checkpoint:
     """The content of a checkpoint file.
@@ -82,7 +83,7 @@ class Checkpoint:
         progress: JSON object with the progress of the run and the settings of its steps.
         version: Version of cavs that wrote the file.
         extra: Further arrays of the engine, such as the residuals of compressors.
-        edge_types: Dtype, row shape and type of vertices of the features of types, and of edges,
+        feature_types: Dtype, row shape and type of vertices of the features of types, and of edges,
             whose type is "", that the model was trained with.
     """
 
@@ -93,7 +94,7 @@ class Checkpoint:
     progress: dict[str, Any] = field(default_factory=dict)
     version: str = ""
     extra: dict[str, Array] = field(default_factory=dict)
-    edge_types: dict[str, tuple[str, tuple[int, ...], str]] = field(default_factory=dict)
+    feature_types: dict[str, tuple[str, tuple[int, ...], str]] = field(default_factory=dict)
 
 
 def model_name(model: object) -> str:
@@ -138,7 +139,7 @@ def save_checkpoint(
         "cavs_version": version(),
         "model": model_name(model),
         "parameters": json.dumps(list(parameters)),
-        "edge_types": json.dumps(dict(getattr(model, "_edge_types", {}))),
+        "edge_types": json.dumps(dict(getattr(model, "_feature_types", {}))),
         **texts,
     }
     safetensors.write(path, tensors, metadata)
@@ -200,7 +201,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         names = json.loads(metadata["parameters"])
         config, progress = json.loads(metadata["config"]), json.loads(metadata["progress"])
         types = json.loads(metadata.get("edge_types", "{}")).items()
-        edge_types = {
+        feature_types = {
             str(n): (str(d), tuple(int(x) for x in shape), str(*of))  # former files have no types
             for n, (d, shape, *of) in types
         }
@@ -228,7 +229,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         progress,
         metadata.get("cavs_version", ""),
         extra,
-        edge_types,
+        feature_types,
     )
 
 
@@ -262,10 +263,10 @@ def check_fit(
             )
 
 
-def recall_edge_types(model: ParameterizedModel, stored: Checkpoint) -> None:
+def recall_feature_types(model: ParameterizedModel, stored: Checkpoint) -> None:
     """Set the types of features of edges and types that `model` was trained with."""
     if isinstance(model, Model):
-        model._edge_types = {**model._edge_types, **stored.edge_types}
+        model._feature_types = {**model._feature_types, **stored.feature_types}
 
 
 def load_parameters(
@@ -292,7 +293,7 @@ def load_parameters(
     if not strict and len(others) < len(own.keys() | tensors.keys()):
         own, tensors = ({k: v for k, v in of.items() if k not in others} for of in (own, tensors))
     check_fit(path, "parameters", tensors, own)
-    recall_edge_types(model, stored)
+    recall_feature_types(model, stored)
     for name, array in own.items():
         np.copyto(array, tensors[name])
     return others

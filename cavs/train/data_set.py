@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs.data.sample import Sample
 from cavs.data.vertex_types import flat_features
 
 
@@ -33,10 +34,8 @@ def digest_of(graphs: Sequence[Any]) -> int:
     if not isinstance(graphs, list | tuple):
         return found
     for item in (x for given in graphs for x in getattr(given, "samples", (given,))):
-        if hasattr(item, "links"):  # a sample of several structures
-            parts, links = [*item.graphs.values()], item.links.values()
-        else:
-            parts, links = [item], ()
+        several = isinstance(item, Sample)
+        parts, links = (item.graphs.values(), item.links.values()) if several else ([item], [])
         if not all(hasattr(graph, "topology") for graph in parts):  # no graphs of cavs
             return 0
         arrays = [x for link in links for x in (link.offsets, link.vertices) if x is not None]

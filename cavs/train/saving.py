@@ -15,7 +15,7 @@ from cavs.frontend.model import require_same_parameters
 from cavs.train.checkpoint import (
     Checkpoint,
     load_parameters,
-    recall_edge_types,
+    recall_feature_types,
     save_checkpoint,
 )
 from cavs.train.checkpoint_lock import CheckpointLock, locked
@@ -132,6 +132,6 @@ def take_settings(state: TrainingState, engine: Engine, stored: Checkpoint) -> N
     progress = stored.progress
     engine.load_state_dict(progress.get("session") or {})
     state.optimizer.load_state_dict(progress["optimizer"])
-    recall_edge_types(state.model, stored)
+    recall_feature_types(state.model, stored)
     state.steps, state.seed = progress["step"], progress["seed"]
     state.lr_scale = progress.get("lr_scale", 1.0)

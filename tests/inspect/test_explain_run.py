@@ -149,7 +149,7 @@ def test_types_of_edge_features_are_not_stored():
     graph = cavs.Graph([[], [0]], {"token": [1, 2], "label": [0, 1]}, edge_features={"d": [0.5]})
     model = Classifier(nn.LSTM(8, 6))
     cavs.explain(model, cavs.batch([graph]))
-    assert model._edge_types == {}
+    assert model._feature_types == {}
 
 
 def test_gather_and_scatter_count_states_only():

@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 from cavs.errors import CheckpointError
 from cavs.train import load_parameters, read_checkpoint, safetensors, save_checkpoint
+from cavs.train.checkpoint import Checkpoint
 from tests.train.fake import FakeModel, FakeParameter
 
 ROOT = Path(__file__).parents[2]
@@ -444,3 +445,8 @@ def test_partial_loading_checks_the_loaded_parameters(tmp_path):
     safetensors.write(path, {"output.b": np.ones(1, np.float32)}, {})
     with pytest.raises(CheckpointError, match=r"'output.b' is float32\[1\]"):
         load_parameters(FakeModel(), path, strict=False)
+
+
+def test_the_former_name_of_feature_types_says_the_new_one():
+    with pytest.raises(AttributeError, match=r"edge_types was renamed[\s\S]*use feature_types"):
+        _ = Checkpoint({}).edge_types

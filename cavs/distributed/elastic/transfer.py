@@ -29,7 +29,7 @@ def describe(training: RankTraining, progress: Mapping[str, Any], extra: Memory)
     return {
         **({} if isinstance(requested, Strategy) else {"strategy": requested}),
         "progress": {**progress, **saving.settings_of(state, training.session)},
-        "edge_types": dict(getattr(state.model, "_edge_types", {})),
+        "edge_types": dict(getattr(state.model, "_feature_types", {})),
         "states": [[_form(array) for array in arrays] for arrays in state.states],
         "extra": {name: _form(array) for name, array in extra.items()},
     }
@@ -76,7 +76,7 @@ def transfer(
     types = {
         name: (dtype, tuple(shape), of) for name, (dtype, shape, of) in known["edge_types"].items()
     }
-    stored = Checkpoint({}, progress=known["progress"], extra=received, edge_types=types)
+    stored = Checkpoint({}, progress=known["progress"], extra=received, feature_types=types)
     saving.take_settings(state, session, stored)
     session.invalidate()
     session.take_memory({n: a for n, a in received.items() if not n.startswith(BEST)})

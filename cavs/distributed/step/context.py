@@ -31,7 +31,7 @@ from cavs.distributed.sync.part import values_of
 from cavs.distributed.sync.stale_server import StalePush, StaleServers, layout_of
 from cavs.errors import CommunicationError, ConfigError
 from cavs.runtime import Session
-from cavs.runtime.features import EdgeTypes
+from cavs.runtime.features import FeatureTypes
 from cavs.train.monitors import Monitor
 
 Array = NDArray[Any]
@@ -186,7 +186,7 @@ class StepContext:
         if part is None or part.split is not self.split or part.position != self.position:
             part = shard(batch, self.position, self.split)
         # This rank may have no edge, or no vertex of a type.
-        EdgeTypes(self.session.model).learn(part.edge_features, part.type_features)
+        FeatureTypes(self.session.model).learn(part.edge_features, part.type_features)
         return part
 
     def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:

@@ -89,8 +89,8 @@ def test_edges_on_one_rank_alone(words, order, empty, strategy, tmp_path):
         assert losses == pytest.approx(expected, rel=1e-10)
         for name, p in model.parameters().items():
             np.testing.assert_allclose(values[name], p.value, rtol=1e-9, atol=1e-12, err_msg=name)
-    kept = read_checkpoint(tmp_path / "ways.safetensors").edge_types
-    assert kept == model._edge_types
+    kept = read_checkpoint(tmp_path / "ways.safetensors").feature_types
+    assert kept == model._feature_types
 
 
 @pytest.mark.parametrize("empty", [None, []])
