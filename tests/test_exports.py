@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import cavs
+import cavs.data
 import cavs.distributed
 import cavs.train
 
@@ -20,7 +21,13 @@ def test_every_exported_name_is_found(package: ModuleType) -> None:
             assert package.__getattr__(name) is getattr(package, name)
 
 
-@pytest.mark.parametrize("package", [cavs, cavs.distributed, cavs.train])
+def test_every_reader_is_found() -> None:
+    for name in cavs.data._READERS:
+        assert name in cavs.data.__all__
+        assert cavs.data.__getattr__(name) is getattr(cavs.data, name)
+
+
+@pytest.mark.parametrize("package", [cavs, cavs.data, cavs.distributed, cavs.train])
 def test_another_name_is_an_attribute_error(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Tr'"):
         package.Tr  # noqa: B018
@@ -36,6 +43,7 @@ def test_a_part_of_a_package_is_imported_without_the_others() -> None:
     bare, with_data, with_strategies = (set(line.split()) for line in done.stdout.splitlines())
     assert not {"numpy", "cavs.data", "cavs.ir"} & bare
     assert "cavs.data" in with_data and not {"cavs.ir", "cavs.runtime"} & with_data
+    assert not any(name.startswith("cavs.data.readers") for name in with_data)
     assert "cavs.distributed" in with_strategies
     assert not {"cavs.distributed.trainer", "cavs.distributed.sync"} & with_strategies
 

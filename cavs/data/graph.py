@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,10 +15,6 @@ from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
 from cavs.data.features import NO_FEATURES, Array, check_features, feature_name
-from cavs.data.readers.json_parser import JsonTree
-from cavs.data.readers.newick_parser import NewickTree
-from cavs.data.readers.parsed_tree import BracketTree
-from cavs.data.readers.sentence import Sentence
 from cavs.data.structure import (
     Indices,
     as_indices,
@@ -39,6 +36,12 @@ from cavs.data.vertex_types import (
     type_names,
 )
 from cavs.errors import FeatureError
+
+if TYPE_CHECKING:  # parsers, which Graph is annotated with
+    from cavs.data.readers.json_parser import JsonTree
+    from cavs.data.readers.newick_parser import NewickTree
+    from cavs.data.readers.parsed_tree import BracketTree
+    from cavs.data.readers.sentence import Sentence
 
 _PAIRS = "Graph.from_edges(3, [(0, 2), (1, 2)]): vertex 2 gathers from 0 and 1"
 
@@ -336,7 +339,7 @@ class Graph(_engine.Sample):
 
         options: the other keywords of ``Graph``.
         """
-        return _CONSTRUCTORS["chains"](lengths, features, **options)
+        return _constructor("chains", "cavs.data.sequences")(lengths, features, **options)
 
     @classmethod
     def from_edges(
@@ -407,37 +410,37 @@ class Graph(_engine.Sample):
     @classmethod
     def from_networkx(cls, graph: Any, **options: Any) -> Graph:
         """Return the graph of a networkx DiGraph; see ``cavs.data.from_networkx``."""
-        return _CONSTRUCTORS["from_networkx"](graph, **options)
+        return _constructor("from_networkx")(graph, **options)
 
     @classmethod
     def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
         """Return the graph of Python code; see ``cavs.data.from_ast``."""
-        return _CONSTRUCTORS["from_ast"](source, **options)
+        return _constructor("from_ast")(source, **options)
 
     @classmethod
     def from_brackets(cls, source: BracketTree | str, **options: Any) -> Graph:
         """Return the graph of a bracketed tree; see ``cavs.data.from_brackets``."""
-        return _CONSTRUCTORS["from_brackets"](source, **options)
+        return _constructor("from_brackets")(source, **options)
 
     @classmethod
     def from_conllu(cls, source: Sentence | str, **options: Any) -> Graph:
         """Return the graph of a sentence in CoNLL-U; see ``cavs.data.from_conllu``."""
-        return _CONSTRUCTORS["from_conllu"](source, **options)
+        return _constructor("from_conllu")(source, **options)
 
     @classmethod
     def from_newick(cls, source: NewickTree | str, **options: Any) -> Graph:
         """Return the graph of a tree in Newick; see ``cavs.data.from_newick``."""
-        return _CONSTRUCTORS["from_newick"](source, **options)
+        return _constructor("from_newick")(source, **options)
 
     @classmethod
     def from_json(cls, source: JsonTree | Mapping[str, Any] | str, **options: Any) -> Graph:
         """Return the graph of a tree of JSON objects; see ``cavs.data.from_json``."""
-        return _CONSTRUCTORS["from_json"](source, **options)
+        return _constructor("from_json")(source, **options)
 
     @classmethod
     def join(cls, graphs: Sequence[Graph], *features: Any, **options: Any) -> Graph:
         """Return several graphs as one, under a new root; see ``cavs.data.join.join``."""
-        return _CONSTRUCTORS["join"](graphs, *features, **options)
+        return _constructor("join", "cavs.data.join")(graphs, *features, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -483,11 +486,7 @@ def _rebuild(
     )
 
 
-F = TypeVar("F", bound=Callable[..., Graph])
-_CONSTRUCTORS: dict[str, Callable[..., Graph]] = {}
-
-
-def graph_constructor(function: F) -> F:
-    """Register a function that is a class method of `Graph` by the same name."""
-    _CONSTRUCTORS[function.__name__] = function
-    return function
+def _constructor(name: str, module: str = "cavs.data") -> Callable[..., Graph]:
+    """Return a constructor from a module that imports this one."""
+    found: Callable[..., Graph] = getattr(import_module(module), name)
+    return found

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import Array, numbers
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.vertex_types import split_features
 from cavs.errors import FeatureError, GraphError
 
 _NONE: Mapping[str, ArrayLike] = MappingProxyType({})
 
 
-@graph_constructor
 def join(
     graphs: Sequence[Graph],
     features: Mapping[str, ArrayLike | Mapping[str, ArrayLike]] = _NONE,

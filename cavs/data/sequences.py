@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.structure import as_indices, check_count, graph_error, graph_label
 
 
-@graph_constructor
 def chains(
     lengths: ArrayLike, features: Mapping[str, ArrayLike] = NO_FEATURES, **options: Any
 ) -> Graph:

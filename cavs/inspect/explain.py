@@ -15,7 +15,7 @@ from cavs.cuda.engine import persistent_plan
 from cavs.cuda.persistent import describe
 from cavs.cuda.storage import half_buffers
 from cavs.frontend.model import Model
-from cavs.inspect.loop_report import LoopReport, loops_of, rows_of
+from cavs.inspect.loop_report import LoopReport, loops_of
 from cavs.inspect.measure import Measured, Rule, RunReport, measured, unchanged
 from cavs.inspect.run_text import run_lines
 from cavs.inspect.traffic import traffic_of
@@ -25,6 +25,7 @@ from cavs.passes.partition import Body
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.session import Session
+from cavs.runtime.space_rows import rows_of
 
 
 class _Mode(TypedDict):

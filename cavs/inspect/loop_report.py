@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cavs.compiler.program import PRESENT_SPACE, Program, Stage, kinds_in, relation_of
+from cavs.compiler.program import Program, Stage
 from cavs.runtime.task_bound import fewest_tasks
 
 
@@ -52,28 +52,3 @@ def _loop(program: Program, schedule: Any, number: int, stage: Stage) -> LoopRep
         fewest_tasks(schedule, working),
         tuple(int(keys[i]) for i in sorted(working)),
     )
-
-
-def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int) -> int:
-    """Return the number of rows of a space."""
-    if space <= PRESENT_SPACE:
-        return present[program.int_features[PRESENT_SPACE - space]]
-    if space < 4:
-        batch = schedule.batch
-        # Graphs of the caller, also where vertices are merged.
-        graphs = (len(schedule.graph_offsets) - 1) // batch.num_structures
-        return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
-    keys = {program.kinds[k] for k in kinds_in(program, space)}
-    relation = relation_of(space)
-    if relation:
-        return sum(
-            _pairs_of(schedule, relation - 1, v) for key, v, _ in schedule.kinds if key in keys
-        )
-    found = [(v if relation is None else e) for key, v, e in schedule.kinds if key in keys]
-    return sum(int(end - begin) for begin, end in found)
-
-
-def _pairs_of(schedule: Any, link: int, rows: tuple[int, int]) -> int:
-    """Return the number of pairs of a link whose targets are vertex rows of one kind."""
-    offsets, _ = schedule.linked_rows(link)
-    return int(offsets[rows[1]] - offsets[rows[0]])

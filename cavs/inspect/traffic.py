@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.program import Program
-from cavs.inspect.loop_report import rows_of
+from cavs.runtime.space_rows import rows_of
 
 
 @dataclass(frozen=True)

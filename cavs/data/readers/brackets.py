@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.bracket_parser import Style, parse_several, parse_text
 from cavs.data.readers.parsed_tree import BracketTree
@@ -80,7 +80,6 @@ def _ptb_line(tree: BracketTree) -> str:
     return f"{text}\n" if tree.labels[root] is None else f"( {text} )\n"
 
 
-@graph_constructor
 def from_brackets(
     source: str | BracketTree,
     *,

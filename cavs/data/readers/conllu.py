@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.conll_parser import CONLLU, CONLLX, parse_sentences
 from cavs.data.readers.sentence import Sentence
@@ -111,7 +111,6 @@ def dependency_graphs(
     ]
 
 
-@graph_constructor
 def from_conllu(
     source: str | Sentence,
     *,

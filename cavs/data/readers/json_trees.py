@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.attributes import NO_TYPE_FEATURES, attributes, typed_attributes
 from cavs.data.readers.json_parser import JsonTree, parse_trees, tree_of
@@ -51,7 +51,6 @@ def write_json_trees(
     write_text_file(path, (f"{tree.to_json(children)}\n" for tree in found))
 
 
-@graph_constructor
 def from_json(
     source: str | Mapping[str, Any] | JsonTree,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.readers.attributes import NO_TYPE_FEATURES, attributes, typed_attributes
 from cavs.data.structure import graph_error, graph_label
 from cavs.errors import FeatureError, GraphError
@@ -13,7 +13,6 @@ from cavs.errors import FeatureError, GraphError
 _SET = "graph.nodes[node][name] = value, graph.edges[edge][name] = value, graph.graph[name] = value"
 
 
-@graph_constructor
 def from_networkx(
     graph: Any,
     *,

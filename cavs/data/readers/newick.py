@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.numbering import Numbering, numbered
 from cavs.data.readers.newick_parser import NewickTree, parse_trees
 from cavs.data.source import as_items, as_path, read_text_file, shown, write_text_file
@@ -42,7 +42,6 @@ def write_newick(path: str | os.PathLike[str], trees: Iterable[NewickTree]) -> N
     write_text_file(path, (f"{tree.to_newick()}\n" for tree in found))
 
 
-@graph_constructor
 def from_newick(
     source: str | NewickTree,
     *,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs.data.features import NO_FEATURES
-from cavs.data.graph import Graph, graph_constructor
+from cavs.data.graph import Graph
 from cavs.data.source import BYTE_ORDER_MARK
 from cavs.data.structure import graph_error
 
@@ -74,7 +74,6 @@ def ast_postorder(
     return visited[::-1], children
 
 
-@graph_constructor
 def from_ast(
     source: ast.AST | str | bytes,
     *,

@@ -15,9 +15,9 @@ from cavs.data import GraphBatch
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.frontend.parameter import Module
-from cavs.inspect.loop_report import rows_of
 from cavs.ir import Graph
 from cavs.runtime import Session
+from cavs.runtime.space_rows import rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
