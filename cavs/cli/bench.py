@@ -49,10 +49,7 @@ def run(args: argparse.Namespace) -> int:
     trainer = Trainer(
         task.model,
         optimizer,
-        device=args.device,
-        precision=args.precision,
-        cudnn=args.cudnn,
-        deterministic=args.deterministic,
+        **options.engine_options(args),
         threads=args.threads,
         max_norm=defaults.max_norm,
     )

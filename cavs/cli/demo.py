@@ -53,9 +53,8 @@ def run(args: argparse.Namespace) -> int:
     parser.set_defaults(**entry.defaults)
     given = parser.parse_args(["--overwrite", "--out", args.out])
     given.entry, given.data = entry, args.data
-    given.device, given.precision = args.device, args.precision
-    given.cudnn = args.cudnn
-    given.deterministic = args.deterministic
+    for name, value in options.engine_options(args).items():
+        setattr(given, name, value)
     given.threads = args.threads
     given.epochs = args.epochs or given.epochs
     print("A function as a tree, its name hidden: which word does the name begin with?")

@@ -49,10 +49,7 @@ def _open(args: argparse.Namespace) -> tuple[Task, Trainer]:
     trainer = Trainer(
         task.model,
         optim.SGD(1.0),
-        device=args.device,
-        precision=args.precision,
-        cudnn=args.cudnn,
-        deterministic=args.deterministic,
+        **options.engine_options(args),
         threads=args.threads,
     )
     trainer.load(args.checkpoint)

@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     batch = next(iter(DataLoader(graphs, args.batch_size, prefetch=0)))
     if args.threads is not None:
         set_num_threads(args.threads)
-    where = {"device": args.device, "precision": args.precision, "cudnn": args.cudnn}
-    where["passes"] = passes.passes(args)
+    where = {**options.engine_options(args), "passes": passes.passes(args)}
     if args.draw is not None:
         _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
         return 0
@@ -80,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
             batch,
             training=not args.inference,
             **where,
-            deterministic=args.deterministic,
             optimizer=optimizer,
         )
     )

@@ -14,9 +14,12 @@ from cavs.config import MAX_THREADS
 from cavs.errors import ConfigError
 from cavs.runtime.precision import PRECISIONS
 from cavs.runtime.recurrence import CUDNN
+from cavs.runtime.scheduling import SCHEDULING
 from cavs.train import optim, schedules
 
 BALANCES = ("equal", "structure", "lb-bsp", "lb-bsp-gpu")
+# Options of a session that commands pass on and `cavs train` stores; threads are of each command.
+ENGINE = ("device", "precision", "cudnn", "deterministic", "scheduling")
 SCHEDULES = ("constant", "cosine", "step", "exponential", "plateau")
 
 
@@ -132,12 +135,24 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> Any:
         help="make libraries of a GPU sum in one order too: the same bits in every run, but slower",
     )
     group.add_argument(
+        "--scheduling",
+        choices=SCHEDULING,
+        default="auto",
+        help="order of tasks where vertices are of several kinds (default: auto, the one with the "
+        "fewest tasks for vertices of several types, else level by level)",
+    )
+    group.add_argument(
         "--threads",
         type=count(1, MAX_THREADS),
         metavar="N",
         help="threads of the engine (default: all cores)",
     )
     return group
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options in `ENGINE`, as arguments of a session or a trainer."""
+    return {name: getattr(args, name) for name in ENGINE}
 
 
 def add_distributed_arguments(parser: argparse.ArgumentParser) -> None:

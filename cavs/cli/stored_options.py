@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cavs.cli.options import add_training_arguments
+from cavs.cli.options import ENGINE, add_training_arguments
 from cavs.cli.registry import Entry, Task, find
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train.checkpoint import Checkpoint, read_checkpoint
@@ -15,7 +15,7 @@ from cavs.train.checkpoint import Checkpoint, read_checkpoint
 # Stored for --resume, besides the options of training: options that change the result, and the
 # device. Threads, ranks, cluster and timeout are those of each command.
 KEPT = (
-    *("limit", "device", "precision", "cudnn", "deterministic", "without"),
+    *("limit", *ENGINE, "without"),
     *("strategy", "balance", "predictor", "save_every"),
 )
 

@@ -180,10 +180,7 @@ def train(
         _check_patience(args)
     dev = DataLoader(dev_graphs, args.batch_size, cache=True) if dev_graphs else None
     common: dict[str, Any] = {
-        "device": args.device,
-        "precision": args.precision,
-        "cudnn": args.cudnn,
-        "deterministic": args.deterministic,
+        **options.engine_options(args),
         "seed": args.seed,
         "max_norm": args.max_norm,
         "threads": args.threads,

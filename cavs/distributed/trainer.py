@@ -66,7 +66,8 @@ class Trainer(LocalTrainer):
         dtype: np.float32, or np.float64 for checks.
         device: "cpu"; "cuda", one of the GPUs of each host for each of its replicas; "cuda:1", or
             a cavs.cuda Device. All replicas compute on the CPU, or all on GPUs.
-        precision, deterministic, passes: As for `cavs.Session`.
+        precision, deterministic, passes, scheduling: As for `cavs.Session`. The ranks of a step
+            train in one order of tasks.
         save_replicas: Checkpoints hold every replica besides their mean, if the strategy lets them
             differ; as many ranks then resume with the same bits.
         collectives: How dense gradients of devices are summed: "nccl" in their memory, "mpi" on the
@@ -99,6 +100,7 @@ class Trainer(LocalTrainer):
         save_replicas: bool = False,
         collectives: str = "auto",
         passes: Passes | None = None,
+        scheduling: str = "auto",
         cudnn: str = "never",
         threads: int | None = None,
         seed: int = 0,
@@ -124,6 +126,7 @@ class Trainer(LocalTrainer):
             device=own,
             precision="float32" if only_owns else precision,
             deterministic=deterministic,
+            scheduling=scheduling,
         )
         chosen = None if isinstance(strategy, str) else strategy
         if chosen is not None:
@@ -139,7 +142,7 @@ class Trainer(LocalTrainer):
         session.replicas.saves = save_replicas
         state = TrainingState(model, optimizer, seed=seed, max_norm=max_norm, config=config)
         training = RankTraining(
-            state, session, strategy, resources, elastic, precision, deterministic
+            state, session, strategy, resources, elastic, precision, deterministic, scheduling
         )
         self.requested_strategy = strategy
         self._compose(state, session, RankCoordinator(training))

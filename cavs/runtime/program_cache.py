@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -137,12 +138,13 @@ class ProgramCache:
                 self._inputs(self._schedule(variant, rows), build, rows, batch)
 
     def is_new(self, batch: BatchLike) -> bool:
-        """True if a training step on ``batch`` would compile."""
+        """True if a training step on ``batch`` would compile, or choose a policy of batching."""
         variant = self._known(batch, True, True)
         if variant is None or variant.build is None or not fits(variant, batch):
             return True
-        kinds = self._schedule(variant, self.rows_of(variant, batch)).kinds
-        return not self._is_built(variant, {k for k, *_ in kinds})
+        schedule = self._schedule(variant, self.rows_of(variant, batch))
+        built = self._is_built(variant, {k for k, *_ in schedule.kinds})
+        return not built or self._is_undecided(variant, schedule)
 
     def compile_for(
         self, batch: BatchLike, union: Callable[[Sequence[Any]], Sequence[Any]]
@@ -152,14 +154,23 @@ class ProgramCache:
         absent = absent.union(*(v.absent_features() for v in self.variants.values()))
         everywhere = frozenset(union(sorted(absent)))
         variant = self._mergeable_variant(batch, True, True, everywhere)
-        schedule = self._schedule(variant, self.rows_of(variant, batch))
-        found = {int(k) for k, _, _ in schedule.kinds}
-        kinds = set(union(sorted(found | set(variant.decisions.kinds))))
+        rows = self.rows_of(variant, batch)
+        schedule = self._schedule(variant, rows)
+        found = {int(k) for k, _, _ in schedule.kinds}.union(variant.decisions.kinds)
+        own: list[tuple[Any, ...]] = [("kind", kind) for kind in found]
+        if self._is_undecided(variant, schedule):
+            chosen = choose(self.scheduling, *self._orders(variant, rows))
+            own.append(("policy", chosen.tasks["level"], json.dumps(chosen.to_json())))
+        every = union(sorted(own))
+        kinds = {value for of, value, *_ in every if of == "kind"}
         if must_merge_features(variant, kinds):
             merge_features(variant)
             self.compile_for(batch, union)
-        else:
-            self.compile(variant, kinds)
+            return
+        if policies := [text for of, _, *text in every if of == "policy"]:
+            # All ranks take that of the one whose batch has the most tasks.
+            variant.decisions.scheduling = Scheduling.from_json(json.loads(policies[-1][0]))
+        self.compile(variant, kinds)
 
     # ---- choosing a variant --------------------------------------------------------------------
 
@@ -269,14 +280,17 @@ class ProgramCache:
 
     def _ordered(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> _engine.Schedule:
         """Return the schedule in the order of the policy that is chosen, by now at the latest."""
-        if not chooses(self.scheduling, schedule, variant.traced.types):
-            return schedule
-        # Replicas, whose batches differ, would choose different policies.
-        if self.chosen(variant) is not None or self._replicas(variant.key.training):
+        # Replicas, whose batches differ, choose one policy together, in `compile_for`.
+        if self._replicas(variant.key.training) or not self._is_undecided(variant, schedule):
             return schedule
         chosen = choose(self.scheduling, *self._orders(variant, rows))
         variant.decisions.scheduling = chosen
         return self._schedule(variant, rows)
+
+    def _is_undecided(self, variant: Variant, schedule: _engine.Schedule) -> bool:
+        """True if a policy of batching is yet to be chosen, by the batch of ``schedule``."""
+        wanted = chooses(self.scheduling, schedule, variant.traced.types)
+        return wanted and self.chosen(variant) is None
 
     def _orders(self, variant: Variant, rows: Any) -> tuple[Order, Sampled]:
         """Return the schedule of ``rows`` by a policy, and the batch that one learns from."""

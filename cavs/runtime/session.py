@@ -262,7 +262,7 @@ class Session(ProcessLocal):
     # ---- steps in parts, for training on many ranks --------------------------------------------
 
     def is_new(self, batch: BatchLike) -> bool:
-        """True if a step on ``batch`` would compile the model."""
+        """True if a step on ``batch`` would compile the model, or choose its order of tasks."""
         return self._programs.is_new(batch)
 
     def compile_for(
@@ -270,8 +270,9 @@ class Session(ProcessLocal):
     ) -> None:
         """Compile training for ``batch`` and whatever else ``union`` adds to what it has.
 
-        union: called twice, with names of features that are absent somewhere and with kinds of
-        vertices; returns them with those of the other ranks, so that all run one program.
+        union: called twice, with names of features that are absent somewhere, and with kinds of
+        vertices and a policy of batching; returns them with those of the other ranks, in order, so
+        that all run one program by one policy.
         """
         self._programs.compile_for(batch, union)
 

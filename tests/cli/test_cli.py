@@ -180,8 +180,7 @@ def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     engines, balances = [], []
 
     def session(model, *, threads, device, precision, cudnn, deterministic, passes, scheduling):
-        assert scheduling == "auto"
-        engines.append((threads, device, precision, cudnn, deterministic, passes))
+        engines.append((threads, device, precision, cudnn, deterministic, passes, scheduling))
         return FakeSession(model)
 
     def settled(args):
@@ -190,16 +189,17 @@ def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     monkeypatch.setattr("cavs.train.trainer._new_session", session)
     words = ("--device", "cuda", "--precision", "tf32", "--cudnn", "auto", "--deterministic")
     words = (*words, "--balance", "lb-bsp", "--predictor", "ema", "--save-every", "3")
-    words = (*words, "--without", "fuse", "--without", "simplify")
+    words = (*words, "--without", "fuse", "--without", "simplify", "--scheduling", "agenda")
     assert train(*words, "--threads", "2", "--epochs", "1") == 0
     check = cli_train._check_balance
     monkeypatch.setattr(cli_train, "_check_balance", lambda args: (check(args), settled(args)))
     assert train("--resume", "--epochs", "2") == 0
     other = ("--precision", "bfloat16", "--balance", "equal", "--without", "partition")
+    other = (*other, "--scheduling", "fewest")
     assert train("--resume", *other) == 0
     on = default_passes("cuda")
-    run = ("cuda", "tf32", "auto", True, replace(on, fuse=False, simplify=False))
-    others = ("cuda", "bfloat16", "auto", True, replace(on, partition=False))
+    run = ("cuda", "tf32", "auto", True, replace(on, fuse=False, simplify=False), "agenda")
+    others = ("cuda", "bfloat16", "auto", True, replace(on, partition=False), "fewest")
     assert engines == [(2, *run), (None, *run), (None, *others)]
     assert balances == [(None, "lb-bsp", "ema", 3), (None, "equal", None, 3)]
 

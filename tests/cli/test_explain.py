@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cavs.cli import main
+from cavs.train.checkpoint import read_checkpoint
 
 TREE = str(Path(__file__).with_name("tree_toy.py"))
 
@@ -45,6 +46,36 @@ def test_errors_of_drawings(capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "needs the program dot" in err and "apt install graphviz" in err
     assert not Path("a.svg").exists()
+
+
+LATTICES = """'Characters and words.'
+import cavs.cli
+from benchmarks.word_lattices import lattices
+from tests.runtime.test_scheduling import Lattice
+
+def build(args, assets=None):
+    return cavs.cli.Task(Lattice(), train=lattices(8, 2), test=lattices(2, 5))
+"""
+
+
+def scheduled(path):
+    (variant,) = (v for v in read_checkpoint(path).progress["session"]["variants"] if v["training"])
+    return variant["scheduling"] and variant["scheduling"]["name"]
+
+
+def test_commands_take_the_order_of_tasks(capsys):
+    Path("words.py").write_text(LATTICES)
+    assert main(["explain", "words.py", "--scheduling", "agenda"]) == 0
+    assert "the order is 'agenda'" in capsys.readouterr().out
+    train = ["train", "words.py", "--quiet", "--out", "run", "--epochs"]
+    for strategy in ([], ["--strategy", "AllReduce"]):
+        assert main([*train, "1", "--overwrite", "--scheduling", "agenda", *strategy]) == 0
+        assert scheduled("run/checkpoint.safetensors") == "agenda"
+        assert main([*train, "2", "--resume"]) == 0
+        assert scheduled("run/checkpoint.safetensors") == "agenda"
+        assert main([*train, "3", "--resume", "--scheduling", "learned"]) == 0
+        assert scheduled("run/checkpoint.safetensors") == "learned"
+    assert main(["evaluate", "run/checkpoint.safetensors", "--scheduling", "fewest"]) == 0
 
 
 def test_drawings_of_samples_of_several_structures(tmp_path, capsys):

@@ -52,8 +52,9 @@ class RankTraining:
     requested: Strategy | str | None  # strategy that the user asked for, or its name
     resources: ResourceSpec | None  # cluster for which a strategy is built
     elastic: bool  # survivors go on after a death
-    precision: str  # as for `cavs.Session`, and so is the next one
+    precision: str  # as for `cavs.Session`, and so are the next two
     deterministic: bool
+    scheduling: str
     begun: bool = False  # the handshake has been made
     loader_facts: dict[str, Any] = field(default_factory=dict)  # about the loader of a `fit`
     fit_facts: dict[str, Any] = field(default_factory=dict)  # about its other arguments
@@ -132,6 +133,7 @@ class RankTraining:
             str(self.requested) if session.strategy is None else session.strategy.digest,
             precision=self.precision,
             deterministic=self.deterministic,
+            scheduling=self.scheduling,
             # A server without a device has other defaults.
             passes="the default" if passes is default_passes(on) else passes,
             collectives=session.collectives,

@@ -48,7 +48,7 @@ class FailedPeerError(Exception):
 
 @contextmanager
 def kinds_union(group: Communicator) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
-    """Yield the union of the kinds of a group of ranks; `Session.compile_for` calls it twice.
+    """Yield the union over a group of ranks; `Session.compile_for` calls it twice.
 
     A rank that fails to compile in the block tells the others, which end the block and wait for its
     error at their next consensus.
@@ -61,7 +61,8 @@ def kinds_union(group: Communicator) -> Iterator[Callable[[Sequence[Any]], list[
         shared = group.share(list(values))
         if None in shared:
             raise FailedPeerError
-        return sorted({v for other in shared for v in other})
+        every = (v for other in shared for v in other)
+        return sorted({tuple(v) if isinstance(v, list) else v for v in every})  # shared as JSON
 
     try:
         yield union

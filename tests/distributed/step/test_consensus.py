@@ -92,6 +92,7 @@ FACTS = {
     "strategy": lambda c: trainer(c, strategy=[None, "PS"][c.rank]),
     "options": lambda c: trainer(c, config={"hidden": c.rank, "data": str(c.rank)}),
     "max_norm": lambda c: trainer(c, max_norm=1.0 + c.rank),
+    "scheduling": lambda c: trainer(c, scheduling=["auto", "agenda"][c.rank]),
 }
 
 
