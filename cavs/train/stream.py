@@ -77,13 +77,15 @@ class _Stream(Loader):
     def _open(self, epoch: int) -> Reader:
         return Reader(self._numbered(epoch), epoch)
 
-    def _numbered(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Yield the items of an epoch and their numbers."""
-        number = 0
+    def _items(self, epoch: int) -> Iterable[Any]:
+        return self.source if isinstance(self.source, Iterable) else self.source(epoch)
+
+    def _numbered(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield the items of an epoch and their numbers, from number `first` on."""
+        number = first
         try:
-            source = self.source
-            items = source if isinstance(source, Iterable) else source(epoch)
-            for item in items:
+            items: Any = self._items(epoch)
+            for item in items.skip(first) if first else items:
                 yield number, item
                 number += 1
         except Exception as error:
@@ -130,7 +132,7 @@ class _Stream(Loader):
             return batch
         raise ConfigError(f"the source has no {self._item} in epoch {self._epoch}", hint=_AGAIN)
 
-    _item = "item"  # name of an item in errors
+    _item, _several = "item", "items"  # name of items in errors
 
     def _batches(self, reader: Reader, collate: Collate, *, keep: bool = True) -> Iterator[Any]:
         """Yield the batches from where `reader` is.
@@ -157,18 +159,28 @@ class _Stream(Loader):
         """Return the batch of some items."""
 
     def _skip(self, reader: Reader, first: int) -> None:
-        """Read what the batches before batch `first` were made of."""
+        """Read what the batches before batch `first` were made of.
+
+        A source that skips is read from the last of them on, which may have been the end of it.
+        """
         count, found = graphs_before(self._parts, first), 0
+        full = graphs_before(self._parts, max(first - 1, 0))
+        if full and self._skips(reader.epoch):
+            reader.items, found = self._numbered(reader.epoch, full), full
         while found < count and (item := reader.take(1)):
             found += 1
             self._skipped(item[0][1])
-        if first and found <= graphs_before(self._parts, first - 1):
+        if first and found <= full:
             raise CheckpointError(
-                f"the source ends after {found} of the {count} {self._item}s that the run had read "
-                f"in epoch {reader.epoch}",
+                f"the source ends after {found} of the {count} {self._several} that the run had "
+                f"read in epoch {reader.epoch}",
                 hint="resume with the same data: the source must give the same items again",
             )
         reader.position = first
+
+    def _skips(self, epoch: int) -> bool:
+        """True if the items of an epoch can be read from any number on."""
+        return hasattr(self._items(epoch), "skip")
 
     def _skipped(self, item: Any) -> None:
         """Note what later batches depend on in an item that is not used again."""
@@ -189,7 +201,9 @@ class StreamLoader(_Stream):
     Args:
         source: An iterable of graphs that begins again with every ``iter``, or a function of the
             number of the epoch that returns the graphs of that epoch. It must give the same graphs
-            whenever it is asked for an epoch: a resumed run, and each rank, reads them again.
+            whenever it is asked for an epoch: a resumed run, and each rank, reads them again. If
+            the iterable has a method ``skip(n)``, which returns one of the items behind the first
+            n, a resumed run reads one batch before its own, not all; with ``shuffle=0``.
         batch_size: Graphs per batch; the last one of an epoch may be smaller. It may be set at any
             time, see `DataLoader`.
         shuffle: Number of graphs in a buffer from which each next one is drawn; 0 keeps the order.
@@ -201,7 +215,7 @@ class StreamLoader(_Stream):
         collate: ``(graphs, numbers) -> batch``; by default `cavs.data.batch`.
     """
 
-    _item = "graph"
+    _item, _several = "graph", "graphs"
 
     def __init__(
         self,
@@ -226,8 +240,8 @@ class StreamLoader(_Stream):
         """See `Loader`."""
         return not self.shuffle
 
-    def _numbered(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        items = super()._numbered(epoch)
+    def _numbered(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Any]]:
+        items = super()._numbered(epoch, first)
         if not self.shuffle:
             return items
         return shuffled(items, self.shuffle, np.random.default_rng((self.seed, epoch)))
@@ -238,6 +252,15 @@ class StreamLoader(_Stream):
     def _of(self, items: list[tuple[int, Any]], collate: Collate, where: str) -> Any:
         numbers = np.array([number for number, _ in items], np.int64)
         return self._make(dict(items).__getitem__, numbers, collate, f"the source ({where})")
+
+    def _skips(self, epoch: int) -> bool:
+        if self.shuffle or not super()._skips(epoch):
+            return False
+        for _, graph in self._numbered(epoch):  # types of edge features, of the first with an edge
+            self._skipped(graph)
+            if self._edge_types is not None:
+                break
+        return True
 
     def _skipped(self, item: Any) -> None:
         if self._edge_types is None:
@@ -266,7 +289,7 @@ class BatchStream(_Stream):
         prefetch: Number of batches that a background thread takes and prepares ahead.
     """
 
-    _item = "batch"
+    _item, _several = "batch", "batches"
 
     def __init__(self, source: Source, *, length: int | None = None, prefetch: int = 2) -> None:
         super().__init__(source, 1, length, prefetch)

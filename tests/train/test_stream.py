@@ -187,6 +187,69 @@ def test_edge_features_of_graphs_without_edges_are_known_to_a_resumed_stream():
     assert [list(b.edge_features) for b in resumed] == [["e"]] * 2
 
 
+class Skipping:
+    """Items that can be read from any number on; counts those that were read."""
+
+    def __init__(self, items, first=0, read=None):
+        self.items, self.first, self.read = items, first, [] if read is None else read
+
+    def __iter__(self):
+        for i in range(self.first, len(self.items)):
+            self.read.append(i)
+            yield self.items[i]
+
+    def skip(self, count):
+        return Skipping(self.items, self.first + count, self.read)
+
+
+@pytest.mark.parametrize("of_epoch", [False, True])
+@pytest.mark.parametrize("stop", [1, 2, 4, 5])
+def test_a_source_that_skips_is_not_read_again(of_epoch, stop):
+    edges = cavs.Graph([[], [0]], edge_features={"e": [1.5]})
+    source = Skipping([cavs.Graph([[]]), edges, *[cavs.Graph([[]])] * 21])
+
+    def stream():
+        return StreamLoader((lambda epoch: source) if of_epoch else source, 5, prefetch=0)
+
+    first, found = stream(), []
+    it = iter(first)
+    for _ in range(stop):
+        found.append(list(next(it).ids))
+    resumed = stream()
+    resumed.load_state_dict(first.state_dict())
+    source.read.clear()
+    rest = [(list(batch.ids), list(batch.edge_features)) for batch in resumed]
+    assert found + [one for one, _ in rest] == [
+        list(range(i, min(i + 5, 23))) for i in range(0, 23, 5)
+    ]
+    assert all(names == ["e"] for _, names in rest)
+    known = [0, 1] if stop > 1 else []  # up to the first graph with an edge
+    assert source.read == known + list(range(5 * (stop - 1), 23))
+
+
+def test_batches_that_are_skipped_and_streams_that_cannot_skip():
+    source = Skipping([of_graphs([i]) for i in range(6)])
+    first = BatchStream(source, prefetch=0)
+    it = iter(first)
+    next(it), next(it), next(it), next(it)
+    resumed = BatchStream(source, prefetch=0)
+    resumed.load_state_dict(first.state_dict())
+    source.read.clear()
+    assert ids(resumed) == [[4], [5]] and source.read == [3, 4, 5]
+    short = BatchStream(Skipping(source.items[:3]), prefetch=0)
+    short.load_state_dict(first.state_dict())
+    with pytest.raises(CheckpointError, match="ends after 3 of the 4 batches"):
+        next(iter(short))
+    graphs = Skipping(CHAINS)
+    drawn = StreamLoader(graphs, 5, shuffle=7, prefetch=0)
+    it = iter(drawn)
+    found = [list(next(it).ids) for _ in range(2)]
+    resumed = StreamLoader(graphs, 5, shuffle=7, prefetch=0)
+    resumed.load_state_dict(drawn.state_dict())
+    graphs.read.clear()
+    assert sorted(flat(found + ids(resumed))) == list(range(23)) == graphs.read
+
+
 def test_states_of_another_source_are_refused():
     stream = StreamLoader(CHAINS, 5)
     it = iter(stream)
