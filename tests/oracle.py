@@ -54,7 +54,9 @@ def _inputs_of_samples(batch: data.SampleBatch, seed: int, step: int) -> Inputs:
             first = int(sources.topology.vertex_offsets[i])
             found = sample.links[name]
             for v in range(sample.graphs[link.target].num_vertices):
-                if found.single:
+                if found.vertices is None:
+                    own = range(sample.graphs[link.source].num_vertices)
+                elif found.single:
                     own = [found.vertices[v]] if found.vertices[v] >= 0 else []
                 else:
                     own = found.vertices[found.offsets[v] : found.offsets[v + 1]]

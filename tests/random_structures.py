@@ -128,6 +128,10 @@ def structure_models(draw, smooth=False, most=3):
     )
 
 
+def link_of(target, source, rows, whole):
+    return cavs.Link.all(target, source) if whole else cavs.Link(target, source, rows)
+
+
 def samples_for(model, rng, graphs_of):
     """Return a batch for a model; graphs_of: for each sample, child lists for each structure."""
     samples = []
@@ -140,12 +144,13 @@ def samples_for(model, rng, graphs_of):
                 rows = rng.integers(-1, count, n)
                 if fold != "take":
                     rows = [rng.integers(0, count, rng.integers(0, 4)) for _ in range(n)]
-                links[f"{NAMES[i]}{j}"] = cavs.Link(NAMES[i], NAMES[source], rows)
+                whole = fold != "take" and rng.random() < 0.2
+                links[f"{NAMES[i]}{j}"] = link_of(NAMES[i], NAMES[source], rows, whole)
             if structure["source"] is not None:
                 n, count = len(graphs[i]), len(graphs[structure["source"][0]])
                 rows = [rng.integers(0, count, rng.integers(0, 5)) for _ in range(n)]
                 source = NAMES[structure["source"][0]]
-                links[f"{NAMES[i]}s"] = cavs.Link(NAMES[i], source, rows)
+                links[f"{NAMES[i]}s"] = link_of(NAMES[i], source, rows, rng.random() < 0.2)
         samples.append(cavs.Sample(**named, links=links))
     return cavs.batch(samples)
 

@@ -31,9 +31,29 @@ class Link:
 
     #: Vertex v reads ``vertices[offsets[v]:offsets[v + 1]]``; None if it reads ``vertices[v]``.
     offsets: Indices | None
-    vertices: Indices
+    #: None, and so are the offsets, if every vertex reads all of the source, see `all`.
+    vertices: Indices | None
 
     def __init__(self, target: str, source: str, rows: ArrayLike | Sequence[Any]) -> None:
+        self._begin(target, source)
+        self.offsets, self.vertices = _lists(rows, self._label, target)
+        for array in (self.offsets, self.vertices):
+            if array is not None:
+                array.flags.writeable = False
+
+    @classmethod
+    def all(cls, target: str, source: str) -> Link:
+        """Return the link by which every vertex of ``target`` reads all vertices of ``source``.
+
+        They are read in the order of their numbers. It has no list of pairs: a batch makes those of
+        its samples, four bytes each.
+        """
+        link = object.__new__(cls)
+        link._begin(target, source)
+        link.offsets = link.vertices = None
+        return link
+
+    def _begin(self, target: str, source: str) -> None:
         for name in (target, source):
             if not isinstance(name, str):
                 raise GraphError(
@@ -41,19 +61,17 @@ class Link:
                     hint='Link("words", "chars", rows): rows has one entry for each word',
                 )
         self.target, self.source = target, source
-        self.offsets, self.vertices = _lists(rows, self._label, target)
-        for array in (self.offsets, self.vertices):
-            if array is not None:
-                array.flags.writeable = False
 
     @property
     def single(self) -> bool:
         """True if each vertex of the target reads one vertex, or none."""
-        return self.offsets is None
+        return self.offsets is None and self.vertices is not None
 
     @property
-    def num_rows(self) -> int:
-        """Number of vertices of the target that it has rows for."""
+    def num_rows(self) -> int | None:
+        """Number of vertices of the target that it has rows for; None for any number."""
+        if self.vertices is None:
+            return None
         return len(self.vertices if self.offsets is None else self.offsets[1:])
 
     @property
@@ -61,10 +79,14 @@ class Link:
         return f'link from "{self.target}" to "{self.source}"'
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.vertices is None:
+            return Link.all, (self.target, self.source)
         rows = self.vertices if self.offsets is None else (self.offsets, self.vertices)
         return Link, (self.target, self.source, rows)
 
     def __repr__(self) -> str:
+        if self.vertices is None:
+            return f"Link.all({self.target!r}, {self.source!r})"
         how = "" if self.single else ", lists"
         return f"Link({self.target!r}, {self.source!r}, {self.num_rows} rows{how})"
 
@@ -183,6 +205,8 @@ class Sample:
                     f'structure "{end}": {", ".join(self._graphs)}',
                     f"correct the name, or give the graph: Sample({end}=graph)",
                 )
+        if link.vertices is None:
+            return
         rows, readers = link.num_rows, self._graphs[link.target].num_vertices
         if rows != readers:
             raise self._error(

@@ -21,6 +21,7 @@ from cavs.data.features import (
     owner_of,
 )
 from cavs.data.sample import Link, Sample
+from cavs.data.structure import Indices
 from cavs.data.vertex_types import NO_TYPES
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
@@ -111,9 +112,7 @@ class SampleBatch(EngineBatch):
         many = "one vertex each" if link.single else "lists"
         return f'from "{link.target}" to "{link.source}", {many},'
 
-    def _joined(
-        self, name: str
-    ) -> tuple[int, int, list[np.ndarray[Any, Any] | None], list[np.ndarray[Any, Any]]]:
+    def _joined(self, name: str) -> tuple[int, int, list[Indices | None], list[Indices | None]]:
         """Return a link of all samples, as the engine takes it."""
         structures = list(self.graphs)
         found: list[Link] = [sample.links[name] for sample in self.samples]

@@ -18,9 +18,9 @@ namespace cavs {
 namespace {
 
 using Indices = py::array_t<int32_t, py::array::c_style>;
-// Target and source; for each sample the offsets, or None, and the vertices.
-using LinkArrays =
-    std::tuple<int32_t, int32_t, std::vector<std::optional<Indices>>, std::vector<Indices>>;
+// Target and source; for each sample the offsets, or None, and the vertices, or None for all.
+using LinkArrays = std::tuple<int32_t, int32_t, std::vector<std::optional<Indices>>,
+                              std::vector<std::optional<Indices>>>;
 
 void check_length(const Indices& array, int64_t needed, const char* name) {
   if (array.ndim() == 1 && array.size() == needed) return;
@@ -46,14 +46,18 @@ std::vector<LinkPart> parts_of(const GraphBatch& batch, const LinkArrays& link) 
     const int32_t* const readers = batch.vertex_offsets.data() + target * samples + i;
     const int64_t count = readers[1] - readers[0];
     const int32_t* from = nullptr;
+    if (!vertices[i]) {
+      parts.push_back({nullptr, nullptr});
+      continue;
+    }
     if (offsets[i]) {
       check_length(*offsets[i], count + 1, "offsets of a link");
       from = offsets[i]->data();
       if (from[0] != 0 || !std::is_sorted(from, from + count + 1))
         throw py::value_error("offsets of a link must ascend from 0");
     }
-    check_length(vertices[i], from == nullptr ? count : from[count], "vertices of a link");
-    parts.push_back({from, vertices[i].data()});
+    check_length(*vertices[i], from == nullptr ? count : from[count], "vertices of a link");
+    parts.push_back({from, vertices[i]->data()});
   }
   return parts;
 }
@@ -91,9 +95,11 @@ py::tuple link_of(const py::object& self, int32_t number) {
 }  // namespace
 
 void bind_structures(py::module_& m) {
-  m.def("stack_structures", &stack, py::arg("structures"), py::arg("links") = py::tuple(),
-        "Join the structures of samples, a batch each, structure by structure. links: (target, "
-        "source, offsets or None for each sample, vertices for each sample).");
+  m.def(
+      "stack_structures", &stack, py::arg("structures"), py::arg("links") = py::tuple(),
+      "Join the structures of samples, a batch each, structure by structure. links: (target, "
+      "source, offsets or None for each sample, vertices or None for each sample; both None: every "
+      "vertex of the target reads all of the source).");
   m.def("link_of", &link_of, py::arg("batch"), py::arg("number"),
         "(offsets, vertices of the batch) that each vertex of the target of a link reads.");
 }

@@ -326,8 +326,13 @@ Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
   int64_t pairs = 0;  // with those that a target does not have where it reads one vertex at most
   for (int32_t i = 0; i < samples; ++i) {
     const int32_t* const readers = batch.vertex_offsets.data() + target * samples + i;
+    const int32_t* const read = batch.vertex_offsets.data() + source * samples + i;
     const int32_t count = readers[1] - readers[0];
-    pairs += parts[i].offsets ? parts[i].offsets[count] : count;
+    if (parts[i].vertices == nullptr) {
+      pairs += int64_t{count} * (read[1] - read[0]);
+    } else {
+      pairs += parts[i].offsets ? parts[i].offsets[count] : count;
+    }
   }
   if (pairs > std::numeric_limits<int32_t>::max()) {
     throw GraphError("a link of a batch holds at most 2147483647 vertices to read, found " +
@@ -337,6 +342,7 @@ Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
   Link link{target, source, {}, {}};
   link.offsets.reserve(batch.first_vertex(target + 1) - batch.first_vertex(target) + 1);
   link.offsets.push_back(0);
+  link.vertices.reserve(pairs);
   for (int32_t i = 0; i < samples; ++i) {
     const auto [offsets, vertices] = parts[i];
     const int32_t* const readers = batch.vertex_offsets.data() + target * samples + i;
@@ -350,7 +356,9 @@ Link join_links(const GraphBatch& batch, int32_t target, int32_t source,
       link.vertices.push_back(read[0] + v);
     };
     for (int32_t v = 0; v < readers[1] - readers[0]; ++v) {
-      if (offsets == nullptr) {
+      if (vertices == nullptr) {
+        for (int32_t u = read[0]; u < read[1]; ++u) link.vertices.push_back(u);
+      } else if (offsets == nullptr) {
         if (vertices[v] != -1) add(vertices[v]);
       } else {
         for (int32_t j = offsets[v]; j < offsets[v + 1]; ++j) add(vertices[j]);

@@ -100,7 +100,8 @@ std::shared_ptr<const GraphBatch> batch_of(
 std::shared_ptr<GraphBatch> stack_structures(
     const std::vector<std::shared_ptr<const GraphBatch>>& structures);
 // The link of one sample: the vertices that vertex v of its target reads, vertices[offsets[v] ..
-// offsets[v + 1]), or one each, vertices[v], -1 for none, where offsets is null.
+// offsets[v + 1]); one each, vertices[v], -1 for none, where offsets is null; or all vertices of
+// the source where both are null.
 struct LinkPart {
   const int32_t *offsets, *vertices;
 };

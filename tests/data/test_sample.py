@@ -84,6 +84,28 @@ def test_rows_of_a_link(rows, single, lists):
     assert np.array_equal(again.vertices, link.vertices)
 
 
+def test_a_link_to_all_vertices_has_the_pairs_of_each_sample():
+    link = cavs.Link.all("words", "chars")
+    assert (link.single, link.num_rows, link.vertices) == (False, None, None)
+    assert repr(pickle.loads(pickle.dumps(link))) == "Link.all('words', 'chars')"
+    one, two = cavs.Graph.chain(1, {"token": [1]}), cavs.Graph.chain(2, {"char": [1, 2]})
+    short = cavs.Sample(words=one, chars=two, links={"all": link})
+    listed = cavs.Link("words", "chars", [[5, 6], [], [0]])
+    batch = cavs.batch([sample(links={"all": x}) for x in (link, listed)] + [short])
+    offsets, vertices = _engine.link_of(batch.topology, 0)
+    rows = [*[list(range(7))] * 3, [12, 13], [], [7], [14, 15]]
+    assert [list(vertices[a:b]) for a, b in itertools.pairwise(offsets)] == rows
+    assert digest_of([sample(links={"all": link})]) != digest_of([sample(links={"all": listed})])
+
+
+@pytest.mark.parametrize("ends", [("words", "letters"), ("letters", "chars")])
+def test_a_link_to_all_vertices_is_between_structures_of_the_sample(ends):
+    with pytest.raises(GraphError, match='there is no structure "letters": chars, words'):
+        sample(links={"all": cavs.Link.all(*ends)})
+    with pytest.raises(GraphError, match="a link is between structures by name, found 3"):
+        cavs.Link.all("words", 3)
+
+
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
@@ -323,8 +345,11 @@ def test_the_engine_checks_links():
 
 def test_a_link_of_more_vertices_than_an_int32_counts_is_refused_before_it_is_joined():
     pairs, samples = 2**20, 2**11
-    one = cavs.Graph([[]])
+    one, many = cavs.Graph([[]]), cavs.Graph([[]] * 2**16)
     link = cavs.Link("a", "b", (np.array([0, pairs]), np.zeros(pairs, np.int32)))
     wide = cavs.Sample(a=one, b=one, links={"wide": link})
     with pytest.raises(GraphError, match=r"at most 2147483647 .* found 2147483648; use a smaller"):
         cavs.batch([wide] * samples)
+    square = cavs.Sample(a=many, links={"all": cavs.Link.all("a", "a")})
+    with pytest.raises(GraphError, match=r"at most 2147483647 .* found 4294967296; use a smaller"):
+        cavs.batch([square])
