@@ -52,10 +52,14 @@ void Frontier::begin() {
 }
 
 int32_t Frontier::agenda() const {
+  using Wide = __int128;  // a sum of levels times a count exceeds int64 in chains of millions
+  const auto mean_is_less = [&](int32_t k, int32_t than) {
+    return Wide{levels_[k]} * count_[than] < Wide{levels_[than]} * count_[k];
+  };
   int32_t best = -1;
   for (int32_t k = 0; k < graph_.num_kinds(); ++k) {
     if (ready_[k].empty()) continue;
-    if (best < 0 || levels_[k] * count_[best] < levels_[best] * count_[k]) best = k;
+    if (best < 0 || mean_is_less(k, best)) best = k;
   }
   return best;
 }

@@ -104,6 +104,17 @@ def test_the_agenda_takes_the_least_mean_level_of_what_remains(children, seed):
     assert [sorted(s.order[begin:end].tolist()) for _, _, (begin, end), _ in tasks] == expected
 
 
+def test_the_agenda_compares_levels_of_millions_of_vertices():
+    """Sums of levels times numbers of vertices exceed int64: the upper half of a chain waits."""
+    n = 3_700_000
+    offsets = np.concatenate([[0], np.arange(n + 2)]).astype(np.int32)
+    children = np.append(np.arange(n), 0).astype(np.int32)  # one more parent of the first vertex
+    topology = _engine.collate([_engine.Graph(offsets, children)])
+    presence = (np.arange(n + 2) > n // 2).astype(np.uint32)
+    _, tasks, bound, episodes = _engine.learn_policy([(topology, presence)])
+    assert (tasks, bound, episodes) == (n, n, 0)  # the agenda needs no more than the bound
+
+
 def tasks_of(graphs, seed=0, sample=None):
     """Return tasks by policy, and the bound, for a batch of lattices; sample: to learn from."""
     b = batch(graphs)
