@@ -152,6 +152,10 @@ class RandomCell(cavs.VertexFunction):
         key = self.linear(linked)
         if how == "mixed":
             return ops.tanh(key + query).sum()
+        if how == "dropout":
+            return ops.dropout(ops.tanh(key + query), 0.3).sum()
+        if how == "normal":
+            return ops.normal(key, 0.1 * query).mean()
         weight = ops.reshape((key * query).sum(-1).softmax(), (1,))
         return (weight * key).sum() if how == "attend" else self.linear((weight * linked).sum())
 

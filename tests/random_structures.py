@@ -107,7 +107,8 @@ def structure_models(draw, smooth=False, most=3):
         own = draw(st.lists(cells(smooth, 2), min_size=i == 0, max_size=1 + (i == 0)))
         sources = [(s, how) for s, how, _ in reads]
         source = draw(st.sampled_from(sources)) if own and draw(st.booleans()) else None
-        folds = ("sum", "mean", "attend", "ask", "mixed", "prod", *(() if smooth else ("max",)))
+        folds = ("sum", "mean", "attend", "ask", "mixed", "prod", "dropout", "normal")
+        folds += () if smooth else ("max",)
         for cell in own if source is not None else ():
             cell["along"] = draw(st.lists(st.sampled_from(folds), min_size=1, max_size=2))
         structures.append(

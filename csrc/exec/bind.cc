@@ -368,6 +368,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
       return {features.rows(o.argument, space), {}};
     case Array::kPairTarget:
       return {{s.pair_target(o.argument), static_cast<size_t>(s.num_pairs(o.argument))}, {}};
+    case Array::kPairOrder:
+      return {{s.pair_order(o.argument), static_cast<size_t>(s.num_pairs(o.argument))}, {}};
     case Array::kPairSource:
       return {segments(s.linked_rows(o.argument), vertices).index, {}};
     case Array::kLinked:
@@ -379,6 +381,16 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
     default:
       return segments_of(o, s);
   }
+}
+
+Operand numbers_of_rows(Space space) {
+  Operand o{};
+  o.map = RowMap::kIndex;
+  if (is_vertex(space)) o.array = Array::kOrder;
+  if (is_edge(space)) o.array = Array::kEdgeOrder;
+  if (is_pairs(space)) o.array = Array::kPairOrder, o.argument = link_number(space);
+  if (is_present(space)) o.array = Array::kPresentOrder, o.argument = feature_of(space);
+  return o;
 }
 
 template <class T>

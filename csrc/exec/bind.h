@@ -100,6 +100,9 @@ IndexArrays segments_of(const Operand& o,
                         const Schedule& schedule);  // empty if it names no segments
 IndexArrays index_arrays(const Operand& o, Space space, const Schedule& schedule,
                          const IndexFeatures& features);
+// The array of the caller's numbers of the vertices, edges or pairs in a space, which random
+// numbers are a function of; kNone where rows have these numbers themselves.
+Operand numbers_of_rows(Space space);
 
 // Bind everything that does not depend on the batch.
 template <class T>

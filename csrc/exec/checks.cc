@@ -156,6 +156,7 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
     case Array::kSourcePairs:
       from = is_vertex(s), to = !feature && b.space == related(kVertexSpace, 1 + o.argument);
       break;
+    case Array::kPairOrder:
     case Array::kNone:
       from = false;
       break;

@@ -45,14 +45,14 @@ struct Names<StageType> {
 template <>
 struct Names<Array> {
   static constexpr const char* all[] = {
-      "none",        "order",       "edge_order",    "child",       "parent",
-      "nth_child",   "nth_edge",    "parent_if_nth", "graph_of",    "index_feature",
-      "children",    "edges",       "out",           "graph_rows",  "nth_parents",
-      "nth_leaf",    "present",     "present_order", "place",       "graph_roots",
-      "row_graphs",  "root_graphs", "graph_leaves",  "leaf_graphs", "parents",
-      "linked",      "linked_rows", "link_readers",  "pairs",       "pair_target",
-      "pair_source", "source_pairs"};
-  static constexpr Array last = Array::kSourcePairs;
+      "none",        "order",        "edge_order",    "child",       "parent",
+      "nth_child",   "nth_edge",     "parent_if_nth", "graph_of",    "index_feature",
+      "children",    "edges",        "out",           "graph_rows",  "nth_parents",
+      "nth_leaf",    "present",      "present_order", "place",       "graph_roots",
+      "row_graphs",  "root_graphs",  "graph_leaves",  "leaf_graphs", "parents",
+      "linked",      "linked_rows",  "link_readers",  "pairs",       "pair_target",
+      "pair_source", "source_pairs", "pair_order"};
+  static constexpr Array last = Array::kPairOrder;
 };
 template <>
 struct Names<InstructionType> {

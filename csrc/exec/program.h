@@ -88,6 +88,7 @@ enum class Array : uint8_t {
   kPairTarget,    // + argument l: pair of link l -> row of its target
   kPairSource,    // + argument l: pair of link l -> row of its source
   kSourcePairs,   // + argument l; segments: pairs of link l that read a row, ascending
+  kPairOrder,     // + argument l: pair of link l -> its number in the batch
 };
 
 struct Operand {

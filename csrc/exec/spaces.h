@@ -87,7 +87,7 @@ inline bool is_of_graphs(Array a) {
 }
 inline bool is_pair(Array a) {
   return a == Array::kPairs || a == Array::kPairTarget || a == Array::kPairSource ||
-         a == Array::kSourcePairs;
+         a == Array::kSourcePairs || a == Array::kPairOrder;
 }
 inline bool is_link(Array a) {
   return a == Array::kLinked || a == Array::kLinkedRows || a == Array::kLinkReaders || is_pair(a);

@@ -36,12 +36,8 @@ IndexArraysOnDevice::IndexArraysOnDevice(const Program& program, size_t sources,
     if (reads_labels(in)) {
       of.array = Array::kIndexFeature;
       of.argument = in.argument;
-    } else if (draws_random_numbers(in)) {  // a function of vertex, edge or graph, not of the row
-      of.array = is_vertex(in.space)    ? Array::kOrder
-                 : is_edge(in.space)    ? Array::kEdgeOrder
-                 : is_present(in.space) ? Array::kPresentOrder
-                                        : Array::kNone;
-      if (is_present(in.space)) of.argument = feature_of(in.space);
+    } else if (draws_random_numbers(in)) {
+      of = numbers_of_rows(in.space);
     }
     instruction_.push_back(of.array == Array::kNone ? -1 : use(of, in.space));
   }

@@ -36,7 +36,8 @@ def compare(model, batch, tolerance, *, serial=False, **options):
     graph, expected = reference(model, batch, **AT)
     _, forward = reference(model, batch, training=False)
     session = cavs.Session(model, **options)
-    session.set_serial(serial)
+    if serial:
+        session.set_serial(True)
     try:
         loss, gradients = session.gradients(batch, **AT)
         assert_close(loss, expected["loss"], tolerance, "loss")

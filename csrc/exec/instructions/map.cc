@@ -70,17 +70,12 @@ Traffic traffic(const TrafficContext& context, const Instruction& in) {
 
 template <class T>
 void bind(const Program&, const Instruction& in, const Addresses<T>& at, Bound<T>& b) {
-  const Schedule& s = *at.schedule;
-  b.map.segments = in.outward ? s.out_offsets.data() : nullptr;
+  b.map.segments = in.outward ? at.schedule->out_offsets.data() : nullptr;
   b.map.seed = at.seed;
   b.map.step = at.step;
   b.map.row_ids =
-      is_vertex(in.space)  ? s.order.data()
-      : is_edge(in.space)  ? s.edge_order.data()
-      : is_pairs(in.space) ? s.pair_order(link_number(in.space))
-      : is_present(in.space)
-          ? at.index_features->present(Array::kPresentOrder, feature_of(in.space)).data()
-          : nullptr;
+      index_arrays(numbers_of_rows(in.space), in.space, *at.schedule, *at.index_features)
+          .index.data();
 }
 
 template <class T>
