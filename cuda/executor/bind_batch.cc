@@ -144,8 +144,11 @@ uint64_t Executor<T>::shape() const {
   for (const BatchTask& task : schedule_->tasks) {
     mix(task.kind);
     mix(task.rows.end);
-    mix(task.edges.end);
+    for (const int32_t* related : spaces_.offsets) {  // edges, and pairs if they are computed
+      if (related != nullptr) mix(related[task.rows.end]);
+    }
   }
+  for (size_t l = 0; l < program_->links.size(); ++l) mix(schedule_->num_pairs(l));
   for (const RowRange& range : spaces_.ranges) mix(range.end);
   for (const RowRange& range : spaces_.present) mix(range.end);
   for (const RowRange& range : spaces_.structures) mix(range.end);

@@ -225,14 +225,17 @@ class Bags(cavs.Model):
         return sum(ops.mean_rows(ops.square(x).sum(-1)) for x in found.values())
 
 
+def bag(rows, rng):
+    """Return a sample in which vertices read ``rows`` of a chain of 3."""
+    a = cavs.Graph([[]] * len(rows), {"x": rng.normal(size=(len(rows), 2))})
+    b = cavs.Graph.chain(3, {"x": rng.normal(size=(3, 2))})
+    return cavs.Sample(a=a, b=b, links={"many": cavs.Link("a", "b", rows)})
+
+
 def test_lists_are_folded():
     rng = np.random.default_rng(6)
-    samples = []
-    for rows in ([[0, 2, 2], [], [1]], [[]], [[0], [0], [0, 0]]):
-        a = cavs.Graph([[]] * len(rows), {"x": rng.normal(size=(len(rows), 2))})
-        b = cavs.Graph.chain(3, {"x": rng.normal(size=(3, 2))})
-        samples.append(cavs.Sample(a=a, b=b, links={"many": cavs.Link("a", "b", rows)}))
-    batch = cavs.batch(samples)
+    of_samples = ([[0, 2, 2], [], [1]], [[]], [[0], [0], [0, 0]])
+    batch = cavs.batch([bag(rows, rng) for rows in of_samples])
     session, _ = agrees(Bags(), batch, FLOAT64)
     _, expected = reference(session.model, batch, training=False)
     for name, rows in session.predict(batch).items():
@@ -272,10 +275,14 @@ class Translator(cavs.Model):
         return ops.mean_squared_error(self.forward(batch), 1.0)
 
 
-def translation(source, target, rng):
-    """Return a sample in which each target word reads some source words, the last one none."""
-    rows = [rng.integers(0, source, rng.integers(0, 6)) for _ in range(target)]
-    rows[-1] = []
+def translation(source, target, rng, rows=None):
+    """Return a sample in which each target word reads some source words, the last one none.
+
+    rows: the source words of each target word.
+    """
+    if rows is None:
+        rows = [rng.integers(0, source, rng.integers(0, 6)) for _ in range(target)]
+        rows[-1] = []
     return cavs.Sample(
         source=cavs.Graph.chain(source, {"token": rng.integers(0, 9, source)}),
         target=cavs.Graph.chain(target, {"token": rng.integers(0, 9, target)}),

@@ -15,6 +15,7 @@ from tests.compiler.test_structures import (
     Bags,
     Tagger,
     Translator,
+    bag,
     compare,
     pair_of_sentences,
     sentence,
@@ -36,12 +37,7 @@ def attention(rng):
 
 
 def bags(rng):
-    samples = []
-    for rows in ([[0, 2, 2], [], [1]], [[]]):
-        a = cavs.Graph([[]] * len(rows), {"x": rng.normal(size=(len(rows), 2))})
-        b = cavs.Graph.chain(3, {"x": rng.normal(size=(3, 2))})
-        samples.append(cavs.Sample(a=a, b=b, links={"many": cavs.Link("a", "b", rows)}))
-    return Bags(), samples
+    return Bags(), [bag(rows, rng) for rows in ([[0, 2, 2], [], [1]], [[]])]
 
 
 def translator(rng):

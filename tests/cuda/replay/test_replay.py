@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import cavs
 from cavs import nn
 from cavs.train.schedules import Cosine
+from tests.compiler.test_structures import Bags, Translator, bag, translation
 from tests.cuda.replay_cases import (
     TIMES,
     classifier,
@@ -21,7 +22,7 @@ from tests.cuda.replay_cases import (
 )
 from tests.cuda.tagger import close, graphs, single, tagger, trainer_on
 from tests.cuda.twin import TwinCompiler
-from tests.oracle import assert_close
+from tests.oracle import assert_close, drawn
 from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import graph, treebank
@@ -97,6 +98,25 @@ def test_other_words_in_batches_of_one_shape(target):
     for batch in data:
         assert often.predict(batch)["output"].tobytes() == never.predict(batch)["output"].tobytes()
     assert of_report(often, False)["replays"] == 4
+
+
+READS = ([[0, 1], [2], []], [[0], [1, 2], []], [[], [2, 2, 1, 0], [0]])
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "runs"),
+    [
+        (Translator, lambda rows, rng: translation(3, 3, rng, rows), [5, 5, 5]),
+        (Bags, bag, [10, 5]),  # sums over equally many vertices run the same commands
+    ],
+)
+def test_batches_that_differ_in_links_alone(target, model, sample, runs):
+    """In the number of vertices that each one reads; runs: those of the commands of each batch."""
+    data = [cavs.batch([sample(rows, np.random.default_rng(0))]) for rows in READS]
+    often, never = (session_on(target(r), drawn(model(), 0.5)) for r in ("always", "never"))
+    for batch in [batch for batch in data for _ in range(2)] * 5:  # both buffers of staging
+        assert found(often, batch) == found(never, batch)
+    assert of_report(often)["replays"] == 2 * sum(n - 2 for n in runs)
 
 
 def test_memory_that_grows_in_between(target):
