@@ -55,7 +55,7 @@ def make_schedule(
     policy: SchedulingPolicy | None = None,
 ) -> Schedule: ...
 def learn_policy(
-    batches: Sequence[tuple[GraphBatch, NDArray[np.uint32] | None]], seed: int = 0
+    batch: GraphBatch, presence: NDArray[np.uint32] | None = None, seed: int = 0
 ) -> tuple[SchedulingPolicy, int, int, int]: ...
 
 class SchedulingPolicy:

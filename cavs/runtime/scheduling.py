@@ -99,7 +99,7 @@ _Policies = dict[str, _engine.SchedulingPolicy | None]
 
 
 def _learned(sampled: Sampled) -> _engine.SchedulingPolicy:
-    return _engine.learn_policy([sampled], _SEED)[0]
+    return _engine.learn_policy(*sampled, _SEED)[0]
 
 
 def _tasks(policies: _Policies, order: Order) -> tuple[dict[str, int], int]:

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <bit>
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -36,7 +35,6 @@ SchedulingPolicy make_policy(std::vector<uint64_t> kinds,
 }
 
 using PresenceMasks = py::array_t<uint32_t, py::array::c_style>;
-using Sampled = std::pair<std::shared_ptr<const GraphBatch>, std::optional<PresenceMasks>>;
 
 }  // namespace
 
@@ -53,28 +51,18 @@ void bind_policies(py::module_& m) {
 
   m.def(
       "learn_policy",
-      [](const std::vector<Sampled>& batches, uint64_t seed) {
-        for (const auto& [batch, presence] : batches) {
-          if (!batch) throw py::type_error("a policy is learned from batches, found None");
-          if (presence && (presence->ndim() != 1 || presence->size() != batch->num_vertices())) {
-            throw py::value_error("presence has " + std::to_string(presence->size()) +
-                                  " masks for " + std::to_string(batch->num_vertices()) +
-                                  " vertices");
-          }
+      [](const GraphBatch& batch, const std::optional<PresenceMasks>& presence, uint64_t seed) {
+        if (presence && (presence->ndim() != 1 || presence->size() != batch.num_vertices())) {
+          throw py::value_error("presence has " + std::to_string(presence->size()) + " masks for " +
+                                std::to_string(batch.num_vertices()) + " vertices");
         }
         const py::gil_scoped_release release;
-        std::vector<KindedGraph> graphs;
-        graphs.reserve(batches.size());
-        std::vector<const KindedGraph*> of;
-        for (const auto& [batch, presence] : batches) {
-          const Kinds kinds = classify(*batch, presence ? presence->data() : nullptr);
-          of.push_back(&graphs.emplace_back(*batch->all, kinds));
-        }
-        LearnedPolicy found = learn_policy(of, seed);
+        const Kinds kinds = classify(batch, presence ? presence->data() : nullptr);
+        LearnedPolicy found = learn_policy(KindedGraph(*batch.all, kinds), seed);
         return std::tuple(std::move(found.policy), found.tasks, found.bound, found.episodes);
       },
-      py::arg("batches"), py::arg("seed") = 0,
-      "(policy, tasks, bound, episodes) from [(batch, masks or None)], see learn_policy.h.");
+      py::arg("batch"), py::arg("presence") = py::none(), py::arg("seed") = 0,
+      "(policy, tasks, bound, episodes) from a batch and its masks, see learn_policy.h.");
 }
 
 }  // namespace cavs

@@ -14,17 +14,14 @@ constexpr double kRate = 0.4;      // at which values follow what an episode has
 constexpr int32_t kSteps = 10;     // tasks whose rewards an episode sums, before a known value
 constexpr double kFirstRandom = 0.5, kLeastRandom = 0.05, kDecay = 0.9;  // share of random choices
 
-// Kinds of one batch among those of all, and the frontier of the vertices of each kind alone.
+// The frontier of a batch, and for rewards those of the vertices of each kind alone.
 //
 // A vertex is clear of a kind once no vertex of it below has to run. The frontier of kind k alone
 // holds the vertices of k that are clear of k.
-class Sample {
+class RewardedFrontier {
  public:
-  Sample(const KindedGraph& graph, const std::vector<uint64_t>& keys)
+  explicit RewardedFrontier(const KindedGraph& graph)
       : graph_(graph), frontier_(graph), kinds_(graph.num_kinds()) {
-    for (const uint64_t key : graph.keys) {
-      bit_.push_back(static_cast<int32_t>(std::find(keys.begin(), keys.end(), key) - keys.begin()));
-    }
     const int32_t n = graph.num_vertices();
     first_.assign(static_cast<size_t>(n) * kinds_, 0);
     std::vector<std::vector<int32_t>> by_level(graph.graph.num_levels);
@@ -45,29 +42,20 @@ class Sample {
     }
   }
 
-  void begin(bool learns) {
+  void begin() {
     frontier_.begin();
-    if (!learns) return;
     blocked_ = first_;
     alone_ = first_alone_;
   }
-  const Frontier& frontier() const { return frontier_; }
-  int32_t num_kinds() const { return kinds_; }
-  int32_t bit(int32_t kind) const { return bit_[kind]; }
+  bool empty() const { return frontier_.empty(); }
   // The set of ready kinds.
   uint64_t ready() const {
     uint64_t set = 0;
-    for (int32_t k = 0; k < kinds_; ++k) {
-      if (frontier_.ready(k) > 0) set |= uint64_t{1} << bit_[k];
-    }
+    for (int32_t k = 0; k < kinds_; ++k) set |= uint64_t{frontier_.ready(k) > 0} << k;
     return set;
   }
-  int32_t kind_of(int32_t bit) const {
-    return static_cast<int32_t>(std::find(bit_.begin(), bit_.end(), bit) - bit_.begin());
-  }
-  void run(int32_t kind) { frontier_.run(kind); }
   // Run the ready vertices of a kind and return the reward.
-  double learn(int32_t kind) {
+  double run(int32_t kind) {
     const double share = static_cast<double>(frontier_.ready(kind)) / alone_[kind];
     for (const int32_t v : frontier_.run(kind)) {
       --alone_[kind];
@@ -99,7 +87,6 @@ class Sample {
   const KindedGraph& graph_;
   Frontier frontier_;
   int32_t kinds_;
-  std::vector<int32_t> bit_;                  // kind of the batch -> its number among all
   std::vector<int32_t> first_, blocked_;      // edges of a vertex to children not clear of a kind
   std::vector<int64_t> first_alone_, alone_;  // vertices in the frontier of each kind alone
   std::vector<int32_t> stack_;
@@ -111,70 +98,55 @@ struct Values {
   uint64_t tried = 0;
   int32_t best(uint64_t among) const {
     int32_t found = -1;
-    for (int32_t bit = 0; bit < kMostKinds; ++bit) {
-      if ((among >> bit & 1) != 0 && (found < 0 || of[bit] > of[found])) found = bit;
+    for (int32_t kind = 0; kind < kMostKinds; ++kind) {
+      if ((among >> kind & 1) != 0 && (found < 0 || of[kind] > of[found])) found = kind;
     }
     return found;
   }
 };
 
+// Bit i of a set is kind i of the batch.
 class Learner {
  public:
-  Learner(const std::vector<const KindedGraph*>& batches, uint64_t seed) : random_(seed) {
-    for (const KindedGraph* batch : batches)
-      keys_.insert(keys_.end(), batch->keys.begin(), batch->keys.end());
-    std::sort(keys_.begin(), keys_.end());
-    keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
-    if (keys_.size() > kMostKinds) return;
-    samples_.reserve(batches.size());
-    for (const KindedGraph* batch : batches) samples_.emplace_back(*batch, keys_);
-  }
+  Learner(const KindedGraph& graph, uint64_t seed)
+      : graph_(graph), frontier_(graph), random_(seed) {}
 
-  LearnedPolicy learn(const std::vector<const KindedGraph*>& batches) {
-    LearnedPolicy best{{}, 0, 0, 0};
-    double work = 0;
-    for (const KindedGraph* batch : batches) {
-      best.bound += fewest_tasks(*batch);
-      work += static_cast<double>(batch->parents.size() + batch->kind.size()) * batch->num_kinds();
-      Frontier frontier(*batch);
-      for (; !frontier.empty(); ++best.tasks) frontier.run(frontier.agenda());
-    }
-    if (samples_.empty() || keys_.size() < 2 || best.tasks == best.bound) return best;
-    const double episodes = kMostWork * static_cast<double>(batches.size()) / work;
+  // Replace the policy of `best` by better ones.
+  void improve(LearnedPolicy& best) {
+    const auto rows = static_cast<double>(graph_.parents.size() + graph_.kind.size());
+    const double episodes = kMostWork / (rows * graph_.num_kinds());
     const auto most =
         static_cast<int32_t>(std::clamp<double>(episodes, kFewestEpisodes, kMostEpisodes));
     double random = kFirstRandom;
     int32_t rounds = 0;  // since the last table that is better
     while (best.episodes < most && best.tasks > best.bound && rounds++ < kPatience) {
-      for (int32_t i = 0; i < kRound; ++i) {
-        run_episode(samples_[best.episodes++ % samples_.size()], random);
-      }
+      for (int32_t i = 0; i < kRound; ++i) run_episode(random);
+      best.episodes += kRound;
       random = std::max(kLeastRandom, random * kDecay);
       SchedulingPolicy policy = found();
-      const int64_t tasks = count(policy);
+      const int64_t tasks = count_tasks(graph_, policy);
       if (tasks < best.tasks) {
         best.tasks = tasks;
         best.policy = std::move(policy);
         rounds = 0;
       }
     }
-    return best;
   }
 
  private:
   struct Move {
     Values* values;
-    int32_t bit;
+    int32_t kind;
     double reward;
   };
 
-  void run_episode(Sample& sample, double random) {
+  void run_episode(double random) {
     moves_.clear();
-    for (sample.begin(true); !sample.frontier().empty();) {
-      const uint64_t ready = sample.ready();
+    for (frontier_.begin(); !frontier_.empty();) {
+      const uint64_t ready = frontier_.ready();
       Values& values = values_[ready];
-      const int32_t bit = draw() < random ? random_of(ready) : values.best(ready);
-      moves_.push_back({&values, bit, sample.learn(sample.kind_of(bit))});
+      const int32_t kind = draw() < random ? random_of(ready) : values.best(ready);
+      moves_.push_back({&values, kind, frontier_.run(kind)});
     }
     // From the last task to the first, so that a value is known to those before.
     double sum = 0;  // sum of the rewards of the next kSteps tasks
@@ -188,30 +160,18 @@ class Learner {
         target = sum + after.of[after.best(after.tried)];
       }
       Values& values = *moves_[t].values;
-      double& value = values.of[moves_[t].bit];
-      const bool is_new = (values.tried >> moves_[t].bit & 1) == 0;
+      double& value = values.of[moves_[t].kind];
+      const bool is_new = (values.tried >> moves_[t].kind & 1) == 0;
       value = is_new ? target : value + kRate * (target - value);
-      values.tried |= uint64_t{1} << moves_[t].bit;
+      values.tried |= uint64_t{1} << moves_[t].kind;
     }
   }
 
   // The policy that chooses the kind of the highest value.
   SchedulingPolicy found() const {
-    SchedulingPolicy policy{keys_, {}};
+    SchedulingPolicy policy{graph_.keys, {}};
     for (const auto& [ready, values] : values_) policy.choices[ready] = values.best(values.tried);
     return policy;
-  }
-
-  int64_t count(const SchedulingPolicy& policy) {
-    int64_t tasks = 0;
-    for (Sample& sample : samples_) {
-      for (sample.begin(false); !sample.frontier().empty(); ++tasks) {
-        const auto choice = policy.choices.find(sample.ready());
-        sample.run(choice == policy.choices.end() ? sample.frontier().agenda()
-                                                  : sample.kind_of(choice->second));
-      }
-    }
-    return tasks;
   }
 
   // SplitMix64.
@@ -228,17 +188,20 @@ class Learner {
     return __builtin_ctzll(set);
   }
 
+  const KindedGraph& graph_;
+  RewardedFrontier frontier_;
   uint64_t random_;
-  std::vector<uint64_t> keys_;
-  std::vector<Sample> samples_;
   std::unordered_map<uint64_t, Values> values_;  // by set of ready kinds
   std::vector<Move> moves_;
 };
 
 }  // namespace
 
-LearnedPolicy learn_policy(const std::vector<const KindedGraph*>& batches, uint64_t seed) {
-  return Learner(batches, seed).learn(batches);
+LearnedPolicy learn_policy(const KindedGraph& graph, uint64_t seed) {
+  LearnedPolicy best{{}, count_tasks(graph, {}), fewest_tasks(graph), 0};
+  if (best.tasks > best.bound && graph.num_kinds() <= kMostKinds)
+    Learner(graph, seed).improve(best);
+  return best;
 }
 
 }  // namespace cavs

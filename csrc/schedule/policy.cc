@@ -135,6 +135,14 @@ TaskOrder order_tasks(const Graph& graph, const Kinds& kinds, const SchedulingPo
   return out;
 }
 
+int64_t count_tasks(const KindedGraph& graph, const SchedulingPolicy& policy) {
+  Frontier frontier(graph);
+  const Chooser chooser(policy, graph);
+  int64_t tasks = 0;
+  for (; !frontier.empty(); ++tasks) frontier.run(chooser.next(frontier));
+  return tasks;
+}
+
 int64_t fewest_tasks(const KindedGraph& graph) {
   const int32_t n = graph.num_vertices(), kinds = graph.num_kinds();
   PooledVector<int32_t> by_level(n), next(graph.graph.num_levels + 1, 0);

@@ -73,6 +73,9 @@ struct TaskOrder {
 };
 TaskOrder order_tasks(const Graph& graph, const Kinds& kinds, const SchedulingPolicy& policy);
 
+// The number of tasks of vertices with children in the order of a policy.
+int64_t count_tasks(const KindedGraph& graph, const SchedulingPolicy& policy);
+
 // A lower bound on the tasks of any policy, without those of vertices that have no children: the
 // sum, over the kinds, of the largest number of vertices of the kind on one path.
 int64_t fewest_tasks(const KindedGraph& graph);

@@ -66,7 +66,7 @@ def test_every_policy_gives_a_valid_schedule(many, bits, by_number, seed):
     level = _engine.make_schedule(topology, presence, by_number=by_number)
     tasks, inner = inner_tasks(level)
     bound = fewest_tasks(level, inner)
-    learned, count, same, _ = _engine.learn_policy([(topology, presence)], seed)
+    learned, count, same, _ = _engine.learn_policy(topology, presence, seed)
     assert same == bound
     keys = [key for key, _, _ in level.kinds if key & 1]
     policies = {"agenda": AGENDA, "learned": learned, "drawn": drawn_policy(rng, [*keys[:5], 999])}
@@ -111,7 +111,7 @@ def test_the_agenda_compares_levels_of_millions_of_vertices():
     children = np.append(np.arange(n), 0).astype(np.int32)  # one more parent of the first vertex
     topology = _engine.collate([_engine.Graph(offsets, children)])
     presence = (np.arange(n + 2) > n // 2).astype(np.uint32)
-    _, tasks, bound, episodes = _engine.learn_policy([(topology, presence)])
+    _, tasks, bound, episodes = _engine.learn_policy(topology, presence)
     assert (tasks, bound, episodes) == (n, n, 0)  # the agenda needs no more than the bound
 
 
@@ -120,7 +120,7 @@ def tasks_of(graphs, seed=0, sample=None):
     b = batch(graphs)
     optional = ("char", "word")
     learned = b if sample is None else batch(sample)
-    policy = _engine.learn_policy([(learned.topology, learned.presence(optional))], seed)[0]
+    policy = _engine.learn_policy(learned.topology, learned.presence(optional), seed)[0]
     schedules = {
         "level": b.schedule(optional),
         "agenda": b.schedule(optional, policy=AGENDA),
@@ -149,7 +149,7 @@ def test_a_learned_policy_waits_with_outputs_until_all_are_ready(seed):
         graphs.append(Graph(children + [[v] for v in range(n)]))
         presence += [0] * n + [1] * n
     topology, masks = batch(graphs).topology, np.array(presence, np.uint32)
-    policy, tasks, bound, _ = _engine.learn_policy([(topology, masks)])
+    policy, tasks, bound, _ = _engine.learn_policy(topology, masks)
     found = {
         name: len(inner_tasks(_engine.make_schedule(topology, masks, policy=p))[0])
         for name, p in {"level": None, "agenda": AGENDA, "learned": policy}.items()
@@ -165,14 +165,14 @@ def test_a_policy_learned_from_one_batch_serves_others():
 
 def test_learning_is_deterministic_and_ends_at_the_bound():
     b = batch(lattices(8, 3))
-    sample = [(b.topology, b.presence(("char", "word")))]
-    one, other = (_engine.learn_policy(sample, 7) for _ in range(2))
+    sample = b.topology, b.presence(("char", "word"))
+    one, other = (_engine.learn_policy(*sample, 7) for _ in range(2))
     assert one[0].kinds == other[0].kinds and one[0].choices == other[0].choices
     assert one[1:] == other[1:]
     chain = batch([Graph.chain(5)])
-    policy, tasks, bound, episodes = _engine.learn_policy([(chain.topology, None)])
+    policy, tasks, bound, episodes = _engine.learn_policy(chain.topology)
     assert (tasks, bound, episodes) == (4, 4, 0) and policy.choices == {}
-    assert _engine.learn_policy([])[1:] == (0, 0, 0)
+    assert _engine.learn_policy(batch([Graph([[]])]).topology)[1:] == (0, 0, 0)
 
 
 def test_invalid_policies_are_refused():
@@ -183,13 +183,13 @@ def test_invalid_policies_are_refused():
         _engine.SchedulingPolicy(list(range(65)))
     b = batch([Graph.chain(3)])
     with pytest.raises(ValueError, match="presence has 2 masks for 3 vertices"):
-        _engine.learn_policy([(b.topology, np.zeros(2, np.uint32))])
+        _engine.learn_policy(b.topology, np.zeros(2, np.uint32))
 
 
 def test_more_kinds_than_a_table_has_run_by_the_agenda():
     children = [[], *([0] for _ in range(70))]
     presence = np.arange(71, dtype=np.uint32)
     topology = batch([Graph(children)]).topology
-    policy, tasks, bound, episodes = _engine.learn_policy([(topology, presence)])
+    policy, tasks, bound, episodes = _engine.learn_policy(topology, presence)
     assert (tasks, bound, episodes) == (70, 70, 0)
     check_valid(_engine.make_schedule(topology, presence, policy=policy))
