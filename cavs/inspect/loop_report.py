@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.program import Program, Stage
-from cavs.runtime.task_bound import fewest_tasks
 
 
 @dataclass(frozen=True)
@@ -14,9 +13,8 @@ class LoopReport:
     """The tasks of one loop that have work in it.
 
     stage: its number. gradient: a loop of cotangents. levels and widths: level and number of
-    vertices of every task. bound: no policy of batching needs fewer tasks, see
-    `cavs.runtime.task_bound.fewest_tasks`. keys: of the kinds with work in it, see
-    `cavs.passes.specialise.Kind`.
+    vertices of every task. bound: no policy of batching needs fewer tasks. keys: of the kinds with
+    work in it, see `cavs.passes.specialise.Kind`.
     """
 
     label: str
@@ -49,6 +47,6 @@ def _loop(program: Program, schedule: Any, number: int, stage: Stage) -> LoopRep
         stage.gradient,
         tuple(int(level) for _, level, _, _ in tasks),
         tuple(int(end - begin) for _, _, (begin, end), _ in tasks),
-        fewest_tasks(schedule, working),
+        schedule.fewest_tasks(working),
         tuple(int(keys[i]) for i in sorted(working)),
     )

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from cavs import _engine
 from cavs.data.vertex_types import number_of_bits
-from cavs.runtime.task_bound import fewest_tasks
 
 SCHEDULING = ("auto", "level", "agenda", "learned", "fewest")
 _SEED = 0  # learning from the same batch gives the same policy in every run
@@ -104,10 +103,10 @@ def _learned(sampled: Sampled) -> _engine.SchedulingPolicy:
 
 def _tasks(policies: _Policies, order: Order) -> tuple[dict[str, int], int]:
     """Return how many tasks of vertices with children each policy needs, and the lower bound."""
-    tasks, bound = {}, 0
-    for name, policy in policies.items():
-        schedule = order(policy=policy)
-        inner = {i for i, (key, _, _) in enumerate(schedule.kinds) if key & 1}
-        tasks[name] = sum(kind in inner for kind, *_ in schedule.tasks)
-        bound = fewest_tasks(schedule, inner)
-    return tasks, bound
+    level = order(policy=None)
+    inner = {i for i, (key, _, _) in enumerate(level.kinds) if key & 1}
+    tasks = {
+        name: sum(kind in inner for kind, *_ in order(policy=policy).tasks)
+        for name, policy in policies.items()
+    }
+    return tasks, level.fewest_tasks(inner)

@@ -3,8 +3,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -339,6 +341,20 @@ void bind_schedule(py::module_& m) {
             return segments(s.linked_rows(link), s.order.size(), self);
           },
           py::arg("link"), "(offsets, rows) of the vertices that each row reads along a link.")
+      .def(
+          "fewest_tasks",
+          [](const Schedule& s, const std::set<int32_t>& kinds) {
+            const py::gil_scoped_release release;
+            PooledVector<int32_t> of_row(s.row.size(), -1), of_vertex(s.row.size());
+            int32_t count = 0;
+            for (const int32_t k : kinds) {
+              const RowRange rows = s.kinds.at(k).rows;
+              std::fill(of_row.begin() + rows.begin, of_row.begin() + rows.end, count++);
+            }
+            for (size_t v = 0; v < s.row.size(); ++v) of_vertex[v] = of_row[s.row[v]];
+            return fewest_tasks(*s.batch->all, of_vertex, count);
+          },
+          py::arg("kinds"), "A lower bound on the tasks of some kinds by any policy, by number.")
       .def(
           "permute_vertices",
           [](const Schedule& s, const Indices& values) {

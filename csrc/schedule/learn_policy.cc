@@ -24,15 +24,11 @@ class RewardedFrontier {
       : graph_(graph), frontier_(graph), kinds_(graph.num_kinds()) {
     const int32_t n = graph.num_vertices();
     first_.assign(static_cast<size_t>(n) * kinds_, 0);
-    std::vector<std::vector<int32_t>> by_level(graph.graph.num_levels);
-    for (int32_t v = 0; v < n; ++v) by_level[graph.graph.level[v]].push_back(v);
-    for (const auto& vertices : by_level) {
-      for (const int32_t v : vertices) {
-        for (int32_t e = graph.graph.offsets[v]; e < graph.graph.offsets[v + 1]; ++e) {
-          const int32_t child = graph.graph.children[e];
-          for (int32_t k = 0; k < kinds_; ++k) {
-            first_[at(v, k)] += graph.kind[child] == k || first_[at(child, k)] > 0;
-          }
+    for (const int32_t v : vertices_by_level(graph.graph)) {
+      for (int32_t e = graph.graph.offsets[v]; e < graph.graph.offsets[v + 1]; ++e) {
+        const int32_t child = graph.graph.children[e];
+        for (int32_t k = 0; k < kinds_; ++k) {
+          first_[at(v, k)] += graph.kind[child] == k || first_[at(child, k)] > 0;
         }
       }
     }
@@ -198,9 +194,10 @@ class Learner {
 }  // namespace
 
 LearnedPolicy learn_policy(const KindedGraph& graph, uint64_t seed) {
-  LearnedPolicy best{{}, count_tasks(graph, {}), fewest_tasks(graph), 0};
-  if (best.tasks > best.bound && graph.num_kinds() <= kMostKinds)
-    Learner(graph, seed).improve(best);
+  const int32_t kinds = graph.num_kinds();
+  const int64_t bound = fewest_tasks(graph.graph, graph.kind, kinds);
+  LearnedPolicy best{{}, count_tasks(graph, {}), bound, 0};
+  if (best.tasks > bound && kinds <= kMostKinds) Learner(graph, seed).improve(best);
   return best;
 }
 

@@ -1,6 +1,7 @@
 #include "schedule/policy.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace cavs {
@@ -143,26 +144,28 @@ int64_t count_tasks(const KindedGraph& graph, const SchedulingPolicy& policy) {
   return tasks;
 }
 
-int64_t fewest_tasks(const KindedGraph& graph) {
-  const int32_t n = graph.num_vertices(), kinds = graph.num_kinds();
-  PooledVector<int32_t> by_level(n), next(graph.graph.num_levels + 1, 0);
-  for (int32_t v = 0; v < n; ++v) ++next[graph.graph.level[v] + 1];
-  for (int32_t l = 0; l < graph.graph.num_levels; ++l) next[l + 1] += next[l];
-  for (int32_t v = 0; v < n; ++v) by_level[next[graph.graph.level[v]]++] = v;
-  std::vector<int32_t> longest(static_cast<size_t>(n) * kinds, 0), most(kinds, 0);
-  for (const int32_t v : by_level) {
-    int32_t* const own = longest.data() + static_cast<size_t>(v) * kinds;
-    for (int32_t e = graph.graph.offsets[v]; e < graph.graph.offsets[v + 1]; ++e) {
-      const int32_t* const of =
-          longest.data() + static_cast<size_t>(graph.graph.children[e]) * kinds;
-      for (int32_t k = 0; k < kinds; ++k) own[k] = std::max(own[k], of[k]);
+PooledVector<int32_t> vertices_by_level(const Graph& graph) {
+  const int32_t n = graph.num_vertices();
+  PooledVector<int32_t> by_level(n), next(graph.num_levels + 1, 0);
+  for (int32_t v = 0; v < n; ++v) ++next[graph.level[v] + 1];
+  for (int32_t l = 0; l < graph.num_levels; ++l) next[l + 1] += next[l];
+  for (int32_t v = 0; v < n; ++v) by_level[next[graph.level[v]]++] = v;
+  return by_level;
+}
+
+int64_t fewest_tasks(const Graph& graph, const PooledVector<int32_t>& kind, int32_t num_kinds) {
+  const auto kinds = static_cast<size_t>(num_kinds);
+  std::vector<int32_t> longest(kind.size() * kinds, 0), most(kinds, 0);
+  for (const int32_t v : vertices_by_level(graph)) {
+    int32_t* const own = longest.data() + v * kinds;
+    for (int32_t e = graph.offsets[v]; e < graph.offsets[v + 1]; ++e) {
+      const int32_t* const of = longest.data() + graph.children[e] * kinds;
+      for (size_t k = 0; k < kinds; ++k) own[k] = std::max(own[k], of[k]);
     }
-    if (graph.kind[v] >= 0) ++own[graph.kind[v]];
-    for (int32_t k = 0; k < kinds; ++k) most[k] = std::max(most[k], own[k]);
+    if (kind[v] >= 0) ++own[kind[v]];
+    for (size_t k = 0; k < kinds; ++k) most[k] = std::max(most[k], own[k]);
   }
-  int64_t sum = 0;
-  for (const int32_t k : most) sum += k;
-  return sum;
+  return std::accumulate(most.begin(), most.end(), int64_t{0});
 }
 
 }  // namespace cavs

@@ -76,8 +76,13 @@ TaskOrder order_tasks(const Graph& graph, const Kinds& kinds, const SchedulingPo
 // The number of tasks of vertices with children in the order of a policy.
 int64_t count_tasks(const KindedGraph& graph, const SchedulingPolicy& policy);
 
-// A lower bound on the tasks of any policy, without those of vertices that have no children: the
-// sum, over the kinds, of the largest number of vertices of the kind on one path.
-int64_t fewest_tasks(const KindedGraph& graph);
+// The vertices by ascending level, those of one level in order.
+PooledVector<int32_t> vertices_by_level(const Graph& graph);
+
+// A lower bound on the tasks of any policy: the sum, over the kinds, of the largest number of
+// vertices of the kind on one path (ED-Batch, Chen et al. 2023), since such vertices need a task
+// each and no task holds two kinds. kind: of each vertex, -1 for those that need no task. Time and
+// memory are linear in vertices and edges times kinds.
+int64_t fewest_tasks(const Graph& graph, const PooledVector<int32_t>& kind, int32_t num_kinds);
 
 }  // namespace cavs

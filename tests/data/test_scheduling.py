@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from benchmarks.word_lattices import lattices
 from cavs import _engine
 from cavs.data import Graph, batch
-from cavs.runtime.task_bound import fewest_tasks
 from tests.data.dags import child_lists, naive_levels
 from tests.draws import examples
 
@@ -65,7 +64,7 @@ def test_every_policy_gives_a_valid_schedule(many, bits, by_number, seed):
     presence = rng.integers(0, 2**bits, topology.num_vertices).astype(np.uint32)
     level = _engine.make_schedule(topology, presence, by_number=by_number)
     tasks, inner = inner_tasks(level)
-    bound = fewest_tasks(level, inner)
+    bound = level.fewest_tasks(inner)
     learned, count, same, _ = _engine.learn_policy(topology, presence, seed)
     assert same == bound
     keys = [key for key, _, _ in level.kinds if key & 1]
@@ -127,7 +126,7 @@ def tasks_of(graphs, seed=0, sample=None):
         "learned": b.schedule(optional, policy=policy),
     }
     found = {name: len(inner_tasks(s)[0]) for name, s in schedules.items()}
-    return found, fewest_tasks(schedules["level"], inner_tasks(schedules["level"])[1])
+    return found, schedules["level"].fewest_tasks(inner_tasks(schedules["level"])[1])
 
 
 @pytest.mark.parametrize("seed", range(4))

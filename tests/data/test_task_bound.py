@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavs
-from cavs.runtime.task_bound import fewest_tasks
 from tests.data.dags import child_lists
 
 
@@ -41,7 +40,7 @@ def test_no_policy_needs_fewer(children, seed, all_kinds):
         row_kind.update(dict.fromkeys(np.asarray(schedule.order)[begin:end].tolist(), k))
     # Leaves have no task of their own in a compiled program: they run before the first.
     working = {k for k, (key, _, _) in enumerate(kinds) if all_kinds or key & 1}
-    bound = fewest_tasks(schedule, working)
+    bound = schedule.fewest_tasks(working)
     tasks = sum(t[0] in working for t in schedule.tasks)
     optimum = best(children, [row_kind[v] for v in range(len(children))], working)
     levels = len({t[1] for t in schedule.tasks if t[0] in working})
@@ -54,7 +53,7 @@ def test_a_chain_reaches_the_bound(pattern, expected):
     present = [True, *(c == "a" for c in pattern)]
     schedule = batch_of(children, present).schedule(("x",))
     working = {k for k, (key, _, _) in enumerate(schedule.kinds) if key & 1}
-    assert fewest_tasks(schedule, working) == expected
+    assert schedule.fewest_tasks(working) == expected
 
 
 def test_kinds_of_different_graphs_add_up():
@@ -64,5 +63,7 @@ def test_kinds_of_different_graphs_add_up():
         chains.append(cavs.Graph([[], [0], [1], [2]], {"x": token}))
     schedule = cavs.batch(chains).schedule(("x",))
     working = {k for k, (key, _, _) in enumerate(schedule.kinds) if key & 1}
-    assert fewest_tasks(schedule, working) == 6  # the depth is 3
-    assert fewest_tasks(schedule, set()) == 0
+    assert schedule.fewest_tasks(working) == 6  # the depth is 3
+    assert schedule.fewest_tasks(set()) == 0
+    with pytest.raises(IndexError):
+        schedule.fewest_tasks({99})
