@@ -17,10 +17,11 @@ void to_positions(PooledVector<int32_t>* counts) {
   for (int32_t& count : *counts) sum += std::exchange(count, sum);
 }
 
-// When each vertex runs: its level, or the number of its task; fewer than `count`.
+// The time at which each vertex runs, below `count`: its level, or the number of its task.
 struct Times {
   const int32_t* of_vertex;
   int32_t count;
+  const int32_t* level;  // time -> level of its tasks; null: equal to the time
 };
 
 // Fill `order` and `row` by a counting sort on (kind, time, number if `by_number`). One pass over
@@ -28,23 +29,23 @@ struct Times {
 void sort_vertices(const Graph& in, const Kinds& kinds, const Times& times, bool by_number,
                    Schedule* schedule) {
   const auto n = static_cast<size_t>(in.num_vertices());
-  const size_t levels = times.count, num_kinds = kinds.keys.size();
+  const size_t num_times = times.count, num_kinds = kinds.keys.size();
   const size_t numbers = by_number ? in.num_numbers : 1;
   const auto number = [&](size_t v) { return by_number ? static_cast<size_t>(in.number[v]) : 0; };
   auto &order = schedule->order, &row = schedule->row;
   order.resize(n);
   row.resize(n);
   const auto kind = [&](size_t v) { return static_cast<size_t>(kinds.of_vertex[v]); };
-  if (num_kinds * levels * numbers <= 2 * n) {
+  if (num_kinds * num_times * numbers <= 2 * n) {
     const auto bin = [&](size_t v) {
-      return (kind(v) * levels + times.of_vertex[v]) * numbers + number(v);
+      return (kind(v) * num_times + times.of_vertex[v]) * numbers + number(v);
     };
-    PooledVector<int32_t> next(num_kinds * levels * numbers, 0);
+    PooledVector<int32_t> next(num_kinds * num_times * numbers, 0);
     for (size_t v = 0; v < n; ++v) ++next[bin(v)];
     int32_t sum = 0;
     for (const int32_t k : kinds.order) {
-      int32_t* const of_kind = next.data() + k * levels * numbers;
-      for (size_t i = 0; i < levels * numbers; ++i) sum += std::exchange(of_kind[i], sum);
+      int32_t* const of_kind = next.data() + k * num_times * numbers;
+      for (size_t i = 0; i < num_times * numbers; ++i) sum += std::exchange(of_kind[i], sum);
     }
     for (size_t v = 0; v < n; ++v) {
       row[v] = next[bin(v)]++;
@@ -52,17 +53,17 @@ void sort_vertices(const Graph& in, const Kinds& kinds, const Times& times, bool
     }
     return;
   }
-  PooledVector<int32_t> numbered(n), by_level(n), of_number(numbers, 0), next(levels, 0);
+  PooledVector<int32_t> numbered(n), by_time(n), of_number(numbers, 0), of_time(num_times, 0);
   PooledVector<int32_t> of_kind(num_kinds, 0);
   for (size_t v = 0; v < n; ++v)
-    ++of_number[number(v)], ++next[times.of_vertex[v]], ++of_kind[kind(v)];
+    ++of_number[number(v)], ++of_time[times.of_vertex[v]], ++of_kind[kind(v)];
   to_positions(&of_number);
-  to_positions(&next);
+  to_positions(&of_time);
   for (size_t v = 0; v < n; ++v) numbered[of_number[number(v)]++] = static_cast<int32_t>(v);
-  for (const int32_t v : numbered) by_level[next[times.of_vertex[v]]++] = v;
+  for (const int32_t v : numbered) by_time[of_time[times.of_vertex[v]]++] = v;
   int32_t sum = 0;
   for (const int32_t k : kinds.order) sum += std::exchange(of_kind[k], sum);
-  for (const int32_t v : by_level) {
+  for (const int32_t v : by_time) {
     row[v] = of_kind[kind(v)]++;
     order[row[v]] = v;
   }
@@ -110,15 +111,15 @@ void invert_children(Schedule* schedule) {
 void cut_tasks(const Graph& in, const Kinds& kinds, const Times& times, Schedule* schedule) {
   const int32_t n = in.num_vertices();
   const auto& edge_offsets = schedule->edge_offsets;
-  std::vector<BatchTask> by_kind;  // ascending (kind, time), as the rows are
-  PooledVector<int32_t> level_next(times.count, 0);
-  int32_t last = -1;  // number of the kind of the previous task
+  std::vector<std::pair<int32_t, BatchTask>> by_kind;  // (time, task), ascending (kind, time)
+  PooledVector<int32_t> at_time(times.count, 0);       // number of tasks, then the next one
+  int32_t last = -1;                                   // number of the kind of the previous task
   for (int32_t r = 0; r < n;) {
     const int32_t v = schedule->order[r];
-    const int32_t kind = kinds.of_vertex[v], level = times.of_vertex[v];
+    const int32_t kind = kinds.of_vertex[v], time = times.of_vertex[v];
     const auto in_task = [&](int64_t other) {
       const int32_t u = schedule->order[other];
-      return kinds.of_vertex[u] == kind && times.of_vertex[u] == level;
+      return kinds.of_vertex[u] == kind && times.of_vertex[u] == time;
     };
     // Find the end of the contiguous rows of the task by exponential search.
     int64_t inside = r, step = 1;
@@ -132,15 +133,17 @@ void cut_tasks(const Graph& in, const Kinds& kinds, const Times& times, Schedule
       schedule->kinds.push_back({kinds.keys[kind], {r, r}, {edges.begin, edges.begin}});
       last = kind;
     }
-    by_kind.push_back({static_cast<int32_t>(schedule->kinds.size()) - 1, level, {r, end}, edges});
-    ++level_next[level];
+    const auto number = static_cast<int32_t>(schedule->kinds.size()) - 1;
+    const int32_t level = times.level == nullptr ? time : times.level[time];
+    by_kind.push_back({time, {number, level, {r, end}, edges}});
+    ++at_time[time];
     schedule->kinds.back().rows.end = end;
     schedule->kinds.back().edges.end = edges.end;
     r = end;
   }
-  to_positions(&level_next);
+  to_positions(&at_time);
   schedule->tasks.resize(by_kind.size());
-  for (const BatchTask& task : by_kind) schedule->tasks[level_next[task.level]++] = task;
+  for (const auto& [time, task] : by_kind) schedule->tasks[at_time[time]++] = task;
 }
 
 // Count vertices and edges from the first of their structure, as their features are ordered.
@@ -210,19 +213,16 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   const Graph& in = *batch->all;
   const Kinds kinds = classify(*batch, presence);
   TaskOrder order;
-  Times times{in.level.data(), in.num_levels};
+  Times times{in.level.data(), in.num_levels, nullptr};
   if (policy != nullptr) {
     order = order_tasks(in, kinds, *policy);
-    times = {order.task.data(), static_cast<int32_t>(order.step.size())};
+    times = {order.task.data(), static_cast<int32_t>(order.step.size()), order.step.data()};
   }
   schedule->num_levels = policy == nullptr ? in.num_levels : order.step.back() + 1;
   sort_vertices(in, kinds, times, by_number, schedule.get());
   number_edges(in, schedule.get());
   invert_children(schedule.get());
   cut_tasks(in, kinds, times, schedule.get());
-  if (policy != nullptr) {
-    for (BatchTask& task : schedule->tasks) task.level = order.step[task.level];
-  }
   count_in_structures(*batch, schedule.get());
   schedule->batch = std::move(batch);
   // Vertex ids of a graph are contiguous, so its rows are contiguous in `row`.

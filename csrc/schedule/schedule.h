@@ -6,7 +6,9 @@
 // Edges are renumbered into edge rows, sorted by (row of the parent, position among its children),
 // so the edge rows of a row range are contiguous.
 //
-// A task is one kind at one level, or all ready vertices of the kind that a policy chooses.
+// A task is one kind at one level, or all ready vertices of the kind that a policy chooses. Kinds,
+// and so tasks, are of one structure. Vertices along links are no children: earlier stages have
+// computed their values.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +28,9 @@ struct RowRange {
   bool operator==(const RowRange&) const = default;
 };
 
-// Vertices of one kind that run together. Tasks of one level are independent of each other: the
-// level of their vertices, or with a policy the number of consecutive tasks that are.
+// Vertices of one kind that run together. No vertex has a child in a task of the same or a higher
+// level. level: that of the vertices in their graphs; with a policy the number of its step, a
+// series of consecutive tasks, of any structures, in which no task has children of another.
 struct BatchTask {
   int32_t kind;  // index into Schedule::kinds
   int32_t level;
@@ -44,7 +47,8 @@ struct Schedule {
   std::shared_ptr<const GraphBatch>
       graphs;               // graphs of the caller: `batch`, or what it is merged from
   std::vector<Kind> kinds;  // in the batch: by structure, with children first, by ascending key
-  std::vector<BatchTask> tasks;  // ascending level, and kind unless there is a policy
+  // Ascending level over all structures, those of one level by kind; with a policy in its order.
+  std::vector<BatchTask> tasks;
   int32_t num_levels = 0;
 
   PooledVector<int32_t> order;          // row -> vertex, from the first of its structure
@@ -107,7 +111,8 @@ struct Schedule {
   const int32_t* root_graphs() const;
   const int32_t* leaf_graphs() const;
 
-  // A permuted copy of a per-vertex / per-edge index feature: out[row] = values[order[row]].
+  // Values of vertices or edges in the order of rows: out[row] = values[order[row]]. Those of a
+  // batch with one structure; with several, `order` counts from the first of each.
   PooledVector<int32_t> permute_vertices(const int32_t* values) const;
   PooledVector<int32_t> permute_edges(const int32_t* values) const;
 
