@@ -84,11 +84,14 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     the children up to the largest k. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        of_parents = structure.top_down
-        for vertex_type, most in _most_read(structure):
-            if most is not None and (of_parents or max_arity > most):
-                graphs = batch.graphs[structure.of] if structure.of else batch
-                _check_number(structure, vertex_type, most, of_parents, graphs)
+        limits = [
+            (vertex_type, most)
+            for vertex_type, most in _most_read(structure)
+            if most is not None and (structure.top_down or max_arity > most)
+        ]
+        if limits:
+            graphs = batch.graphs[structure.of] if structure.of else batch
+            _check_numbers(structure, limits, graphs)
 
 
 def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
@@ -98,33 +101,34 @@ def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
     return [(None, structure.arity if structure.parents is None else structure.parents)]
 
 
-def _check_number(
-    structure: Structure, vertex_type: str | None, most: int, of_parents: bool, batch: Any
+def _check_numbers(
+    structure: Structure, limits: Iterable[tuple[str | None, int]], batch: Any
 ) -> None:
-    """GraphError if a vertex of a type has more than ``most`` children, or parents."""
-    schedule = batch.schedule()
-    number = np.diff(np.asarray(schedule.out_offsets if of_parents else schedule.edge_offsets))
-    present = number.copy()
-    if not of_parents:  # empty positions before a child count
-        np.maximum.at(number, np.asarray(schedule.parent), schedule.positions + 1)
-    wrong = np.asarray(schedule.order)[number > most]
-    if vertex_type is not None:
-        wrong = wrong[batch.is_of(vertex_type)[wrong]]
-    if not wrong.size:
-        return
-    vertex = int(wrong.min())
-    row = int(np.asarray(schedule.row)[vertex])
-    count = int(number[row])
-    what, one = ("parents", "parent") if of_parents else ("children", "child")
-    has = f"{count} {what}" if count == present[row] else f"a child in position {count - 1}"
-    of = "" if vertex_type is None else f' at vertices of type "{vertex_type}"'
-    error = GraphError(
-        f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by gather(k){of}",
-        where=structure.where,
-        hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
-    )
-    error.vertex = vertex
-    raise error
+    """GraphError if a vertex of a type has more children, or parents, than its limit."""
+    topology = batch.topology
+    if structure.top_down:
+        number = present = np.bincount(topology.children, minlength=topology.num_vertices)
+    else:  # empty positions before a child count
+        number, present = np.diff(topology.child_lists[0]), np.diff(topology.offsets)
+    for vertex_type, most in limits:
+        wrong = np.flatnonzero(number > most)
+        if vertex_type is not None:
+            wrong = wrong[batch.is_of(vertex_type)[wrong]]
+        if not wrong.size:
+            continue
+        vertex = int(wrong[0])
+        count = int(number[vertex])
+        what, one = ("parents", "parent") if structure.top_down else ("children", "child")
+        has = f"{count} {what}" if count == present[vertex] else f"a child in position {count - 1}"
+        of = "" if vertex_type is None else f' at vertices of type "{vertex_type}"'
+        error = GraphError(
+            f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by "
+            f"gather(k){of}",
+            where=structure.where,
+            hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
+        )
+        error.vertex = vertex
+        raise error
 
 
 def check_structures(known: Structures | None, found: Structures | None, batch: Any) -> None:

@@ -108,7 +108,9 @@ class ProgramCache:
             variant = self._select(batch, training, with_loss)
             rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
-            check_arity(variant.traced.graph, schedule.max_arity, batch)
+            if batch not in variant.traced.fitting:
+                check_arity(variant.traced.graph, schedule.max_arity, batch)
+                variant.traced.fitting.add(batch)
             kinds = {k for k, _, _ in schedule.kinds}
             if must_merge_features(variant, kinds):
                 merge_features(variant)

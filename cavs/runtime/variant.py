@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from cavs.compiler.memory import Shape
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Structures
-from cavs.runtime.interface import Executor
+from cavs.runtime.interface import BatchLike, Executor
 from cavs.runtime.scheduling import Scheduling
 
 
@@ -72,7 +73,8 @@ class Trace:
     distinguishing: features in which vertices that are not merged differ; None: merging does not
     apply. merged_features: those decided when it was traced. without_edges: its batch had no
     edges, so that types of edge features are a guess. structures: of the samples, if they have
-    several. last_schema: of the last batch that fitted.
+    several. last_schema: of the last batch that fitted. fitting: batches whose vertices have no
+    more children, or parents, than their vertex functions read.
     """
 
     graph: Graph
@@ -84,6 +86,7 @@ class Trace:
     types: tuple[str, ...] = ()
     structures: Structures | None = None
     last_schema: Mapping[str, Any] = field(default_factory=dict)
+    fitting: WeakSet[BatchLike] = field(default_factory=WeakSet)
 
 
 class Build(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import numpy as np
 import pytest
 
 import cavs
-from cavs import nn, ops
+from cavs import _engine, nn, ops
 from cavs.compiler.text import space_name
 from cavs.errors import FeatureError, GraphError
 from cavs.runtime import program_cache
@@ -319,3 +320,23 @@ def test_equal_vertices_of_one_type_run_once():
     session, _ = agrees(model, batch)
     # Words differ by their number as a child, where their products are computed at the leaves.
     assert session.schedule(batch).batch.num_vertices <= 3 * 5 + 5 * 5 < batch.num_vertices
+
+
+def test_children_are_counted_once_for_each_batch(monkeypatch):
+    """Without another schedule, although types read different numbers of children."""
+    schedules, counted = [], []
+    make, check = _engine.make_schedule, program_cache.check_arity
+    monkeypatch.setattr(
+        _engine, "make_schedule", lambda *a, **k: schedules.append(1) or make(*a, **k)
+    )
+    monkeypatch.setattr(program_cache, "check_arity", lambda *a: counted.append(1) or check(*a))
+    session = cavs.Session(drawn(PlanCost(), 0.5), scheduling="level")
+    rng = np.random.default_rng(0)
+    batches = [cavs.batch(plans(n, rng)) for n in (3, 5)]
+    losses = [session.gradients(batch)[0] for batch in batches * 3]
+    assert losses[:2] == losses[2:4] == losses[4:]
+    assert len(schedules) == len(counted) == len(batches)
+    assert len(session.latest().traced.fitting) == len(batches)
+    batches.clear()
+    gc.collect()
+    assert not session.latest().traced.fitting
