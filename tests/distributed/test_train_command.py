@@ -327,7 +327,7 @@ def test_after_the_death_of_an_owner_the_last_checkpoint_remains(tmp_path):
 
 
 def test_a_stopped_rank_is_named_by_all_others_and_ended(tmp_path):
-    run = Running(tmp_path, "slow", "--epochs", 1000, "--timeout", 2)
+    run = Running(tmp_path, "slow", "--epochs", 1000, "--timeout", 5)
     run.wait_for_ranks(run.out / "checkpoint.safetensors")
     os.kill(run.pids()[1], signal.SIGSTOP)
     began = time.monotonic()

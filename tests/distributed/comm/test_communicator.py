@@ -1,7 +1,6 @@
 """Compare every operation with NumPy, on ranks that are threads, with data in RAM or on devices."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from cavs.distributed.comm.collectives import SMALL
 from cavs.distributed.comm.messages import even_counts, offsets
 from cavs.errors import CommunicationError, ConfigError
 from tests.cuda.nccl_threads import device_ranks
+from tests.patience import patience
 
 SIZES = st.integers(1, 5)
 BELOW = {1: [0], 2: [1, 0], 3: [2, 0, 0], 4: [2, 0, 1, 0]}  # children, by distance from the root
@@ -287,14 +287,21 @@ def test_a_background_error_is_raised_by_wait():
 
 
 def test_a_missing_peer_is_named():
+    gave_up = threading.Semaphore(0)
+
     def work(c):
+        c.barrier()  # a thread that has not started yet would be missing, too
+        c.timeout = 0.2
         if c.rank == 2:
-            time.sleep(1.0)
+            assert all(gave_up.acquire(timeout=patience(20)) for _ in range(2))
             return
-        c.all_reduce(np.zeros(1))
+        try:
+            c.all_reduce(np.zeros(1))
+        finally:
+            gave_up.release()
 
     with pytest.raises(CommunicationError, match=r"waited 0.2 s in all-reduce.*rank 2 did not"):
-        run_threads(3, work, timeout=0.2)
+        run_threads(3, work)
 
 
 def test_a_failed_rank_ends_the_others():

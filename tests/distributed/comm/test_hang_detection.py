@@ -3,9 +3,9 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ import pytest
 from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
 from cavs.distributed.comm.hang_detection import Wait, find, nothing
 from cavs.errors import CommunicationError
+from tests.distributed.launch.test_launcher import wait_for
 from tests.distributed.mpirun import needs_mpi, run_ranks
 from tests.distributed.step.test_consensus import outcomes
+from tests.patience import patience
 
 
 def wait(*peers, group="all", begun=1, operation="share", over=False):
@@ -110,8 +112,8 @@ def test_a_late_rank_learns_which_ranks_gave_up():
 
 def test_ranks_that_wait_for_each_other_are_named():
     def work(c):
-        c.timeout = 0.2
         part = c.split(0, -c.rank)
+        part.timeout = 0.2
         part.receive(np.zeros(1), 1 - part.rank)
 
     said = said_of(outcomes(2, work))
@@ -185,20 +187,19 @@ def test_a_single_process_can_wait_concurrently():
 # ---- processes ----------------------------------------------------------------------------------
 
 
-def over_mpi(c):
-    """As `in_groups`; every rank prints its error."""
-    c.timeout = 0.5
+def over_mpi(c, folder):
+    """As `in_groups`; every rank writes its error to a file, and ends when all have."""
     c.barrier()
+    c.timeout = 0.5
 
     def hangs():
-        time.sleep(20)
+        time.sleep(patience(40))
         os._exit(1)
 
     with pytest.raises(CommunicationError) as caught:
         in_groups(c, hangs)
-    sys.stdout.write(f"SAID {str(caught.value).splitlines()[0]}\n")
-    sys.stdout.flush()
-    time.sleep(2)  # the others print theirs
+    Path(folder, str(c.rank)).write_text(str(caught.value).splitlines()[0])
+    wait_for(lambda: len(list(Path(folder).iterdir())) == 3, 20)
     c.abort("stopped")
 
 
@@ -229,9 +230,9 @@ def after_a_death(c):
 class TestProcesses:
     pytestmark = needs_mpi
 
-    def test_a_process_that_hangs_in_another_group_is_named_by_all(self):
-        done = run_ranks(4, __name__, "over_mpi", check=False)
-        said = sorted(line[5:] for line in done.stdout.splitlines() if line.startswith("SAID "))
+    def test_a_process_that_hangs_in_another_group_is_named_by_all(self, tmp_path):
+        done = run_ranks(4, __name__, "over_mpi", str(tmp_path), check=False)
+        said = [file.read_text() for file in sorted(tmp_path.iterdir())]
         assert len(said) == 3, done.stdout + done.stderr
         places = ("in all-reduce of 8 bytes", "a sum|for a device", "in broadcast of .* by rank 2")
         for rank, place, text in zip((0, 1, 3), places, said, strict=True):

@@ -81,8 +81,8 @@ def test_operations(size):
 
 
 def one_sleeps(c):
-    c.timeout = 0.5
     c.barrier()
+    c.timeout = 0.5
     if c.rank == 1:
         time.sleep(8)
         os._exit(0)

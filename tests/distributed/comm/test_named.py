@@ -220,6 +220,8 @@ def errors_of(size, work, timeout=20.0):
     """Return the error that each rank raises in `work(communicator, named)`."""
 
     def run(c):
+        c.barrier()  # a thread that has not started yet would be missing, too
+        c.timeout = timeout
         named, error = c.named(), None
         c.barrier()
         try:
@@ -232,7 +234,7 @@ def errors_of(size, work, timeout=20.0):
             c.barrier()
         return error
 
-    return run_threads(size, run, timeout=timeout)
+    return run_threads(size, run)
 
 
 def test_a_rank_that_never_launches_is_named_on_all():

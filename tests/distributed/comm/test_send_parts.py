@@ -43,20 +43,26 @@ def test_owners_receive_what_every_rank_sends(ranks):
 
 
 def test_a_rank_without_sources_does_not_wait():
-    gone = threading.Event()
+    gone, looks = threading.Event(), threading.Event()
 
     def work(c):
         if c.rank == 0:
+            receive = c._receive
+
+            def looking(receives):
+                looks.set()
+                return receive(receives)
+
             assert gone.wait(patience(10))
+            c._receive = looking
             came, arrivals = c.send_parts([], [1, 2], [np.empty(0)])
             return [awaited(own, 0.01) for own in arrivals], came[1][0].tolist()
         if c.rank == 2:
-            c.receive(np.empty(1), 1)
-            time.sleep(0.05)
+            assert looks.wait(patience(10))
+            time.sleep(0.1)
         c.send_parts([([np.full(2, 1.0 * c.rank)], 0)], [], [])
         if c.rank == 1:
             gone.set()
-            c.send(np.zeros(1), 2)
         return None
 
     # Rank 1 was there when rank 0 looked, rank 2 came later.
@@ -77,7 +83,7 @@ def over_mpi(c):
     """Send parts of several pieces between processes; return whether the last rank was awaited."""
     c.barrier()
     if c.rank == c.size - 1:
-        time.sleep(0.5)
+        time.sleep(1.5)
     sizes = [0, 3, 700_000]
     sends = [([np.full(sizes[c.rank], c.rank + to / 10)], to) for to in (0, 1) if to != c.rank]
     sources = [r for r in range(c.size) if r != c.rank] if c.rank < 2 else []
@@ -85,7 +91,7 @@ def over_mpi(c):
     for source, (array,) in zip(sources, came, strict=True):
         assert array.size == sizes[source] and (array == source + c.rank / 10).all()
     c.barrier()
-    return [awaited(own, 0.25) for own in arrivals]
+    return [awaited(own, 0.75) for own in arrivals]
 
 
 @pytest.mark.mpi

@@ -111,6 +111,7 @@ def test_a_tag_that_is_never_kept_is_named_with_its_rank():
     def work(c):
         store = c.store()
         store.keep(np.ones(1), "here")
+        c.barrier()
         text = ""
         if c.rank == 0:
             c.timeout = 0.3
