@@ -2,7 +2,7 @@
 
 from cavs.cli import Task
 from cavs.train import metrics
-from tests.train.test_engine import Classifier, trees
+from tests.train.classifier import Classifier, trees
 
 DEFAULTS = {"epochs": 2, "lr": 0.1, "batch_size": 8}
 

@@ -18,7 +18,8 @@ from cavs.errors import (
     ShapeError,
 )
 from cavs.train import DataLoader, Trainer, optim, read_checkpoint, safetensors
-from tests.train.test_engine import Classifier, bits, trees
+from tests.train.classifier import Classifier, trees
+from tests.train.test_engine import bits
 
 GRAPHS = trees(12)
 NAN = math.nan

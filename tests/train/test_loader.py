@@ -18,8 +18,8 @@ from cavs.errors import CheckpointError, ConfigError, DataError, FeatureError, G
 from cavs.runtime import Session
 from cavs.train import DataLoader
 from tests.patience import patience
+from tests.train.classifier import Classifier, trees
 from tests.train.fake import make_graph, make_graphs
-from tests.train.test_engine import Classifier, trees
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = make_graphs(53)

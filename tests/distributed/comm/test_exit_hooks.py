@@ -10,7 +10,7 @@ from cavs.errors import CommunicationError
 from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.distributed.step.test_consensus import outcomes, trainer
 from tests.distributed.test_train_command import cavs_command
-from tests.distributed.test_trainer import BATCHES
+from tests.distributed.tree import BATCHES
 from tests.patience import patience
 
 mpi, missing = needs_mpi
@@ -18,7 +18,7 @@ PROGRAM = """
 import sys
 import cavs
 from cavs.distributed import Trainer, contiguous
-from tests.distributed.test_trainer import BATCHES, Tree
+from tests.distributed.tree import BATCHES, Tree
 
 how, strategy = sys.argv[1], sys.argv[2] or None
 

@@ -19,7 +19,7 @@ at = lambda name: (folder / (name + os.environ["OMPI_COMM_WORLD_RANK"])).touch()
 at("top")
 import cavs
 import cavs.distributed
-from tests.train.test_engine import Classifier, trees
+from tests.train.classifier import Classifier, trees
 at("import")
 c = cavs.distributed.world(20)
 at("mpi")
