@@ -87,7 +87,7 @@ class _Turner:
 
     def at_vertex(self, value: Node) -> Node:
         """Return a value of the vertex, with sums over its parents."""
-        for n in self._inside(value):
+        for n in () if value in self.vertex else self._inside(value):
             if n in self.vertex or n.type.domain.base == "edge":
                 continue
             with origin(n.where):

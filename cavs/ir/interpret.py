@@ -116,7 +116,8 @@ class Inputs:
 
     def present(self, domain: Domain) -> list[int]:
         """Return the vertices with the feature of a domain, which are its rows."""
-        domain = domain._replace(structure="")
+        if domain.structure:
+            domain = domain._replace(structure="")
         if domain not in self._present:
             feature = self.features[str(domain.kind)]
             self._present[domain] = [v for v, i in enumerate(feature) if i >= 0]
@@ -145,6 +146,17 @@ def _row(source: str, target: str, row: int, inputs: Inputs) -> int:
 def _is_member(node: Node, v: int, inputs: Inputs) -> bool:
     ends = {"roots": not inputs.out[v], "leaves": not inputs.edges(v), "vertices": True}
     return ends[node.attr("members")]
+
+
+def _own_row(node: Node) -> list[tuple[Node, int]] | None:
+    """Return the inputs of ``node``, each with 1 if a row reads the row of the same number and 0 if
+    it reads the only one; None if it reads others."""
+    base = node.type.domain.base
+    if node.op.rule is not BatchRule.ROWWISE:
+        return None
+    if any(x.type.domain.base not in (base, "one") for x in node.inputs):
+        return None
+    return [(x, int(x.type.domain.base != "one")) for x in node.inputs]
 
 
 def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node, int]]:
@@ -240,6 +252,9 @@ def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node
 
 def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
     name = node.op.name
+    if node.inputs and node.op.rule is BatchRule.ROWWISE:
+        assert node.op.evaluate is not None, name
+        return node.op.evaluate(node, *values)
     if name == "parameter":
         return np.asarray(node.attr("parameter").current(), dtype=np.float64)
     if node.type.domain.base == "present" and not node.inputs:
@@ -280,6 +295,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
 def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
     """Return every output of ``graph`` in float64: the rows of its domain, or one value."""
     memo: dict[tuple[Node, int], Any] = {}
+    own_rows: dict[Node, list[tuple[Node, int]] | None] = {}
     result: dict[str, Float] = {}
     for key, output in graph.outputs.items():
         rows = []
@@ -290,7 +306,13 @@ def interpret(graph: Graph, inputs: Inputs) -> dict[str, Float]:
                 if (node, r) in memo:
                     continue
                 if needs is None:
-                    needs = _needs(node, r, graph, inputs)
+                    if node not in own_rows:
+                        own_rows[node] = _own_row(node)
+                    own = own_rows[node]
+                    if own is None:
+                        needs = _needs(node, r, graph, inputs)
+                    else:
+                        needs = [(x, r * k) for x, k in own]
                     if missing := [(*x, None) for x in needs if x not in memo]:
                         stack += [(node, r, needs), *missing]
                         continue

@@ -51,7 +51,7 @@ def elementwise(
     """Define an elementwise operator ``name``; see `cavs.ir.Op` for its ``traits``."""
 
     def evaluate(node: Node, *rows: Any) -> Any:
-        return expr(NUMPY, *rows, **dict(node.attrs))
+        return expr(NUMPY, *rows, **dict(node.attrs)) if node.attrs else expr(NUMPY, *rows)
 
     defop(name, infer=broadcast_type, vjp=vjp, evaluate=evaluate, expr=expr, cost=cost, **traits)
 

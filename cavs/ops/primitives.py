@@ -85,7 +85,8 @@ class NumpyExpression:
     """The ``e`` of an ``expr`` that computes on NumPy arrays of any shape."""
 
     def __getattr__(self, method: str) -> Any:
-        return PRIMITIVES[primitive_of(method)].numpy
+        found = self.__dict__[method] = PRIMITIVES[primitive_of(method)].numpy
+        return found
 
     def constant(self, value: float) -> Any:
         """Return the number itself."""

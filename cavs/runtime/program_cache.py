@@ -193,13 +193,19 @@ class ProgramCache:
     ) -> Variant:
         """Return the variant for distinct vertices if they are worth a search, else for all."""
         key = VariantKey(training, with_loss, self._merges(batch, training))
+        known = self.variants.get(key)
         variant = self._variant(key, batch, absent)
         if key.merging and variant.traced.distinguishing is None:
-            variant = self._variant(key._replace(merging=False), batch, absent)
+            like = variant if known is None else None
+            variant = self._variant(key._replace(merging=False), batch, absent, like)
         return variant
 
     def _variant(
-        self, key: VariantKey, batch: BatchLike, absent: frozenset[str] = frozenset()
+        self,
+        key: VariantKey,
+        batch: BatchLike,
+        absent: frozenset[str] = frozenset(),
+        like: Variant | None = None,
     ) -> Variant:
         """Return the variant, traced for what ``batch`` has and what is ``absent`` elsewhere."""
         variant = self.variants.get(key)
@@ -207,7 +213,7 @@ class ProgramCache:
             variant = self.variants.setdefault(key, Variant(key))
         if absent:
             variant.expect_absent(absent)
-        trace(variant, self.model, self.feature_types.schema(batch), batch)
+        trace(variant, self.model, self.feature_types.schema(batch), batch, like)
         return variant
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:

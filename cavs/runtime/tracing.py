@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cavs import _engine
@@ -24,11 +25,18 @@ MAX_KINDS = 32  # kinds of vertices that a model is compiled for
 MAX_RECOMPILES = 8  # for kinds that come after compilation
 
 
-def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: BatchLike) -> None:
+def trace(
+    variant: Variant,
+    model: Model,
+    schema: Mapping[str, Any],
+    batch: BatchLike,
+    like: Variant | None = None,
+) -> None:
     """Trace ``model`` unless the trace of ``variant`` holds for ``batch``.
 
-    schema: type of every feature of ``batch``. Raises what tracing raises, and FeatureError where
-    a feature has changed its type; the variant is unchanged then.
+    schema: type of every feature of ``batch``. like: a variant that was first traced for ``batch``,
+    where merging does not apply; one without merging has the same trace. Raises what tracing
+    raises, and FeatureError where a feature has changed its type; the variant is unchanged then.
     """
     known, decisions = variant.trace, variant.decisions
     if (
@@ -43,7 +51,10 @@ def trace(variant: Variant, model: Model, schema: Mapping[str, Any], batch: Batc
         if not _lacks(known, decisions, batch):
             known.last_schema = schema
             return
-    found = _traced(variant.key, decisions, known, model, schema, batch)
+    if like is not None and known is None and decisions.traced_like(like.decisions):
+        found = replace(like.traced)
+    else:
+        found = _traced(variant.key, decisions, known, model, schema, batch)
     while len(found.optional) > MAX_OPTIONAL - number_of_bits(found.types):
         decisions.merge_features(_mergeable(found))
         found = _traced(variant.key, decisions, known, model, schema, batch)

@@ -54,6 +54,11 @@ class Decisions:
     shape: Shape | None = None
     scheduling: Scheduling | None = None
 
+    def traced_like(self, other: Decisions) -> bool:
+        """True if a model is traced in the same way for both."""
+        own, others = ((d.absent, d.merged_features, d.child_numbers or 0) for d in (self, other))
+        return own == others
+
     def forget_kinds(self) -> None:
         """Let kinds be numbered in another way."""
         self.kinds, self.scheduling = (), None
