@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         )
     entry: Entry = args.entry
     task = entry.build(args)
-    graphs = task.required("train")[: args.batches * args.batch_size]
+    graphs = task.required("train", args.batches * args.batch_size)
     defaults = options.training_defaults(entry)
     optimizer = options.make_optimizer(defaults, 1)
     trainer = Trainer(

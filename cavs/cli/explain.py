@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
     entry: Entry = args.entry
     task = entry.build(args)
-    graphs = task.required("train")[: args.batch_size]
+    graphs = task.required("train", args.batch_size)
     batch = next(iter(DataLoader(graphs, args.batch_size, prefetch=0)))
     if args.threads is not None:
         set_num_threads(args.threads)

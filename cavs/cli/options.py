@@ -283,7 +283,13 @@ def training_defaults(entry: Entry) -> argparse.Namespace:
 
 
 def make_optimizer(args: argparse.Namespace, steps_an_epoch: int) -> optim.Optimizer:
-    """Return the optimiser for the options."""
+    """Return the optimiser for the options. steps_an_epoch: 0 if that is not known."""
+    if not steps_an_epoch and args.schedule in ("cosine", "step", "exponential"):
+        raise ConfigError(
+            f"--schedule {args.schedule} counts epochs in steps, but the stream of training graphs "
+            "does not say how many an epoch has",
+            hint="give it: StreamLoader(source, length=N); or pass --schedule plateau",
+        )
     lr: float | schedules.Schedule = args.lr
     every = args.decay_epochs * steps_an_epoch
     match args.schedule:

@@ -24,11 +24,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cavs.errors import ConfigError, DataError, line_of
+from cavs.train import DataLoader, StreamLoader
 from cavs.train.metrics import AnyMetric
 
 SPLITS = ("train", "dev", "test")
@@ -65,13 +67,15 @@ class Task:
     """A model with its data, as ``build`` returns it.
 
     A split is a sequence of graphs, a generator, or a function that returns one (called when it is
-    needed); None if there is none. `predict` turns the outputs of a batch into one line of text per
-    graph; `read` turns text (a file passed to ``cavs predict``) into graphs. `assets` is JSON that
-    every checkpoint stores. The command line sets `limit` and `data` from its options.
+    needed); None if there is none. `train` may be a `cavs.train.StreamLoader`, whose source is read
+    one graph after the other; batch size and seed are those of the command. `predict` turns the
+    outputs of a batch into one line of text per graph; `read` turns text (a file passed to ``cavs
+    predict``) into graphs. `assets` is JSON that every checkpoint stores. The command line sets
+    `limit` and `data` from its options.
     """
 
     model: Any
-    train: Graphs | Callable[[], Graphs] | None = None
+    train: Graphs | StreamLoader | Callable[[], Graphs] | None = None
     dev: Graphs | Callable[[], Graphs] | None = None
     test: Graphs | Callable[[], Graphs] | None = None
     metrics: Sequence[AnyMetric] = ()
@@ -82,19 +86,45 @@ class Task:
     limit: int | None = None
     data: str | None = None
 
-    def graphs(self, split: str) -> Graphs | None:
-        """Return the first `limit` graphs of ``"train"``, ``"dev"`` or ``"test"``, or None."""
-        value: Graphs | Callable[[], Graphs] | None = getattr(self, split)
+    def graphs(self, split: str, most: int | None = None) -> Graphs | None:
+        """Return the first `most` graphs of ``"train"``, ``"dev"`` or ``"test"``, or None.
+
+        There are `limit` at most. DataError for all graphs of a stream.
+        """
+        most = min((n for n in (most, self.limit) if n is not None), default=None)
+        value: Graphs | StreamLoader | Callable[[], Graphs] | None = getattr(self, split)
+        if isinstance(value, StreamLoader):
+            if most is None:
+                raise DataError(
+                    f"the {split} graphs of the task are a stream, which may have no end",
+                    hint="pass --limit N: the first N of them",
+                )
+            return list(islice(value.items(0), most))
         if callable(value):
             value = value()
         if value is not None:
             value = listed(value, f"{split} of the task", "a sequence of graphs")
         setattr(self, split, value)
-        return value if value is None or self.limit is None else value[: self.limit]
+        return value if value is None or most is None else value[:most]
 
-    def required(self, split: str) -> Graphs:
+    def loader(self, batch_size: int, seed: int, bucket: str) -> DataLoader | StreamLoader:
+        """Return the loader of the training graphs. bucket: "none", or as for `DataLoader`."""
+        stream = self.train
+        if not isinstance(stream, StreamLoader):
+            how: Any = None if bucket == "none" else bucket
+            graphs = self.required("train")
+            return DataLoader(graphs, batch_size, shuffle=True, seed=seed, bucket=how)
+        if bucket != "none":
+            raise ConfigError(
+                f"--bucket {bucket}, but the training graphs are a stream, of which none is known "
+                "ahead",
+                hint="leave --bucket out; StreamLoader(source, shuffle=n) has a buffer of n graphs",
+            )
+        return stream.copied(batch_size, seed, self.limit)
+
+    def required(self, split: str, most: int | None = None) -> Graphs:
         """Return `graphs`; DataError if there are none."""
-        graphs = self.graphs(split)
+        graphs = self.graphs(split, most)
         if graphs is None or len(graphs) == 0:
             others = [name for name in SPLITS if name != split and getattr(self, name) is not None]
             hint = "pass --data DIR"

@@ -121,8 +121,8 @@ def _situation(
     local = args.resources is None
     resources = ResourceSpec.local(args.workers or 2) if local else load_resources(args.resources)
     task = args.entry.build(args)
-    graphs = task.graphs("train")
-    sample: GraphBatch | None = batch(list(graphs[: args.batch_size])) if graphs else None
+    graphs = task.graphs("train", args.batch_size)
+    sample: GraphBatch | None = batch(list(graphs)) if graphs else None
     compute = Compute(args.compute / 3, args.compute * 2 / 3)
     return measured_variables(task.model, sample), resources, compute
 

@@ -168,13 +168,7 @@ def train(
     if lock is not None:
         _acquire(lock, communicator)
     task = entry.build(args)
-    loader = DataLoader(
-        task.required("train"),
-        args.batch_size,
-        shuffle=True,
-        seed=args.seed,
-        bucket=None if args.bucket == "none" else args.bucket,
-    )
+    loader = task.loader(args.batch_size, args.seed, args.bucket)
     dev_graphs = task.graphs("dev")
     if args.patience is not None and not dev_graphs:
         _check_patience(args)
@@ -187,7 +181,7 @@ def train(
         "passes": passes.passes(args),
         "config": stored_options.training_config(entry, args, task),
     }
-    optimizer = options.make_optimizer(args, len(loader))
+    optimizer = options.make_optimizer(args, loader.total)
     policies = [POLICIES.find(text) for text in args.policy]
     if os.environ.get(STORE) and not any(isinstance(p, FollowStore) for p in policies):
         policies.append(FollowStore())
@@ -214,7 +208,8 @@ def train(
                 on_event = distributed.log_strategy(trainer, log, shows=not quiet)
         if not quiet:
             size = sum(p.value.size for p in trainer.parameters.values())
-            graphs = f"{len(loader.graphs)} training and {len(dev_graphs or ())} dev graphs"
+            known = f"{len(loader.graphs)}" if isinstance(loader, DataLoader) else "a stream of"
+            graphs = f"{known} training and {len(dev_graphs or ())} dev graphs"
             print(f"{entry.name}: {size:,} parameters, {graphs}", file=sys.stderr)
         result = trainer.fit(
             loader,

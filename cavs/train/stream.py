@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -77,14 +78,15 @@ class _Stream(Loader):
     def _open(self, epoch: int) -> Reader:
         return Reader(self._numbered(epoch), epoch)
 
-    def _items(self, epoch: int) -> Iterable[Any]:
+    def items(self, epoch: int) -> Iterable[Any]:
+        """Return what the source gives for an epoch."""
         return self.source if isinstance(self.source, Iterable) else self.source(epoch)
 
     def _numbered(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Any]]:
         """Yield the items of an epoch and their numbers, from number `first` on."""
         number = first
         try:
-            items: Any = self._items(epoch)
+            items: Any = self.items(epoch)
             for item in items.skip(first) if first else items:
                 yield number, item
                 number += 1
@@ -180,7 +182,7 @@ class _Stream(Loader):
 
     def _skips(self, epoch: int) -> bool:
         """True if the items of an epoch can be read from any number on."""
-        return hasattr(self._items(epoch), "skip")
+        return hasattr(self.items(epoch), "skip")
 
     def _skipped(self, item: Any) -> None:
         """Note what later batches depend on in an item that is not used again."""
@@ -234,6 +236,22 @@ class StreamLoader(_Stream):
         require_count("seed", seed, 0)
         require_flag("drop_last", drop_last)
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+
+    def copied(self, batch_size: int, seed: int, limit: int | None) -> StreamLoader:
+        """Return another stream of the first `limit` graphs of the source in every epoch, or all.
+
+        It begins with epoch 0.
+        """
+        return StreamLoader(
+            self.source if limit is None else lambda epoch: islice(self.items(epoch), limit),
+            batch_size,
+            shuffle=self.shuffle,
+            seed=seed,
+            length=self.length,
+            drop_last=self.drop_last,
+            prefetch=self.prefetch,
+            collate=self.undivided,
+        )
 
     @property
     def keeps_order(self) -> bool:
