@@ -4,8 +4,8 @@ Every training runs on MPI ranks of this machine, behind slow links as between h
 number of epochs of the Stanford Sentiment Treebank, with the same rate; compared are the best
 accuracy of the roots of the dev part, and the seconds of training (KungFu, figure 4: the adaptive
 batch is as good as a small one, in a fifth of its time). Evaluations are not counted. On links of
-that kind a step of a small batch takes as long as one of a large batch; without them
-(`--megabits 0`) the CPU's cores are busy from 64 graphs on, and larger batches save little.
+that kind a step of a small batch takes as long as one of a large batch. The bound on the time is
+for such links; `--megabits 0` trains without them.
 """
 
 from __future__ import annotations
