@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cavs.cuda.engine import CudaEngine
@@ -97,7 +96,7 @@ class Lstms:
         found = self._seconds[key]
         found[by_library].append(seconds)
         if all(len(s) > TRIALS for s in found):
-            own, library = (median(s[1:]) for s in found)
+            own, library = map(_median, found)
             self._decided[key] = library < own
 
     def report(self) -> dict[str, Any]:
@@ -109,8 +108,8 @@ class Lstms:
                 "training": key[0],
                 "sequences": 2 ** key[2],
                 "vertices": 2 ** key[3],
-                "own_seconds": median(own[1:]) if own[1:] else None,
-                "cudnn_seconds": median(library[1:]) if library[1:] else None,
+                "own_seconds": _median(own) if own[1:] else None,
+                "cudnn_seconds": _median(library) if library[1:] else None,
                 "cudnn": self._decided.get(key),
             }
             for key, (own, library) in self._seconds.items()
@@ -139,3 +138,10 @@ def _class_of(variant: Variant, batch: BatchLike) -> _Class:
         (sequences - 1).bit_length(),
         (vertices - 1).bit_length(),
     )
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Return the median of trials but the first, which warms up."""
+    from statistics import median  # it imports fractions and decimal
+
+    return median(seconds[1:])
