@@ -89,8 +89,10 @@ class CudaEngine:
         deterministic: bool = False,
     ) -> None:
         self.device, self._precision, self.deterministic = device, precision, deterministic
-        self._owner, self._of = ref(owner), list(parameters)
-        for p in self._of:
+        parameters = list(parameters)
+        # Parameters refer to their copy: without a cycle its memory is free once both are dropped.
+        self._owner, self._of = ref(owner), [ref(p) for p in parameters]
+        for p in parameters:
             p.keep_copy(self)
         self.published = 0  # versions of parameters that are downloads of this copy
         self.lost = 0  # steps lost with a failed device
@@ -220,12 +222,15 @@ class CudaEngine:
                 raise
             self.lost += lost
             self._parameters, behind = None, False
-            for p in self._of:
+            for p in self._alive():
                 p.copies = [copy for copy in p.copies if copy is not self]
-        for p in self._of if behind else ():
+        for p in self._alive() if behind else ():
             p.written()
             self.published += 1
         return behind
+
+    def _alive(self) -> list[Parameter]:
+        return [p for found in self._of if (p := found()) is not None]
 
     def used(self) -> bool:
         """True if the owner is still alive."""

@@ -281,6 +281,17 @@ def _members(entries: Iterable[tuple[Any, Any]], prefix: str) -> Iterator[tuple[
             yield from _members(value.items(), f"{name}.")
 
 
+def _parameters_of(module: Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
+    for name, value in module.children():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Parameter):
+            yield prefix + name, value
+        else:
+            yield from _parameters_of(value, f"{prefix}{name}.", seen)
+
+
 class Module:
     """Holds parameters and other modules in its attributes (also in lists and dicts)."""
 
@@ -296,21 +307,7 @@ class Module:
         return found
 
     def _found(self) -> dict[str, Parameter]:
-        found: dict[str, Parameter] = {}
-        seen: set[int] = set()
-
-        def visit(prefix: str, module: Module) -> None:
-            for name, value in module.children():
-                if id(value) in seen:
-                    continue
-                seen.add(id(value))
-                if isinstance(value, Parameter):
-                    found[prefix + name] = value
-                else:
-                    visit(f"{prefix}{name}.", value)
-
-        visit("", self)
-        return found
+        return dict(_parameters_of(self, "", set()))
 
     def initialize(self, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> None:
         """Draw every parameter from ``seed``; each depends on its own name only.

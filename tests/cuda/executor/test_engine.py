@@ -333,6 +333,27 @@ def test_steps_do_not_allocate_after_the_largest_batch(twin, twin_device):
     assert (twin.allocations(), twin.used()) == before
 
 
+def test_memory_is_freed_with_model_and_session(twin, twin_device):
+    """At once: workspaces of dropped sessions would pile up until Python looks for cycles."""
+    device = replace(twin_device, cublas_lt=twin.cublaslt)
+
+    def run():
+        trainer = cavs.Trainer(classifier(), cavs.optim.Adam(lr=0.1), device=device)
+        trainer.step(treebank(3))
+        trainer.session.predict(treebank(2))
+        return twin.used()
+
+    while gc.collect():  # objects of earlier tests
+        pass
+    gc.disable()
+    try:
+        before = twin.used()
+        assert run() > before + (64 << 20)
+        assert twin.used() == before
+    finally:
+        gc.enable()
+
+
 def test_modules_are_unloaded_with_their_session(twin, twin_device):
     batch = treebank(3)
     model = classifier()
