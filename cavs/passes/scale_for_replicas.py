@@ -30,15 +30,19 @@ def scale_for_replicas(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
-def count_of_loss(graph: Graph) -> tuple[str, str] | None:
+Divisor = tuple[str, str, str]  # operator, base or feature, and structure
+
+
+def count_of_loss(graph: Graph) -> Divisor | None:
     """Return the count of rows that the loss divides its sums over rows by; None if it is a sum.
 
-    It is ``("count_rows", base)`` or ``("count_present", feature)``. CompileError unless the loss
-    of some graphs of a batch is that of the batch without the sums of the others, times the ratio
-    of two counts: where sums are divided by different counts, and with terms without data.
+    It is ``("count_rows", base, structure)``, where the structure of samples that are one graph is
+    "", or ``("count_present", feature, "")``. CompileError unless the loss of some graphs of a
+    batch is that of the batch without the sums of the others, times the ratio of two counts: where
+    sums are divided by different counts, and with terms without data.
     """
     loss = graph.outputs["loss"]
-    divisors: dict[Node, set[tuple[str, str] | None]] = {node: {None} for node in _sums(loss)}
+    divisors: dict[Node, set[Divisor | None]] = {node: {None} for node in _sums(loss)}
     for node in _above(loss, set(divisors)):
         found = [divisors[x] for x in node.inputs if x in divisors]
         if node in divisors or not found:
@@ -47,7 +51,7 @@ def count_of_loss(graph: Graph) -> tuple[str, str] | None:
             raise _not_one_mean("has terms without data", node)
         below = toposort([x for x in node.inputs if x not in divisors])
         counts = [key for x in below if (key := _count_key(x)) is not None]
-        before = set[tuple[str, str] | None]().union(*found)
+        before = set[Divisor | None]().union(*found)
         divisors[node] = (before - {None}).union(counts) if counts else before
     every = divisors.get(loss, set())
     if len(every) != 1:
@@ -56,12 +60,12 @@ def count_of_loss(graph: Graph) -> tuple[str, str] | None:
     return every.pop()
 
 
-def _count_key(node: Node) -> tuple[str, str] | None:
+def _count_key(node: Node) -> Divisor | None:
     """Return operator and rows of a count; None of another node."""
     if node.op.name == "count_rows":
-        return "count_rows", node.attr("base")
+        return "count_rows", node.attr("base"), dict(node.attrs).get("structure", "")
     if node.op.name == "count_present":
-        return "count_present", node.inputs[0].attr("name")
+        return "count_present", node.inputs[0].attr("name"), ""
     return None
 
 

@@ -16,7 +16,7 @@ from cavs.compiler.program import Program
 from cavs.cuda.engine import CudaEngine
 from cavs.data.features import MAX_OPTIONAL
 from cavs.data.vertex_types import number_of_bits
-from cavs.errors import FAULT, CompileError, ConfigError, DeviceError
+from cavs.errors import FAULT, CompileError, DeviceError
 from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import Structures, origin
@@ -336,12 +336,6 @@ class ProgramCache:
         """Compile for the kinds known and ``found``; an error leaves ``variant`` unchanged."""
         key, decisions, traced = variant.key, variant.decisions, variant.traced
         require_same_parameters(self.model, self.parameters)
-        if self.replicated and traced.structures is not None:
-            raise ConfigError(
-                f"samples with the structures {', '.join(traced.structures.names)} are not divided "
-                "among ranks",
-                hint="train with cavs.Trainer on one process",
-            )
         kinds = tuple(sorted(set(decisions.kinds) | found))
         with origin(""):
             options = CompileOptions(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs.data.features import feature_name, owner_of
 from cavs.data.sample import Sample
 from cavs.data.vertex_types import flat_features
 
@@ -52,18 +53,26 @@ def digest_of(graphs: Sequence[Any]) -> int:
 
 def digests_of(graphs: Sequence[Any]) -> dict[str, int]:
     """Return digests of the structure and of each integer feature of graphs of cavs, by name."""
-    found = {"structure": 0}
-    for graph in graphs:
-        for array in graph.topology.child_lists:
-            found["structure"] = zlib.crc32(array.tobytes(), found["structure"])
-        if graph.types is not None:
-            text = "\n".join(graph.types).encode(errors="replace")
-            found["types of vertices"] = zlib.crc32(text, found.get("types of vertices", 0))
-        for group in _groups(graph):
-            for name, array in group.items():
-                if array.dtype == np.int32:
-                    key = f"feature {name!r}"
-                    found[key] = zlib.crc32(array.tobytes(), found.get(key, 0))
+    found: dict[str, int] = {}
+
+    def add(key: str, data: bytes) -> None:
+        found[key] = zlib.crc32(data, found.get(key, 0))
+
+    for item in graphs:
+        several = isinstance(item, Sample)
+        for owner, graph in item.graphs.items() if several else [("", item)]:
+            for array in graph.topology.child_lists:
+                add(f"structure {owner!r}" if owner else "structure", array.tobytes())
+            if graph.types is not None:
+                add("types of vertices", "\n".join(graph.types).encode(errors="replace"))
+            for group in _groups(graph):
+                for name, array in group.items():
+                    if array.dtype == np.int32:
+                        whole = feature_name(owner, name) if owner else name
+                        add(f"feature {whole!r}", array.tobytes())
+        for name, link in item.links.items() if several else ():
+            for array in (link.offsets, link.vertices):
+                add(f"link {name!r}", b"" if array is None else array.tobytes())
     return found
 
 
@@ -74,23 +83,67 @@ def _groups(graph: Any) -> list[Mapping[str, Any]]:
 
 
 def edge_types(graphs: Iterable[Any]) -> Mapping[str, Any] | None:
-    """Return the edge features of the first graph with an edge, without rows; None if no edge."""
-    for graph in graphs:
-        if not hasattr(graph, "with_features"):
-            return {}
-        if graph.num_edges:
-            return {name: values[:0] for name, values in graph.edge_features.items()}
-    return None
+    """Return the edge features, without rows; None if a structure has no edge in ``graphs``.
+
+    They are those of the first graph with an edge; of samples, by "structure.feature".
+    """
+    found, complete = _edge_types(graphs)
+    return found if complete else None
+
+
+def known_edge_types(graphs: Iterable[Any]) -> Mapping[str, Any]:
+    """Return the edge features, without rows, of the structures that have an edge."""
+    return _edge_types(graphs)[0]
+
+
+def _edge_types(graphs: Iterable[Any]) -> tuple[dict[str, Any], bool]:
+    """Return edge features without rows, and whether every structure has an edge."""
+    found: dict[str, Any] = {}
+    unknown: set[str] | None = None
+    for item in graphs:
+        several = isinstance(item, Sample)
+        if not several and not hasattr(item, "with_features"):  # no graph of cavs
+            return {}, True
+        parts: Mapping[str, Any] = item.graphs if several else {"": item}
+        unknown = set(parts) if unknown is None else unknown
+        for owner in unknown.intersection(parts):
+            if parts[owner].num_edges:
+                unknown.remove(owner)
+                for name, values in parts[owner].edge_features.items():
+                    found[feature_name(owner, name) if several else name] = values[:0]
+        if not unknown:
+            return found, True
+    return found, False
 
 
 def with_edge_types(graphs: list[Any], types: Mapping[str, Any]) -> list[Any]:
-    """Return `graphs`; those without edges get empty edge features of these `types`."""
+    """Return `graphs`; those without edges get empty edge features of these `types`.
+
+    samples: the first gets them for structures without edges in all of them.
+    """
     if not types:
         return graphs
+    if isinstance(graphs[0], Sample):
+        return [_with_edge_types(graphs, types), *graphs[1:]]
     return [
         graph if getattr(graph, "num_edges", 1) else graph.with_features(edge_features=types)
         for graph in graphs
     ]
+
+
+def _with_edge_types(samples: list[Sample], types: Mapping[str, Any]) -> Sample:
+    """Return the first sample, with ``types`` of structures that have no edge in any."""
+    first = samples[0]
+    replaced = {}
+    for owner, graph in first.graphs.items():
+        own = {
+            n: rows for of, n, rows in ((*owner_of(n), x) for n, x in types.items()) if of == owner
+        }
+        if own and not any(sample.graphs[owner].num_edges for sample in samples):
+            replaced[owner] = graph.with_features(edge_features=own)
+    if not replaced:
+        return first
+    return Sample(links=first.links, name=first.name, **{**first.graphs, **replaced})
 
 
 def type_features(graphs: Iterable[Any]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from cavs.config import require, require_count, require_flag
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train.batch_cache import BatchCache
 from cavs.train.batches import Collate, Loader, located
-from cavs.train.data_set import digest_of, edge_types, sizes_of, type_features
+from cavs.train.data_set import digest_of, known_edge_types, sizes_of, type_features
 from cavs.train.epoch import EpochOrder, Ids, Parts
 from cavs.train.prefetch import prefetch
 from cavs.train.sampling import Sampler, check_sampler, fingerprint
@@ -195,7 +195,7 @@ class DataLoader(Loader):
         return item
 
     def _edge_types_of_all(self) -> Mapping[str, Any]:
-        return edge_types(self.graphs[i] for i in range(len(self.graphs))) or {}
+        return known_edge_types(self.graphs[i] for i in range(len(self.graphs)))
 
     def _type_features_of_all(self) -> dict[str, dict[str, Any]]:
         if not isinstance(self.graphs, list | tuple):  # built on access, perhaps slowly

@@ -32,8 +32,8 @@ struct Inputs {
   std::vector<FloatFeature<T>> float_features;
   std::vector<IntFeature> int_features;
   uint64_t seed = 0, step = 0;
-  // In data-parallel training, see Count. Totals of the global batch: graphs, vertices, edges, then
-  // present values of each int feature; empty if this batch is the global one.
+  // In data-parallel training, see Count. Totals of the global batch: graphs, vertices and edges of
+  // each structure, then present values of each int feature; empty if this batch is the global one.
   double scale = 1;
   std::vector<double> totals;
 };

@@ -15,18 +15,21 @@ void fill_counts(const Inputs<T>& inputs, const IndexFeatures& index, T* counts)
   const Schedule& schedule = *inputs.schedule;
   counts[kScale] = static_cast<T>(inputs.scale);
   counts[kGraphRows] = static_cast<T>(schedule.num_graphs());
-  for (int32_t s = 0; s < schedule.batch->num_structures; ++s) {
+  const int32_t structures = schedule.batch->num_structures;
+  for (int32_t s = 0; s < structures; ++s) {
     counts[kVertexRows - 2 * s] = static_cast<T>(schedule.rows_of(s).size());
     counts[kEdgeRows - 2 * s] = static_cast<T>(schedule.edges_of(s).size());
   }
   for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(index.count(i));
   if (inputs.totals.empty()) return;
-  if (inputs.totals.size() < static_cast<size_t>(features) + 3) {
+  // Graphs, vertices and edges of each structure, and values present of each feature.
+  const int32_t rows = 1 + 2 * structures;
+  if (inputs.totals.size() < static_cast<size_t>(rows + features)) {
     throw std::invalid_argument(std::to_string(inputs.totals.size()) +
-                                " totals, the program needs " + std::to_string(features + 3));
+                                " totals, the program needs " + std::to_string(rows + features));
   }
-  for (int32_t i = 0; i < 3; ++i) counts[kGraphRows - i] = static_cast<T>(inputs.totals[i]);
-  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(inputs.totals[i + 3]);
+  for (int32_t i = 0; i < rows; ++i) counts[kGraphRows - i] = static_cast<T>(inputs.totals[i]);
+  for (int32_t i = 0; i < features; ++i) counts[i] = static_cast<T>(inputs.totals[rows + i]);
 }
 
 template <class T>

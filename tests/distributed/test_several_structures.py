@@ -1,6 +1,8 @@
-"""Samples of several structures are refused by ranks, with the cure, on all of them alike."""
+"""Ranks divide samples of several structures, and train on them as one process does."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
@@ -8,54 +10,148 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.distributed import Trainer
+from cavs.distributed.balance.model import profiles
 from cavs.distributed.comm import run_threads
 from cavs.errors import ConfigError
 
-SAMPLES = [
-    cavs.Sample(
-        chars=cavs.Graph.chain(n, {"x": np.ones((n, 1))}),
-        words=cavs.Graph.chain(2),
-        links={"spelling": cavs.Link("words", "chars", [0, n - 1])},
-    )
-    for n in (2, 3, 4, 5)
-]
-MESSAGE = r"samples of several structures are not divided among {}\n(.|\n)*one process"
+
+class Ways(cavs.VertexFunction):
+    """A sum over children, weighted by their edges."""
+
+    def __init__(self):
+        self.state, self.W = cavs.State(h=3), cavs.Parameter((3, 3))
+
+    def vertex(self, v):
+        child = v.gather()
+        h = ops.tanh(v.pull("x") @ self.W + (child.h * v.edge("way")).sum())
+        v.scatter(h=h)
+        v.push(h)
 
 
 class Spelled(cavs.Model):
+    """Labels of some words, by their characters and by attention to all words before the cell."""
+
     def __init__(self):
-        self.chars, self.words = nn.LSTM(1, 2), nn.LSTM(2, 2)
+        self.char, self.word = nn.Embedding(9, 3), nn.Embedding(9, 3)
+        self.spell, self.words = nn.LSTM(3, 3), Ways()
+        self.output, self.count = nn.Linear(6, 2), nn.Linear(3, 1)
+        rng = np.random.default_rng(0)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.4
 
     def loss(self, batch):
-        h = self.chars(batch.graphs["chars"], x=batch.graphs["chars"]["x"])
-        read = ops.take(h, batch.link("spelling"))
-        return ops.sum_rows(self.words(batch.graphs["words"], x=read).sum(-1))
+        chars, words = batch.graphs["chars"], batch.graphs["words"]
+        c = self.spell(chars, x=self.char(chars["char"]))
+        x = self.word(words["token"])
+        spelled = ops.take(c, batch.link("spelling"))
+        of_all = ops.mean_linked(x, batch.link("all"))
+        h = self.words(words, x=x + spelled, way=words["way"])
+        labels = ops.cross_entropy(self.output(ops.concat([h, of_all])), words["label"])
+        wrong = self.count(c).sum(-1) - 1.0
+        return labels + ops.mean_rows(wrong * wrong) + 0.1 * ops.mean_rows(h.sum(-1))
 
 
-def step(trainer):
-    trainer.step(cavs.batch(SAMPLES))
+def sample(rng, words, edges=True):
+    lengths = rng.integers(1, 4, words)
+    token = rng.integers(0, 9, words)
+    children = [[v - 1] if v else [] for v in range(words)] if edges else [[]] * words
+    ways = {"way": rng.normal(size=(words - 1, 3))} if edges and words > 1 else {}
+    chars = cavs.Graph.chains(lengths, {"char": rng.integers(0, 9, lengths.sum())})
+    return cavs.Sample(
+        words=cavs.Graph(children, {"token": token, "label": token % 3 - 1}, ways),
+        chars=chars,
+        links={
+            "spelling": cavs.Link("words", "chars", np.cumsum(lengths) - 1),
+            "all": cavs.Link.all("words", "words"),
+        },
+    )
 
 
-def fit(trainer):
-    trainer.fit(cavs.DataLoader(SAMPLES, batch_size=2), epochs=1, progress=False)
+def batches():
+    """Batches of 5, 2 and 4 samples; words have edges in one of them, in the last in none."""
+    rng = np.random.default_rng(1)
+    made = [[sample(rng, 4), *(sample(rng, n, edges=False) for n in (1, 3, 2, 2))]]
+    made.append([sample(rng, 3), sample(rng, 1)])
+    return [*made, [sample(rng, 2, edges=False) for _ in range(4)]]
 
 
-@pytest.mark.parametrize("train", [step, fit])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_trainer_of_ranks_refuses_samples(train, ranks):
-    def rank(c):
-        trainer = Trainer(Spelled(), cavs.optim.SGD(lr=0.1), communicator=c)
-        before = {n: p.value.copy() for n, p in trainer.parameters.items()}
-        with pytest.raises(
-            ConfigError, match=MESSAGE.format("1 rank" if ranks == 1 else "2 ranks")
-        ):
-            train(trainer)
-        return all(np.array_equal(before[n], p.value) for n, p in trainer.parameters.items())
-
-    assert run_threads(ranks, rank) == [True] * ranks
+BATCHES = batches()
 
 
-def test_a_replicated_session_refuses_samples():
-    session = cavs.Session(Spelled(), replicated=True)
-    with pytest.raises(ConfigError, match="samples with the structures chars, words are not div"):
-        session.gradients(cavs.batch(SAMPLES))
+def train(trainer):
+    return [trainer.advance(cavs.batch(samples)).loss for samples in BATCHES * 2]
+
+
+def fitted(trainer):
+    loader = cavs.DataLoader([x for samples in BATCHES for x in samples], 4, seed=3, shuffle=True)
+    trainer.fit(loader, epochs=2, progress=False)
+    return trainer.state.steps
+
+
+def alone(how):
+    session = cavs.Session(Spelled(), dtype=np.float64)
+    trainer = cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1, momentum=0.9), session=session)
+    return how(trainer), {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+
+@pytest.mark.parametrize("how", [train, fitted])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [(None, 1), (None, 3), ("PartitionedPS", 2), ("PSLoadBalancing(servers=1)", 3)],
+)
+def test_ranks_train_on_samples_like_one_process(strategy, ranks, how):
+    expected, values = alone(how)
+
+    def work(c):
+        optimizer, options = (
+            cavs.optim.SGD(lr=0.1, momentum=0.9),
+            {"strategy": strategy, "dtype": "float64"},
+        )
+        with Trainer(Spelled(), optimizer, communicator=c, **options) as trainer:
+            return how(trainer), {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    for found, own in run_threads(ranks, work):
+        assert found == pytest.approx(expected, rel=1e-10)
+        for name, value in values.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_stale_ranks_count_samples_by_themselves():
+    def work(c):
+        strategy, optimizer = "PSLoadBalancing(staleness=1)", cavs.optim.SGD(lr=0.1)
+        with Trainer(Spelled(), optimizer, communicator=c, strategy=strategy) as trainer:
+            return train(trainer)
+
+    assert np.isfinite(run_threads(2, work)).all()
+
+
+@pytest.mark.parametrize("strategy", [None, "PSLoadBalancing(staleness=1)"])
+@pytest.mark.parametrize(
+    ("what", "found"), [("char", "feature 'chars.char'"), ("link", "link 'spelling'")]
+)
+def test_ranks_with_other_samples_are_told_what_differs(strategy, what, found):
+    def work(c):
+        first = BATCHES[0][0]
+        graphs, links = dict(first.graphs), dict(first.links)
+        if c.rank and what == "char":
+            char = graphs["chars"].features["char"] + 1
+            graphs["chars"] = graphs["chars"].with_features({"char": char % 9})
+        if c.rank and what == "link":
+            links["spelling"] = cavs.Link("words", "chars", [0, 0, 0, 0])
+        batch = cavs.batch([cavs.Sample(**graphs, links=links), *BATCHES[0][1:]])
+        optimizer = cavs.optim.SGD(lr=0.1)
+        trainer = Trainer(Spelled(), optimizer, communicator=c, strategy=strategy)
+        with pytest.raises(ConfigError, match=re.escape(found)):
+            trainer.step(batch)
+        return True
+
+    assert run_threads(2, work) == [True, True]
+
+
+def test_profiles_of_samples_have_the_levels_of_each_structure():
+    rng = np.random.default_rng(2)
+    samples = [sample(rng, 3), sample(rng, 2, edges=False)]
+    widths, edges = profiles(samples)
+    parts = [profiles([s.graphs[name] for s in samples]) for name in ("chars", "words")]
+    assert widths.tolist() == np.hstack([w for w, _ in parts]).tolist()
+    assert edges.tolist() == [s.num_edges for s in samples]

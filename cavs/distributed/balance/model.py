@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.config import require
+from cavs.data import Sample
 from cavs.distributed.balance.balancer import Floats, check_seconds
 from cavs.errors import ConfigError
 
@@ -37,11 +38,14 @@ def features(widths: NDArray[Any], edges: NDArray[Any] | float) -> Floats:
 
 
 def profiles(graphs: Sequence[Any]) -> tuple[Floats, Floats]:
-    """Return the profiles of `cavs.Graph` objects.
+    """Return the profiles of `cavs.Graph` objects, or of `cavs.Sample` objects.
 
     They are the widths (graphs, levels of the deepest), the vertices of each graph at each level
     (the longest path below a vertex), and the edges (graphs,).
     """
+    if any(isinstance(graph, Sample) for graph in graphs[:1]):  # each structure has its own levels
+        parts = [profiles([s.graphs[name] for s in graphs]) for name in graphs[0].graphs]
+        return np.hstack([widths for widths, _ in parts]), np.sum([e for _, e in parts], axis=0)
     rows = [np.bincount(graph.topology.level) for graph in graphs]
     widths = np.zeros((len(rows), max(map(len, rows), default=0)))
     for i, row in enumerate(rows):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, Sample, SampleBatch, batch
-from cavs.data.features import Array, split_name
+from cavs.data.features import Array, owner_of, split_name
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
@@ -21,6 +21,7 @@ from cavs.train.data_set import (
     digest_of,
     digests_of,
     edge_types,
+    known_edge_types,
     type_features,
     with_edge_types,
     with_missing_types,
@@ -29,12 +30,12 @@ from cavs.train.data_set import (
 Make = Callable[[Sequence[Any], Any], Any]  # (graphs, ids) -> their batch
 # (graphs of the global batch, ranks) -> the positions of each rank's graphs in it. Called on every
 # rank, where it must give the same.
-Split = Callable[[Sequence[Graph], int], Sequence[Sequence[int]]]
+Split = Callable[[Sequence[Any], int], Sequence[Sequence[int]]]
 
 _SAMPLE = 4  # graphs of a batch that is not collated as a whole; a digest of each takes 30 us
 
 
-def contiguous(graphs: Sequence[Graph], ranks: int) -> list[range]:
+def contiguous(graphs: Sequence[Any], ranks: int) -> list[range]:
     """Split in order, equal numbers of graphs; the first ranks have one more."""
     return [range(a, b) for a, b in shard_ranges(len(graphs), ranks)]
 
@@ -46,7 +47,7 @@ class Counts:
     counts: tuple[int, ...]
     present: tuple[int, ...] | None = None
 
-    def __call__(self, graphs: Sequence[Graph], ranks: int) -> list[range]:
+    def __call__(self, graphs: Sequence[Any], ranks: int) -> list[range]:
         counts = list(self.counts)
         if self.present is not None:  # the last of them may only own parameters now
             counts = [self.counts[r] for r in self.present[:ranks]]
@@ -85,7 +86,7 @@ class WholeBatch:
     compared: True if ranks have compared the data set that it is from.
     """
 
-    graphs: tuple[Graph, ...]
+    graphs: tuple[Graph | Sample, ...]
     ids: tuple[int, ...] | None = None
     make: Make = batch
     compared: bool = False
@@ -94,6 +95,9 @@ class WholeBatch:
     def num_graphs(self) -> int:
         """Number of graphs of the global batch."""
         return len(self.graphs)
+
+
+GlobalBatch = GraphBatch | SampleBatch | WholeBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,7 @@ class ShardedBatch(WholeBatch):
     the data set was compared, or this rank computes nothing.
     """
 
-    local: GraphBatch
+    local: GraphBatch | SampleBatch
     empty: bool
     position: tuple[int, int]
     split: Split
@@ -130,7 +134,7 @@ class ShardedBatch(WholeBatch):
     @property
     def edge_features(self) -> Mapping[str, Any]:
         """Edge features of the global batch, without rows; this rank may have no edge."""
-        return edge_types(self.graphs) or {}
+        return known_edge_types(self.graphs)
 
     @property
     def type_features(self) -> Mapping[str, Mapping[str, Any]]:
@@ -138,9 +142,12 @@ class ShardedBatch(WholeBatch):
         return type_features(self.graphs)
 
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
-        """Return graphs, vertices, edges and values present of `features` in this rank's part."""
+        """Return the counts of this rank's part, as the engine takes them.
+
+        They are graphs, vertices and edges of each structure, and values present of `features`.
+        """
         local = self.local
-        counts = [local.num_graphs, local.num_vertices, local.num_edges]
+        counts = [local.num_graphs, *_size(local)]
         # A program may know of features of edges that a batch without any leaves out.
         for name in features:
             whole, column = split_name(name)
@@ -154,10 +161,11 @@ class ShardedBatch(WholeBatch):
         for name in features:
             whole, column = split_name(name)
             left_out = whole in edges or whole not in self.local
-            graphs = [g for g in self.graphs if g.num_edges or not left_out]
+            owned = [_owner_of(graph, whole) for graph in self.graphs]
+            owned = [(graph, own) for graph, own in owned if graph.num_edges or not left_out]
             if whole in schema and schema[whole].type:  # graphs without the type may leave it out
-                graphs = [g for g in graphs if schema[whole].type in (g.type_names or ())]
-            counts.append(sum(_present(_feature(graph, whole), column) for graph in graphs))
+                owned = [(g, own) for g, own in owned if schema[whole].type in (g.type_names or ())]
+            counts.append(sum(_present(_feature(graph, own), column) for graph, own in owned))
         return np.array(counts, np.float64)
 
     def divided_differently(self, ways: Sequence[Sequence[int]]) -> ConfigError:
@@ -174,18 +182,13 @@ class ShardedBatch(WholeBatch):
         )
 
 
-def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Split) -> ShardedBatch:
+def shard(whole: GlobalBatch, position: tuple[int, int], split: Split) -> ShardedBatch:
     """Return the part of a rank. ConfigError if `split` does not give every graph to one rank.
 
     position: the rank and the number of ranks that compute; other ranks ask for no split.
     """
-    (rank, ranks), graphs, ids = position, whole.graphs, whole.ids
-    if isinstance(whole, SampleBatch) or any(isinstance(g, Sample) for g in graphs[:1]):
-        raise ConfigError(
-            f"samples of several structures are not divided among {ranks} rank{'s' * (ranks > 1)}",
-            hint="train with cavs.Trainer on one process",
-        )
-    make = whole.make if isinstance(whole, WholeBatch) else batch
+    (rank, ranks), graphs, ids = position, _items(whole), whole.ids
+    make: Make = whole.make if isinstance(whole, WholeBatch) else batch
     part, mark, content = list[int](), 0, 0
     compared = isinstance(whole, WholeBatch) and whole.compared
     if rank < ranks:
@@ -196,16 +199,15 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
                 f"the split of {len(graphs)} graphs over {ranks} ranks gives {parts}",
                 hint="give the position of every graph to exactly one rank",
             )
-        part, mark = parts[rank], _mark(parts, whole)
+        part, mark = parts[rank], _mark(parts, graphs, ids)
         if not compared:  # a collated batch has each feature in one array
-            content = digest_of(
-                [whole] if isinstance(whole, GraphBatch) else list(graphs[:_SAMPLE])
-            )
+            few = isinstance(whole, WholeBatch)
+            content = digest_of(list(graphs[:_SAMPLE]) if few else [whole])
     positions = part or [0]
     own = positions if ids is None else [ids[i] for i in positions]  # errors name them alike
     taken = [graphs[i] for i in positions]
-    if not any(getattr(graph, "num_edges", 1) for graph in taken):
-        taken = with_edge_types(taken, edge_types(graphs) or {})  # those of the global batch
+    if edge_types(taken) is None:  # a structure has no edge here
+        taken = with_edge_types(taken, known_edge_types(graphs))
     if taken and getattr(taken[0], "type_names", None) is not None:
         taken = with_missing_types(taken, type_features(graphs))
     local = make(taken, own)
@@ -223,12 +225,12 @@ def shard(whole: GraphBatch | WholeBatch, position: tuple[int, int], split: Spli
     )
 
 
-def compare_batches(agreement: Agreement, batch: GraphBatch | WholeBatch | None, step: int) -> None:
+def compare_batches(agreement: Agreement, batch: GlobalBatch | None, step: int) -> None:
     """Raise `ConfigError` on all ranks if structure or integer features of their batches differ.
 
     batch: the global batch of a rank; None if it has none to compare.
     """
-    digests = {} if batch is None else digests_of(batch.graphs)
+    digests = {} if batch is None else digests_of(_items(batch))
     agreement.same(
         {name: f"crc32 {digest:08x}" for name, digest in digests.items()} or None,
         found=f"the ranks got different batches in step {step}",
@@ -237,14 +239,33 @@ def compare_batches(agreement: Agreement, batch: GraphBatch | WholeBatch | None,
     )
 
 
-def _mark(parts: Sequence[Sequence[int]], whole: GraphBatch | WholeBatch) -> int:
+def _items(whole: GlobalBatch) -> tuple[Graph | Sample, ...]:
+    """Return the graphs, or samples of several structures, of a batch."""
+    return whole.samples if isinstance(whole, SampleBatch) else whole.graphs
+
+
+def _mark(
+    parts: Sequence[Sequence[int]],
+    graphs: Sequence[Graph | Sample],
+    ids: Sequence[int] | None,
+) -> int:
     numbers = [n for part in parts for n in (len(part), *part)]
-    numbers += [n for g in whole.graphs for n in _size(g)] if whole.ids is None else whole.ids
+    numbers += [n for g in graphs for n in _size(g)] if ids is None else ids
     return zlib.crc32(np.array(numbers, np.int64).tobytes())
 
 
-def _size(graph: Graph) -> tuple[int, int]:
-    return graph.num_vertices, graph.num_edges
+def _size(of: Graph | Sample | GraphBatch | SampleBatch) -> list[int]:
+    """Return vertices and edges of each structure."""
+    parts = of.graphs.values() if isinstance(of, Sample | SampleBatch) else (of,)
+    return [n for part in parts for n in (part.num_vertices, part.num_edges)]
+
+
+def _owner_of(item: Graph | Sample, name: str) -> tuple[Graph, str]:
+    """Return the graph of a sample that has a feature, and its name there."""
+    if not isinstance(item, Sample):
+        return item, name
+    owner, own = owner_of(name)
+    return item.graphs[owner], own
 
 
 def _present(rows: Array, column: int | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cavs.compiler.pipeline import default_passes
-from cavs.data import GraphBatch
+from cavs.data import GraphBatch, SampleBatch
 from cavs.distributed.balance.shards import (
     Collate,
     LoaderSplit,
@@ -84,7 +84,7 @@ class RankTraining:
             raise
         if session.asynchronous:  # there is no consensus in a step to compare programs in
             self._compare_traces(batch)
-            known = batch if isinstance(batch, GraphBatch) else None
+            known = batch if isinstance(batch, GraphBatch | SampleBatch) else None
             compare_batches(session.agreement, known, self.state.steps + 1)
         session.take_roles()
         session.replicas.restore(self.state.states)
@@ -184,7 +184,7 @@ class RankTraining:
         if session.strategy is not None:
             verify_optimizer(session.strategy, self.state.optimizer)
 
-    def _gradient_order(self, batch: GraphBatch) -> list[str]:
+    def _gradient_order(self, batch: GraphBatch | SampleBatch) -> list[str]:
         """Run forward and backward; return the parameters in the order of finished gradients."""
         local = self.session.session
         local.gradients(batch)
@@ -221,7 +221,7 @@ class RankTraining:
             failed = error
         same_trace(self.session.agreement, traced, failed)
 
-    def _example(self, batch: Any) -> GraphBatch | None:
+    def _example(self, batch: Any) -> GraphBatch | SampleBatch | None:
         """Return a shard of the size of this rank's; None if there is no batch."""
         if batch is not None and not isinstance(batch, ShardedBatch):
             c = self.session.communicator

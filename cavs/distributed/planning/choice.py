@@ -12,7 +12,7 @@ from typing import Any
 
 from cavs.compiler.pipeline import Passes
 from cavs.config import num_threads
-from cavs.data import GraphBatch
+from cavs.data import GraphBatch, SampleBatch
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
@@ -30,7 +30,7 @@ _FORWARD = 1 / 3  # part of a step's computation
 def agreed_strategy(
     name: str,
     model: Any,
-    batch: GraphBatch | None,
+    batch: GraphBatch | SampleBatch | None,
     resources: ResourceSpec | None,
     agreement: Agreement,
     run: Callable[[], Sequence[str]] | None = None,

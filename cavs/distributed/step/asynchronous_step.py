@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cavs.data import GraphBatch
-from cavs.distributed.balance.shards import ShardedBatch
+from cavs.distributed.balance.shards import GlobalBatch
 from cavs.distributed.comm.interfaces import LostPeerError
 from cavs.distributed.step.context import StepContext, Update
-from cavs.distributed.step.program import make_exchanges, prepare_together
+from cavs.distributed.step.program import layout_of, make_exchanges, prepare_together
 from cavs.distributed.step.report import StepReport
 from cavs.distributed.step.synchronous_step import Run
 from cavs.errors import CommunicationError
@@ -32,7 +31,7 @@ class AsynchronousStep:
 
     context: StepContext
 
-    def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
+    def __call__(self, batch: GlobalBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
         context, roles = self.context, self.context.roles
         failed, waited = None, 0.0
@@ -53,8 +52,7 @@ class AsynchronousStep:
             else:
                 part = context.shard(batch)
                 executor, inputs, compiled = context.ready(part)
-                program = compiled.program
-                make_exchanges(context, executor, program.gradients, program.int_features)
+                make_exchanges(context, executor, *layout_of(compiled.program))
             features = context.int_features
             totals = part.global_counts(features) if context.average else part.counts(features)
             run = Run(context, update, executor, part)

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from cavs.compiler.pipeline import Compiled
 from cavs.config import require
-from cavs.data import GraphBatch
 from cavs.distributed.balance.shards import (
+    GlobalBatch,
     ShardedBatch,
     Split,
-    WholeBatch,
     contiguous,
     shard,
 )
@@ -80,6 +79,7 @@ class StepContext:
         self.exchanges: list[Exchange] = []  # for the program that ran last
         self.exchanging: Any = None  # the executor in that program
         self.int_features: list[str] = []  # in that program
+        self.num_counts = 3  # the length of `ShardedBatch.counts` for it
         self.kept_memory: dict[str, Array] = {}  # state of compressors that a checkpoint had
         self.monitors: Sequence[Monitor] = ()  # observe the next step
         self.wants_stop = self.stopping = False  # the wish of this rank; the decision of all
@@ -179,7 +179,7 @@ class StepContext:
 
     # ---- this rank's part of a batch -----------------------------------------------------------
 
-    def shard(self, batch: GraphBatch | WholeBatch) -> ShardedBatch:
+    def shard(self, batch: GlobalBatch) -> ShardedBatch:
         """Return this rank's part of a global batch."""
         # A part that was cut for other ranks, or by another split, is cut again.
         part = batch if isinstance(batch, ShardedBatch) else None

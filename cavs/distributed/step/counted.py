@@ -169,7 +169,10 @@ def count_of_loss(compiled: Compiled) -> int | None:
     found = divisor_of_loss(compiled.traced)
     if found is None:
         return None
-    count, name = found
+    program = compiled.program
+    (count, name, structure), structures = found, program.structures.names
     if count == "count_present":
-        return 3 + compiled.program.int_features.index(name)
-    return {"graph": 0, "vertex": 1}.get(name, 2)
+        return 1 + 2 * len(structures) + program.int_features.index(name)
+    if name == "graph":
+        return 0
+    return 1 + 2 * structures.index(structure) + (name == "edge")

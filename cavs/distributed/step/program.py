@@ -14,7 +14,8 @@ import cavs._cuda
 import cavs._engine
 from cavs._engine import Executor, isa
 from cavs.compiler.pipeline import Compiled
-from cavs.data import GraphBatch
+from cavs.compiler.program import Program
+from cavs.data import GraphBatch, SampleBatch
 from cavs.distributed.balance.shards import ShardedBatch
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
@@ -115,25 +116,34 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
     with agreement.guard("exchanges", known=CommunicationError):
         context.compiled = compiled
         context.check_backup(context.backup)
-        make_exchanges(context, executor, program.gradients, program.int_features)
+        make_exchanges(context, executor, *layout_of(program))
     order = executor.gradient_order()
     same_program(agreement, None if guesses(part.local) else compiled, order)
     if not context.asynchronous and roles.replicas is not context.communicator:  # to the servers
-        context.communicator.share([order, program.gradients, program.int_features])
+        context.communicator.share([order, *layout_of(program)])
     return executor, inputs
 
 
+def layout_of(program: Program) -> tuple[Mapping[str, str], list[str], int]:
+    """Return the facts about a program that `make_exchanges` needs."""
+    return program.gradients, program.int_features, len(program.structures.names)
+
+
 def make_exchanges(
-    context: StepContext, executor: Any, layouts: Mapping[str, str], int_features: list[str]
+    context: StepContext,
+    executor: Any,
+    layouts: Mapping[str, str],
+    int_features: list[str],
+    structures: int,
 ) -> None:
     """Make the exchanges of a program, in the order of all ranks; earlier ones hand over state.
 
     layouts: "dense", "sparse" or "none" for the gradient of every parameter in the program.
-    int_features: features of the program that are indices.
+    int_features: features of the program that are indices. structures: number of those of samples.
     """
     if executor is context.exchanging:
         return
-    context.int_features = int_features
+    context.int_features, context.num_counts = int_features, 1 + 2 * structures + len(int_features)
     parameters, group = context.session.parameters, context.group
     runtime = Runtime(
         context.strategy,
@@ -281,9 +291,9 @@ def cluster(resources: ResourceSpec | None) -> str:
     return f"{nodes} ({shown}), digest {_digest(resources)}"
 
 
-def guesses(batch: GraphBatch) -> bool:
+def guesses(batch: GraphBatch | SampleBatch) -> bool:
     """True if a trace for `batch` guesses types: those of edge features, if there are no edges."""
-    return bool(batch.edge_features) and batch.num_edges == 0
+    return any(not batch.has_edges(name) for name in batch.edge_features)
 
 
 def same_trace(agreement: Agreement, trace: Graph | None, error: Exception | None) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs.data import GraphBatch
-from cavs.distributed.balance.shards import ShardedBatch, WholeBatch
+from cavs.data import GraphBatch, SampleBatch
+from cavs.distributed.balance.shards import GlobalBatch, ShardedBatch, WholeBatch
 from cavs.distributed.comm.agreement import Agreement, closed
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.step.asynchronous_step import AsynchronousStep
@@ -36,7 +36,7 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     def step(
         self,
-        batch: GraphBatch | ShardedBatch,
+        batch: GlobalBatch,
         hyper: dict[str, Any],
         states: Sequence[Sequence[Array]],
         *,
@@ -129,10 +129,10 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
 
     # ---- the rest of an engine -----------------------------------------------------------------
 
-    def prepare(self, batch: GraphBatch | WholeBatch, training: bool = True) -> None:
+    def prepare(self, batch: GlobalBatch, training: bool = True) -> None:
         if isinstance(batch, ShardedBatch):
             self.session.prepare(batch.local, training)
-        elif not training and isinstance(batch, GraphBatch):  # a step divides a global batch first
+        elif not training and not isinstance(batch, WholeBatch):  # a step divides it first
             self.session.prepare(batch, training)
 
     def keep_dtype(self) -> None:
@@ -146,11 +146,11 @@ class DistributedSession(ProcessLocal, StepContext, Engine):
             exchange.forget()
         self.session.invalidate()
 
-    def evaluate(self, batch: GraphBatch) -> EvalResult:
+    def evaluate(self, batch: GraphBatch | SampleBatch) -> EvalResult:
         """See `Session.evaluate`; on this rank alone."""
         return self.session.evaluate(batch)
 
-    def predict(self, batch: GraphBatch) -> dict[str, Array]:
+    def predict(self, batch: GraphBatch | SampleBatch) -> dict[str, Array]:
         """See `Session.predict`; on this rank alone."""
         return self.session.predict(batch)
 

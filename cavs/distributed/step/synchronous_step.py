@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from cavs._engine import Abandoned
-from cavs.data import GraphBatch
 from cavs.distributed.balance import Balancer
-from cavs.distributed.balance.shards import ShardedBatch, compare_batches
+from cavs.distributed.balance.shards import GlobalBatch, ShardedBatch, compare_batches
 from cavs.distributed.comm.agreement import Consensus
 from cavs.distributed.comm.interfaces import Handle
 from cavs.distributed.step.context import Array, StepContext, Update
@@ -218,7 +217,7 @@ class SynchronousStep:
     _seen: OwnerDelays | None = None  # by this rank, as an owner
     _roles: Roles | None = None  # roles to which the delays belong
 
-    def __call__(self, batch: GraphBatch | ShardedBatch, update: Update) -> StepReport:
+    def __call__(self, batch: GlobalBatch, update: Update) -> StepReport:
         """Make one step on this rank's part of the global `batch`."""
         context = self.context
         sent, waited = context.sent_bytes, context.stale.fetch(update)
@@ -244,7 +243,7 @@ class SynchronousStep:
         if found.new:
             receive_program(context)
         if context.average:
-            context.communicator.all_reduce(np.zeros(3 + len(context.int_features)))
+            context.communicator.all_reduce(np.zeros(context.num_counts))
         run = Run(context, update, context.exchanging, None, context.counting_ranks())
         run.serve()
         return run

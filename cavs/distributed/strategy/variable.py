@@ -11,13 +11,14 @@ import numpy as np
 
 from cavs.compiler.pipeline import Passes
 from cavs.compiler.program import Program, instructions_of, touches
-from cavs.data import GraphBatch
+from cavs.data import GraphBatch, SampleBatch
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.frontend.parameter import Module
 from cavs.ir import Graph
 from cavs.runtime import Session
 from cavs.runtime.space_rows import rows_of
+from cavs.runtime.tracing import structures_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,11 @@ def in_order(variables: Sequence[Variable], names: Sequence[str]) -> tuple[Varia
 
 
 def measured_variables(
-    model: Model, batch: GraphBatch | None, *, dtype: str = "float32", passes: Passes | None = None
+    model: Model,
+    batch: GraphBatch | SampleBatch | None,
+    *,
+    dtype: str = "float32",
+    passes: Passes | None = None,
 ) -> tuple[Variable, ...]:
     """Return the trainable parameters of `model`, measured on one replica's `batch`.
 
@@ -131,16 +136,16 @@ def measured_variables(
     return tuple(map(measured, found))
 
 
-def trace_of(model: Model, batch: GraphBatch) -> Graph:
+def trace_of(model: Model, batch: GraphBatch | SampleBatch) -> Graph:
     """Return the trace of `model` in training on batches like `batch`."""
     schema = {
-        name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent)
+        name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent, spec.type)
         for name, spec in batch.feature_schema().items()
     }
-    return trace_model(model, schema, training=True)
+    return trace_model(model, schema, training=True, structures=structures_of(batch))
 
 
-def _looked_up(graph: Graph, name: str, batch: GraphBatch) -> dict[str, Any]:
+def _looked_up(graph: Graph, name: str, batch: GraphBatch | SampleBatch) -> dict[str, Any]:
     """Return the numbers of rows of a table that are looked up, once, and twice, where known."""
     uses = [
         node
