@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cavs.distributed.comm.interrupt import INTERRUPT
+from cavs.distributed.comm.launcher_pipe import is_stopping
 from cavs.errors import CommunicationError
 
 HINT = "look at what that rank does, or pass a longer timeout"
@@ -114,7 +116,13 @@ class PendingWait:
 
     def hung(self, seconds: float, where: str = "") -> CommunicationError:
         """Return the error after `seconds`, which names the ranks that hang. where: in place of the
-        operation."""
+        operation.
+
+        KeyboardInterrupt outside of a training that the launcher stops: the others have ended, and
+        Python drops an interrupt that comes to this rank in a callback, as those of imports are.
+        """
+        if is_stopping() and not INTERRUPT.trainings:
+            raise KeyboardInterrupt
         wait, me = self.now(), self.register.number
         said = self.register.ask()
         if error := self._told():  # another was faster, and answers no more

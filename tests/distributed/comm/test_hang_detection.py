@@ -5,12 +5,18 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cavs.distributed.comm import LostPeerError, SingleCommunicator, run_threads
+from cavs.distributed.comm import (
+    LostPeerError,
+    SingleCommunicator,
+    hang_detection,
+    run_threads,
+)
 from cavs.distributed.comm.hang_detection import Wait, find, nothing
 from cavs.errors import CommunicationError
 from tests.distributed.launch.test_launcher import wait_for
@@ -108,6 +114,21 @@ def test_a_late_rank_learns_which_ranks_gave_up():
     first, second = outcomes(2, work)
     assert "rank 0 waited 0.2 s in barrier: rank 1 did not come" in str(first)
     assert "rank 1 waited 0.2 s in barrier: rank 0 has given up in barrier" in str(second)
+
+
+def test_a_rank_that_waits_while_all_are_stopped_is_interrupted(monkeypatch):
+    """Python has dropped its own interrupt, where the callback of an import was running."""
+
+    def late(c):
+        with suppress(LostPeerError):
+            c.barrier() if c.rank else time.sleep(0.3)
+
+    monkeypatch.setattr(hang_detection, "is_stopping", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        run_threads(2, late, timeout=0.1)
+    monkeypatch.setattr(hang_detection.INTERRUPT, "trainings", {"a training"})
+    with pytest.raises(CommunicationError, match="rank 1 waited"):
+        run_threads(2, late, timeout=0.1)
 
 
 def test_ranks_that_wait_for_each_other_are_named():
