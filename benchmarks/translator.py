@@ -1,0 +1,160 @@
+"""A translator with attention against PyTorch, padded and masked, on drawn sentences.
+
+An LSTM reads the source; an LSTM over the target reads, at each word, the words of the source that
+its state attends to. A sample of `cavs` has two structures and a link of all with all; the PyTorch
+program is batched by hand: padded sequences, prepared before the steps, with a mask over the
+attention and products of the input and of the output for all words at once. Both train from the
+same parameters on the same batches in turns; first their losses are compared.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import cavs
+from benchmarks.bounds import missed, rivals, verdict
+from benchmarks.harness import speed_table, write_report
+from benchmarks.options import at_least
+from benchmarks.ratios import Pass, take_turns, timed
+from benchmarks.result_paths import GridParser
+from cavs import nn, ops
+
+LEAST = {"padded": 1.5}  # times as fast as it
+TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
+LENGTHS = 5, 50  # words of a sentence
+LR = 0.1
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Numbers of the words of a source and of a target."""
+
+    source: Ints
+    target: Ints
+
+    @property
+    def before(self) -> Ints:
+        """The word before each word of the target, -1 before the first."""
+        return np.concatenate([np.full(1, -1, np.int32), self.target[:-1]])
+
+
+def drawn(count: int, words: int, seed: int = 0) -> list[Pair]:
+    """Return pairs of sentences of uniform lengths, of words from ``words``."""
+    rng = np.random.default_rng(seed)
+
+    def sentence() -> Ints:
+        return rng.integers(0, words, rng.integers(*LENGTHS, endpoint=True)).astype(np.int32)
+
+    return [Pair(sentence(), sentence()) for _ in range(count)]
+
+
+class Decoder(cavs.VertexFunction):
+    """An LSTM that reads the linked states of a source, weighted by products with its state."""
+
+    def __init__(self, size: int) -> None:
+        self.state = cavs.State(c=size, h=size)
+        self.W, self.R = cavs.Parameter((size, 4 * size)), cavs.Parameter((size, 4 * size))
+        self.U, self.b = cavs.Parameter((size, 4 * size)), cavs.Parameter((4 * size,))
+
+    def vertex(self, v: Any) -> None:
+        """Attention asks with the state before; gates read the input, the answer and the state."""
+        before, source = v.gather(0), v.link("source")
+        weight = (source.h * before.h).sum(-1, keepdims=True).softmax()
+        read = (weight * source.h).sum()
+        z = v.pull("x") @ self.W + read @ self.R + before.h @ self.U + self.b
+        i, f, o, u = ops.split(z, 4)
+        c = ops.sigmoid(i) * ops.tanh(u) + ops.sigmoid(f) * before.c
+        h = ops.sigmoid(o) * ops.tanh(c)
+        v.scatter(c=c, h=h)
+        v.push(ops.concat([h, read]))
+
+
+class Translator(cavs.Model):
+    """The translator, over structures "source" and "target"."""
+
+    def __init__(self, words: int, hidden: int) -> None:
+        self.word, self.after = nn.Embedding(words, hidden), nn.Embedding(words, hidden)
+        self.encode, self.decode = nn.LSTM(hidden, hidden), Decoder(hidden)
+        self.output = nn.Linear(2 * hidden, words)
+
+    def loss(self, batch: Any) -> Any:
+        """Return the mean cross entropy of the words of the target."""
+        source, target = batch.graphs["source"], batch.graphs["target"]
+        h, end = self.encode.with_final(source, x=self.word(source["word"]))
+        states = self.decode(
+            target,
+            x=self.after(target["before"]),
+            source=ops.linked(batch.link("all"), h=h),
+            initial={"c": end.c, "h": end.h},
+        )
+        return ops.cross_entropy(self.output(states), target["word"])
+
+
+def sample(pair: Pair) -> cavs.Sample:
+    """Return a pair of sentences as a sample of two structures."""
+    target = {"word": pair.target, "before": pair.before}
+    return cavs.Sample(
+        source=cavs.Graph.chain(len(pair.source), {"word": pair.source}),
+        target=cavs.Graph.chain(len(pair.target), target),
+        links={"all": cavs.Link.all("target", "source")},
+    )
+
+
+def runners(
+    words: int, batches: Sequence[Sequence[Pair]], hidden: int, threads: int
+) -> dict[str, Pass]:
+    """Return the training on all batches by each runner, from the same parameters."""
+    from benchmarks.rivals import translator_torch
+
+    model = Translator(words, hidden)
+    model.initialize(0)
+    session = cavs.Session(model, threads=threads)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
+    samples = [[sample(pair) for pair in pairs] for pairs in batches]
+    own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
+    step, plans = translator_torch.training(model, batches, threads, LR)
+    return {"cavs": timed(own), "padded": timed(lambda: [step(plan) for plan in plans][-1])}
+
+
+def measure(hidden: int, given: Any) -> dict[str, Any]:
+    """Return times of passes over the batches, by runner, and their ratio to cavs."""
+    pairs = drawn(given.batches * given.batch_size, given.vocabulary)
+    batches = [pairs[i : i + given.batch_size] for i in range(0, len(pairs), given.batch_size)]
+    passes = runners(given.vocabulary, batches, hidden, given.threads)
+    turns = take_turns(passes, given.rounds, TOLERANCE)
+    return {"hidden": hidden, "words": sum(len(pair.target) for pair in pairs), **turns}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("translator", __doc__ or "")
+    add = parser.add_argument
+    add("--hidden", type=at_least(2), nargs="+", default=[256])
+    add("--vocabulary", type=at_least(2), default=2000, help="words of each language")
+    add("--batch-size", type=at_least(1), default=64)
+    add("--batches", type=at_least(1), default=4)
+    add("--threads", type=at_least(1), default=2)
+    add("--rounds", type=at_least(1), default=7)
+    given = parser.parse_args(arguments)
+    if find_spec("torch") is None:
+        print('the rival needs PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
+        return 2
+    cases = [measure(hidden, given) for hidden in given.hidden]
+    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
+    bounds = rivals(cases, LEAST)
+    text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
+    text += speed_table("h", "words", cases) + verdict(bounds)
+    print(text)
+    write_report(given.out, text, [result])
+    return 1 if missed(bounds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
