@@ -124,6 +124,7 @@ def test_a_rank_that_waits_while_all_are_stopped_is_interrupted(monkeypatch):
             c.barrier() if c.rank else time.sleep(0.3)
 
     monkeypatch.setattr(hang_detection, "is_stopping", lambda: True)
+    monkeypatch.setattr(hang_detection.INTERRUPT, "trainings", set())
     with pytest.raises(KeyboardInterrupt):
         run_threads(2, late, timeout=0.1)
     monkeypatch.setattr(hang_detection.INTERRUPT, "trainings", {"a training"})
