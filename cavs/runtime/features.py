@@ -29,6 +29,9 @@ class FeatureTypes:
     def schema(self, batch: BatchLike) -> Mapping[str, Any]:
         """Return the type of every feature of ``batch``; as learnt, where it has no row of it."""
         schema, types = batch.feature_schema(), batch.type_names
+        if types is None and batch.structures is None and batch.topology.num_edges:
+            self._learn({n: s for n, s in schema.items() if s.domain == "edge"})
+            return schema  # which has a row of every feature
 
         def has_rows(name: str, spec: Any) -> bool:
             if spec.type:
@@ -65,6 +68,8 @@ class FeatureTypes:
         self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:
+        if not specs:
+            return
         found = {n: (s.dtype, tuple(s.shape), s.type) for n, s in specs.items()}
         known = self._model._feature_types
         if found.items() - known.items():

@@ -289,7 +289,7 @@ class ProgramCache:
     def _ordered(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> _engine.Schedule:
         """Return the schedule in the order of the policy that is chosen, by now at the latest."""
         # Replicas, whose batches differ, choose one policy together, in `compile_for`.
-        if self._replicas(variant.key.training) or not self._is_undecided(variant, schedule):
+        if not self._is_undecided(variant, schedule) or self._replicas(variant.key.training):
             return schedule
         chosen = choose(self.scheduling, *self._orders(variant, rows))
         variant.decisions.scheduling = chosen

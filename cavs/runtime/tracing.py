@@ -44,7 +44,8 @@ def trace(
         and known.merged_features == decisions.merged_features
         and not _guessed(known, batch)
     ):
-        check_structures(known.structures, structures_of(batch), batch)
+        if known.structures is not None or batch.structures is not None:
+            check_structures(known.structures, structures_of(batch), batch)
         if schema == known.last_schema:
             return
         check_schema(known.graph, known.schema, schema, batch)
