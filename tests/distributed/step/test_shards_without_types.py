@@ -19,6 +19,15 @@ def train(trainer):
     return [trainer.advance(cavs.batch(graphs)).loss for graphs in BATCHES]
 
 
+def test_stale_ranks_trace_features_of_types():
+    def work(c):
+        strategy, optimizer = "PSLoadBalancing(staleness=1)", cavs.optim.SGD(lr=0.1)
+        with Trainer(PlanCost(), optimizer, communicator=c, strategy=strategy) as t:
+            return train(t)
+
+    assert np.isfinite(run_threads(2, work)).all()
+
+
 @pytest.mark.parametrize("strategy", [None, "PartitionedPS"])
 def test_types_on_one_rank_alone(strategy):
     model = drawn(PlanCost(), 0.5)
