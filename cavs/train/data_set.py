@@ -136,9 +136,7 @@ def _with_edge_types(samples: list[Sample], types: Mapping[str, Any]) -> Sample:
     first = samples[0]
     replaced = {}
     for owner, graph in first.graphs.items():
-        own = {
-            n: rows for of, n, rows in ((*owner_of(n), x) for n, x in types.items()) if of == owner
-        }
+        own = {owner_of(name)[1]: x for name, x in types.items() if owner_of(name)[0] == owner}
         if own and not any(sample.graphs[owner].num_edges for sample in samples):
             replaced[owner] = graph.with_features(edge_features=own)
     if not replaced:

@@ -103,7 +103,7 @@ class RankCarry(Carry):
     def arrays(self) -> dict[str, Array]:
         """See `Carry`. Replicas gather the rows of all graphs; all of them call it.
 
-        None where a rank has died, with the rows of its graphs.
+        Empty where a rank has died, and with it the rows of its graphs.
         """
         rank, count = self.session.position
         if self._whole or not self._rows or rank >= count:
