@@ -97,6 +97,12 @@ class WholeBatch:
         return len(self.graphs)
 
 
+def num_row_counts(structures: int) -> int:
+    """Return the number of `ShardedBatch.counts` before those of features: graphs, then vertices
+    and edges of each structure."""
+    return 1 + 2 * structures
+
+
 GlobalBatch = GraphBatch | SampleBatch | WholeBatch
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from cavs.distributed.balance.shards import GlobalBatch
 from cavs.distributed.comm.interfaces import LostPeerError
 from cavs.distributed.step.context import StepContext, Update
-from cavs.distributed.step.program import layout_of, make_exchanges, prepare_together
+from cavs.distributed.step.program import ProgramFacts, make_exchanges, prepare_together
 from cavs.distributed.step.report import StepReport
 from cavs.distributed.step.synchronous_step import Run
 from cavs.errors import CommunicationError
@@ -52,7 +52,7 @@ class AsynchronousStep:
             else:
                 part = context.shard(batch)
                 executor, inputs, compiled = context.ready(part)
-                make_exchanges(context, executor, *layout_of(compiled.program))
+                make_exchanges(context, executor, ProgramFacts.of(compiled.program))
             features = context.int_features
             totals = part.global_counts(features) if context.average else part.counts(features)
             run = Run(context, update, executor, part)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cavs.compiler.pipeline import Compiled
+from cavs.distributed.balance.shards import num_row_counts
 from cavs.distributed.comm.mailbox import Letter
 from cavs.distributed.comm.service import Future, Ranks, Service
 from cavs.errors import CommunicationError
@@ -172,7 +173,7 @@ def count_of_loss(compiled: Compiled) -> int | None:
     program = compiled.program
     (count, name, structure), structures = found, program.structures.names
     if count == "count_present":
-        return 1 + 2 * len(structures) + program.int_features.index(name)
+        return num_row_counts(len(structures)) + program.int_features.index(name)
     if name == "graph":
         return 0
-    return 1 + 2 * structures.index(structure) + (name == "edge")
+    return num_row_counts(structures.index(structure)) + (name != "vertex")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cavs._cuda
 import cavs._engine
@@ -16,7 +16,7 @@ from cavs._engine import Executor, isa
 from cavs.compiler.pipeline import Compiled
 from cavs.compiler.program import Program
 from cavs.data import GraphBatch, SampleBatch
-from cavs.distributed.balance.shards import ShardedBatch
+from cavs.distributed.balance.shards import ShardedBatch, num_row_counts
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
@@ -116,34 +116,37 @@ def compile_together(context: StepContext, part: ShardedBatch) -> tuple[Any, Any
     with agreement.guard("exchanges", known=CommunicationError):
         context.compiled = compiled
         context.check_backup(context.backup)
-        make_exchanges(context, executor, *layout_of(program))
+        make_exchanges(context, executor, ProgramFacts.of(program))
     order = executor.gradient_order()
     same_program(agreement, None if guesses(part.local) else compiled, order)
     if not context.asynchronous and roles.replicas is not context.communicator:  # to the servers
-        context.communicator.share([order, *layout_of(program)])
+        context.communicator.share([order, *ProgramFacts.of(program)])
     return executor, inputs
 
 
-def layout_of(program: Program) -> tuple[Mapping[str, str], list[str], int]:
-    """Return the facts about a program that `make_exchanges` needs."""
-    return program.gradients, program.int_features, len(program.structures.names)
+class ProgramFacts(NamedTuple):
+    """The part of a program that exchanges are made for, which servers get from a replica.
 
-
-def make_exchanges(
-    context: StepContext,
-    executor: Any,
-    layouts: Mapping[str, str],
-    int_features: list[str],
-    structures: int,
-) -> None:
-    """Make the exchanges of a program, in the order of all ranks; earlier ones hand over state.
-
-    layouts: "dense", "sparse" or "none" for the gradient of every parameter in the program.
-    int_features: features of the program that are indices. structures: number of those of samples.
+    layouts: "dense", "sparse" or "none" for the gradient of every parameter. int_features: features
+    that are indices. structures: number of the structures of samples.
     """
+
+    layouts: Mapping[str, str]
+    int_features: list[str]
+    structures: int
+
+    @classmethod
+    def of(cls, program: Program) -> ProgramFacts:
+        """Return the facts about a program."""
+        return cls(program.gradients, program.int_features, len(program.structures.names))
+
+
+def make_exchanges(context: StepContext, executor: Any, program: ProgramFacts) -> None:
+    """Make the exchanges of a program, in the order of all ranks; earlier ones hand over state."""
     if executor is context.exchanging:
         return
-    context.int_features, context.num_counts = int_features, 1 + 2 * structures + len(int_features)
+    context.int_features = program.int_features
+    context.num_counts = num_row_counts(program.structures) + len(program.int_features)
     parameters, group = context.session.parameters, context.group
     runtime = Runtime(
         context.strategy,
@@ -154,7 +157,7 @@ def make_exchanges(
         group,
         delays=hasattr(context.split, "update"),
     )
-    transfers = lower(_members(runtime, layouts), runtime)
+    transfers = lower(_members(runtime, program.layouts), runtime)
     there = _sums_on_device(transfers, runtime, context.on_host)
     fresh = [(DeviceAllReduce if t in there else t.exchange)(t.members, runtime) for t in transfers]
     for exchange in fresh:
@@ -227,7 +230,8 @@ def receive_program(context: StepContext) -> None:
         context.agreement.consensus(phase)
     same_program(context.agreement, None, ())
     order, *program = context.communicator.share(None)[0]
-    make_exchanges(context, ServerExecutor(context.session.parameters, order), *program)
+    executor = ServerExecutor(context.session.parameters, order)
+    make_exchanges(context, executor, ProgramFacts(*program))
 
 
 def _share_gradients(context: StepContext, executor: Any) -> None:
