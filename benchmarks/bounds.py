@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import markdown
+from benchmarks.harness import markdown, speed_table, write_report
 
 Row = tuple[str, str, str, str]  # measure, found, needed, "yes" or "NO"
 HEADERS = ("measure", "found", "needed", "holds")
@@ -41,6 +41,23 @@ def rivals(cases: Sequence[Any], least: Mapping[str, float]) -> list[Row]:
         for name, needed in least.items()
         if name in case["ratios"]
     ]
+
+
+def report_turns(
+    given: Any, cases: Sequence[Any], least: Mapping[str, float], size: str, unit: str
+) -> int:
+    """Print and write cases that runners have measured in turns; return 1 if a bound is missed.
+
+    given: the options of the program. least: the least time of each rival over ours. size, unit:
+    see `speed_table`.
+    """
+    bounds = rivals(cases, least)
+    text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
+    text += speed_table(size, unit, cases) + verdict(bounds)
+    print(text)
+    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
+    write_report(given.out, text, [result])
+    return 1 if missed(bounds) else 0
 
 
 def verdict(rows: Sequence[Row]) -> str:

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cavs
-from benchmarks.bounds import missed, rivals, verdict
-from benchmarks.harness import speed_table, write_report
+from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
@@ -161,13 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         print('the rivals need PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
         return 2
     cases = [measure(hidden, given) for hidden in given.hidden]
-    bounds = rivals(cases, LEAST)
-    text = f"batches of {given.batch_size} plans, {given.threads} threads\n\n"
-    text += speed_table("h", "plans", cases) + verdict(bounds)
-    print(text)
-    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
-    write_report(given.out, text, [result])
-    return 1 if missed(bounds) else 0
+    return report_turns(given, cases, LEAST, "h", "plans")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cavs
-from benchmarks.bounds import missed, rivals, verdict
-from benchmarks.harness import speed_table, write_report
+from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
@@ -196,13 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     found = corpus(given.data)
     cases = [measure(found, hidden, given) for hidden in given.hidden]
-    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
-    bounds = rivals(cases, LEAST)
-    text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
-    text += speed_table("h of a direction", "words", cases) + verdict(bounds)
-    print(text)
-    write_report(given.out, text, [result])
-    return 1 if missed(bounds) else 0
+    return report_turns(given, cases, LEAST, "h of a direction", "words")
 
 
 if __name__ == "__main__":

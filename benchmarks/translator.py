@@ -4,7 +4,8 @@ An LSTM reads the source; an LSTM over the target reads, at each word, the words
 its state attends to. A sample of `cavs` has two structures and a link of all with all; the PyTorch
 program is batched by hand: padded sequences, prepared before the steps, with a mask over the
 attention and products of the input and of the output for all words at once. Both train from the
-same parameters on the same batches in turns; first their losses are compared.
+same parameters on the same batches in turns; first their losses are compared. Speeds are words of
+the target.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cavs
-from benchmarks.bounds import missed, rivals, verdict
-from benchmarks.harness import speed_table, write_report
+from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
@@ -147,13 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         print('the rival needs PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
         return 2
     cases = [measure(hidden, given) for hidden in given.hidden]
-    result = {"batch_size": given.batch_size, "threads": given.threads, "cases": cases}
-    bounds = rivals(cases, LEAST)
-    text = f"batches of {given.batch_size}, {given.threads} threads\n\n"
-    text += speed_table("h", "words", cases) + verdict(bounds)
-    print(text)
-    write_report(given.out, text, [result])
-    return 1 if missed(bounds) else 0
+    return report_turns(given, cases, LEAST, "h", "words")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from benchmarks.rivals.hand_batched import Tensors, linear, lstm, sgd, table, tensors
 
 
 @dataclass(frozen=True)
@@ -41,23 +43,14 @@ def plan(sentences: Sequence[Any]) -> Plan:
 
 
 class Packed(torch.nn.Module):
-    """The tagger with the parameters of the one of cavs; only touched rows of tables are updated.
+    """The tagger with the parameters of the one of cavs, by name."""
 
-    values: parameters by name.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, of: Tensors) -> None:
         super().__init__()
-        of = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        rows = {"freeze": False, "sparse": True}
-        self.word = torch.nn.Embedding.from_pretrained(of["word.weight"], **rows)
-        self.char = torch.nn.Embedding.from_pretrained(of["char.weight"], **rows)
-        self.spell = _lstm(of, "forth", "back")
-        self.tag = _lstm(of, "tag.forth", "tag.back")
-        self.output = torch.nn.Linear(*of["output.weight"].shape)
-        with torch.no_grad():
-            self.output.weight.copy_(of["output.weight"].T)
-            self.output.bias.copy_(of["output.bias"])
+        self.word, self.char = table(of, "word"), table(of, "char")
+        self.spell = lstm(of, "forth", "back")
+        self.tag = lstm(of, "tag.forth", "tag.back")
+        self.output = linear(of, "output")
 
     def forward(self, batch: Plan) -> torch.Tensor:
         """Return the mean cross entropy of the tags."""
@@ -70,34 +63,9 @@ class Packed(torch.nn.Module):
         return F.cross_entropy(self.output(states), batch.tags, ignore_index=-1)
 
 
-def _lstm(of: Mapping[str, torch.Tensor], *cells: str) -> torch.nn.LSTM:
-    """Return an LSTM of two directions with the parameters of two cells of cavs."""
-    width, gates = of[f"{cells[0]}.W"].shape
-    lstm = torch.nn.LSTM(width, gates // 4, bidirectional=True)
-    with torch.no_grad():
-        for name, end in zip(cells, ("", "_reverse"), strict=True):
-            for key, target in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih")):
-                i, f, o, u = (
-                    of[f"{name}.{key}"].movedim(-1, 0).chunk(4)
-                )  # PyTorch has the order i, f, u, o
-                getattr(lstm, f"{target}_l0{end}").copy_(torch.cat([i, f, u, o]))
-            getattr(lstm, f"bias_hh_l0{end}").zero_().requires_grad_(False)
-    return lstm
-
-
 def training(
     model: Any, batches: Sequence[Sequence[Any]], threads: int, lr: float
 ) -> tuple[Callable[[Plan], float], list[Plan]]:
     """Return a function that takes a step on a batch and returns its loss, and the batches."""
     torch.set_num_threads(threads)
-    packed = Packed({name: p.value for name, p in model.parameters().items()})
-    optimizer = torch.optim.SGD([p for p in packed.parameters() if p.requires_grad], lr=lr)
-
-    def step(batch: Plan) -> float:
-        optimizer.zero_grad()
-        loss = packed(batch)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step, [plan(sentences) for sentences in batches]
+    return sgd(Packed(tensors(model)), lr), [plan(sentences) for sentences in batches]

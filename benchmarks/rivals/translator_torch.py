@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from benchmarks.rivals.hand_batched import Tensors, linear, lstm, sgd, table, tensors
 
 
 @dataclass(frozen=True)
@@ -44,33 +45,15 @@ def plan(pairs: Sequence[Any]) -> Plan:
 
 
 class Padded(torch.nn.Module):
-    """The translator with the parameters of the one of cavs; only touched rows of tables change.
+    """The translator with the parameters of the one of cavs, by name."""
 
-    values: parameters by name.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, of: Tensors) -> None:
         super().__init__()
-        of = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
-        rows = {"freeze": False, "sparse": True}
-        self.word = torch.nn.Embedding.from_pretrained(of["word.weight"], **rows)
-        self.after = torch.nn.Embedding.from_pretrained(of["after.weight"], **rows)
-        width, gates = of["encode.W"].shape
-        self.encode = torch.nn.LSTM(width, gates // 4)
-        with torch.no_grad():
-            for key, target in (("W", "weight_ih"), ("U", "weight_hh"), ("b", "bias_ih")):
-                i, f, o, u = of[f"encode.{key}"].movedim(-1, 0).chunk(4)
-                # PyTorch has the order i, f, u, o.
-                getattr(self.encode, f"{target}_l0").copy_(torch.cat([i, f, u, o]))
-            self.encode.bias_hh_l0.zero_().requires_grad_(False)
-        for name in ("W", "b"):
-            self.register_parameter(name, torch.nn.Parameter(of[f"decode.{name}"]))
-        both = np.concatenate([values["decode.R"], values["decode.U"]])
-        self.RU = torch.nn.Parameter(torch.from_numpy(both))
-        self.output = torch.nn.Linear(*of["output.weight"].shape)
-        with torch.no_grad():
-            self.output.weight.copy_(of["output.weight"].T)
-            self.output.bias.copy_(of["output.bias"])
+        self.word, self.after = table(of, "word"), table(of, "after")
+        self.encode = lstm(of, "encode")
+        self.W, self.b = (torch.nn.Parameter(of[f"decode.{name}"]) for name in ("W", "b"))
+        self.RU = torch.nn.Parameter(torch.cat([of["decode.R"], of["decode.U"]]))
+        self.output = linear(of, "output")
 
     def forward(self, batch: Plan) -> torch.Tensor:
         """Return the mean cross entropy of the words of the targets."""
@@ -96,14 +79,4 @@ def training(
 ) -> tuple[Callable[[Plan], float], list[Plan]]:
     """Return a function that takes a step on a batch and returns its loss, and the batches."""
     torch.set_num_threads(threads)
-    padded = Padded({name: p.value for name, p in model.parameters().items()})
-    optimizer = torch.optim.SGD([p for p in padded.parameters() if p.requires_grad], lr=lr)
-
-    def step(batch: Plan) -> float:
-        optimizer.zero_grad()
-        loss = padded(batch)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step, [plan(pairs) for pairs in batches]
+    return sgd(Padded(tensors(model)), lr), [plan(pairs) for pairs in batches]
