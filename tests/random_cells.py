@@ -39,6 +39,8 @@ class RandomCell(cavs.VertexFunction):
         self.query = cavs.Parameter(self.width, init="uniform")
         self.added = [cavs.Parameter(self.width, init="uniform") for _ in range(2)]
         self.x_width = x_width
+        if choices.get("paired") == "index":
+            self.relation = nn.Embedding(VOCABULARY, 2)
         rows = {None: None, "one": (), "graph": (2,), "vertex": (2,)}[choices["starts"]]
         self.starts = (
             {}
@@ -110,7 +112,7 @@ class RandomCell(cavs.VertexFunction):
             elif how == "nths":
                 values.append(self.linear(v.gather(0)[name]) + self.linear(v.gather(2)[name]))
         for how in c.get("along", ()):
-            values.append(self.along(how, v.link("source").h, values[-1]))
+            values.append(self.along(how, self.linked(v.link("source")), values[-1]))
         if c["edge_feature"]:
             edges.append(self.linear(v.edge("relation")))
         if c["whole"]:  # one value per graph, at its vertices or edges
@@ -144,6 +146,15 @@ class RandomCell(cavs.VertexFunction):
         if c["pushed_child"]:  # only the push reads its product
             total = total + self.linear(v.gather(1)[next(iter(states))])
         v.push(ops.concat([total, *states.values()]) if c["push_all"] else total)
+
+    def linked(self, source):
+        """Return the values of linked vertices, with features of the pairs."""
+        how = self.choices.get("paired")
+        if how == "weight":
+            return source.h * ops.reshape(source.w, (1,))
+        if how == "index":
+            return ops.concat([self.relation(source.k), source.h])
+        return ops.concat([source.h, source.more]) if how == "computed" else source.h
 
     def along(self, how, linked, query):
         """Return a fold of the values of linked vertices; ``query`` may depend on children."""

@@ -12,6 +12,7 @@ from tests.random_cells import OF_GRAPH, VOCABULARY, RandomCell, cells, graph_of
 
 NAMES = ("a", "b", "c")
 FOLDS = {"take": ops.take, "sum": ops.sum_linked, "mean": ops.mean_linked}
+PAIRED = (None, "weight", "index", "computed")
 
 
 class StructuresModel(cavs.Model):
@@ -31,7 +32,7 @@ class StructuresModel(cavs.Model):
             self.linked.append(
                 [
                     cavs.Parameter((self.width_read(source, how), width))
-                    for source, how, _ in structure["links"]
+                    for source, how, *_ in structure["links"]
                 ]
             )
         self.of_graphs = [cavs.Parameter((self.width_of(s), 3)) for s in choices["structures"]]
@@ -54,22 +55,39 @@ class StructuresModel(cavs.Model):
         for i, structure in enumerate(self.choices["structures"]):
             graph = batch.graphs[NAMES[i]]
             x = self.embedding(graph["token"])
-            for j, (source, how, fold) in enumerate(structure["links"]):
+            for j, (source, how, fold, paired) in enumerate(structure["links"]):
                 link = batch.link(f"{NAMES[i]}{j}")
                 values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
-                x = x + ops.tanh(FOLDS[fold](values, link) @ self.linked[i][j])
+                x = x + ops.tanh(self.fold(fold, values, link, paired) @ self.linked[i][j])
+                if paired in ("index", "computed"):
+                    own = self.embedding(link["k"])
+                    own = ops.tanh(own) * x if paired == "computed" else own
+                    x = x + (own if fold == "take" else own.sum() if fold == "sum" else own.mean())
             linked = None
             if structure["source"] is not None:
                 source, how = structure["source"]
                 values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
-                linked = ops.linked(batch.link(f"{NAMES[i]}s"), h=values)
+                link = batch.link(f"{NAMES[i]}s")
+                more = {"w": link["w"], "k": link["k"], "more": ops.tanh(self.embedding(link["k"]))}
+                named = {"weight": "w", "index": "k", "computed": "more"}
             for cell in self.cells[i]:
+                if structure["source"] is not None:
+                    own = named.get(cell.choices["paired"])
+                    linked = ops.linked(link, h=values, **({own: more[own]} if own else {}))
                 x = self.run(cell, graph, x, linked)
             pushed.append(x)
             outputs[f"logits_{NAMES[i]}"] = self.output[i](x)
             of_graphs = OF_GRAPH[structure["of_graph"]](ops.tanh(x)) @ self.of_graphs[i]
             whole = of_graphs if whole is None else whole * ops.sigmoid(of_graphs)
         return outputs | {"whole": whole}
+
+    def fold(self, fold, values, link, paired):
+        if paired != "weight":
+            return FOLDS[fold](values, link)
+        if fold == "take":
+            return ops.take(values, link) * ops.reshape(link["w"], (1,))
+        found = ops.sum_linked(values, link, link["w"])
+        return found if fold == "sum" else found + link["w"].mean() * ops.mean_linked(values, link)
 
     def read(self, graph, pushed, source, how):
         if how == "pushed":
@@ -111,11 +129,15 @@ def structure_models(draw, smooth=False, most=3):
         folds += () if smooth else ("max",)
         for cell in own if source is not None else ():
             cell["along"] = draw(st.lists(st.sampled_from(folds), min_size=1, max_size=2))
+            cell["paired"] = draw(st.sampled_from(PAIRED))
         structures.append(
             {
                 "cells": own,
                 "source": source,
-                "links": draw(st.lists(st.sampled_from(reads), max_size=2)),
+                "links": [
+                    (*how, draw(st.sampled_from(PAIRED)))
+                    for how in draw(st.lists(st.sampled_from(reads), max_size=2))
+                ],
                 "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
             }
         )
@@ -129,8 +151,17 @@ def structure_models(draw, smooth=False, most=3):
     )
 
 
-def link_of(target, source, rows, whole):
-    return cavs.Link.all(target, source) if whole else cavs.Link(target, source, rows)
+def link_of(target, source, rows, whole, rng):
+    """Return a link with features; rows: of (targets, sources) if it is to all vertices."""
+    if whole:
+        return cavs.Link.all(target, source, link_features(rng, *whole))
+    lists = any(np.ndim(row) for row in rows)
+    count = sum(map(len, rows)) if lists else len(rows)
+    return cavs.Link(target, source, rows, link_features(rng, count))
+
+
+def link_features(rng, *shape):
+    return {"w": rng.normal(size=shape), "k": rng.integers(-1, VOCABULARY, shape)}
 
 
 def samples_for(model, rng, graphs_of):
@@ -140,18 +171,19 @@ def samples_for(model, rng, graphs_of):
         named = {NAMES[i]: graph_of(children, rng) for i, children in enumerate(graphs)}
         links = {}
         for i, structure in enumerate(model.choices["structures"]):
-            for j, (source, _, fold) in enumerate(structure["links"]):
+            for j, (source, _, fold, _) in enumerate(structure["links"]):
                 n, count = len(graphs[i]), len(graphs[source])
                 rows = rng.integers(-1, count, n)
                 if fold != "take":
                     rows = [rng.integers(0, count, rng.integers(0, 4)) for _ in range(n)]
-                whole = fold != "take" and rng.random() < 0.2
-                links[f"{NAMES[i]}{j}"] = link_of(NAMES[i], NAMES[source], rows, whole)
+                whole = (n, count) if fold != "take" and rng.random() < 0.2 else None
+                links[f"{NAMES[i]}{j}"] = link_of(NAMES[i], NAMES[source], rows, whole, rng)
             if structure["source"] is not None:
                 n, count = len(graphs[i]), len(graphs[structure["source"][0]])
                 rows = [rng.integers(0, count, rng.integers(0, 5)) for _ in range(n)]
                 source = NAMES[structure["source"][0]]
-                links[f"{NAMES[i]}s"] = link_of(NAMES[i], source, rows, rng.random() < 0.2)
+                whole = (n, count) if rng.random() < 0.2 else None
+                links[f"{NAMES[i]}s"] = link_of(NAMES[i], source, rows, whole, rng)
         samples.append(cavs.Sample(**named, links=links))
     return cavs.batch(samples)
 

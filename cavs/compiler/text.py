@@ -64,7 +64,7 @@ def operand_text(program: Program, o: Operand) -> str:
             link = program.structures.links[argument]
             each = f"{link.source} linked" if array == "linked_rows" else f"{link.target} reader"
         return f"sum({text} of each {each})"
-    if row_map != "index" or array in ("order", "edge_order", "present_order"):
+    if row_map != "index" or array in ("order", "edge_order", "present_order", "pair_order"):
         return text
     if array == "present":
         return f"{text} of vertices with {program.int_features[argument]}"

@@ -6,7 +6,8 @@ from cavs.data.batch import GraphBatch
 from cavs.data.collate import batch
 from cavs.data.features import FeatureSpec
 from cavs.data.graph import Graph
-from cavs.data.sample import Link, Sample
+from cavs.data.link import Link
+from cavs.data.sample import Sample
 from cavs.data.sample_batch import SampleBatch
 from cavs.data.vocabulary import Vocabulary
 from cavs.errors import moved

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from cavs.errors import FeatureError, renamed
 
 Array = NDArray[Any]
-FeatureDomain = Literal["vertex", "edge", "graph"]
+FeatureDomain = Literal["vertex", "edge", "graph", "pair"]
 
 _COLUMN = re.compile(r"#(.*)\[:, (\d+)\]", re.DOTALL)
 
@@ -28,6 +28,7 @@ _ROWS: dict[FeatureDomain, str] = {
     "features of the whole graph",
     "edge": "give a row for every edge, ordered by parent and position of the child",
     "graph": "",
+    "pair": "",
 }
 _ROWS_OF_TYPE = (
     "give a row for every vertex of the type, in the order of the vertices; the graph's types name "
@@ -39,9 +40,9 @@ _ROWS_OF_TYPE = (
 class FeatureSpec(NamedTuple):
     """The part of a feature that a model is compiled for.
 
-    ``domain``: it has one row for every vertex, every edge, or the graph; ``dtype``: int (int32) or
-    float (float32); ``shape``: of one row; ``has_absent``: True if an int feature holds -1;
-    ``type``: of the vertices that have it, "" for all.
+    ``domain``: it has one row for every vertex, every edge, the graph, or every pair of a link;
+    ``dtype``: int (int32) or float (float32); ``shape``: of one row; ``has_absent``: True if an int
+    feature holds -1; ``type``: of the vertices that have it, "" for all.
     """
 
     domain: FeatureDomain
@@ -54,6 +55,18 @@ class FeatureSpec(NamedTuple):
 def feature_name(owner: str, name: str) -> str:
     """Return the name of a feature of a type of vertices, or of a structure of samples."""
     return f"{owner}.{name}"
+
+
+def link_feature(target: str, link: str, name: str) -> str:
+    """Return the name of a feature of a link, which belongs to the structure that it leads from."""
+    return feature_name(target, f"link {feature_name(link, name)}")
+
+
+def link_parts(name: str) -> tuple[str, str, str]:
+    """Return structure, link and feature that `link_feature` has joined; no link for others."""
+    owner, _, own = name.partition(".")
+    link, dot, feature = own.removeprefix("link ").partition(".")
+    return (owner, link, feature) if dot and own.startswith("link ") else (owner, "", own)
 
 
 def owner_of(name: str) -> tuple[str, str]:
@@ -205,7 +218,7 @@ def check_feature(
 
 
 def _plural(domain: FeatureDomain) -> str:
-    return {"vertex": "vertices", "edge": "edges", "graph": "graphs"}[domain]
+    return {"vertex": "vertices", "edge": "edges", "graph": "graphs", "pair": "pairs"}[domain]
 
 
 def check_features(

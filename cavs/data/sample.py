@@ -2,133 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from cavs.data.features import Array, link_feature
 from cavs.data.graph import Graph
-from cavs.data.structure import Indices, as_indices, shared
+from cavs.data.link import ROWS, Link
+from cavs.data.structure import shared
 from cavs.errors import GraphError
 
 MAX_STRUCTURES = 64  # that the engine numbers
 _NO_LINKS: Mapping[str, Link] = MappingProxyType({})
-_ROWS = "one vertex for each vertex of {0}, -1 for none; or a list of vertices for each"
-
-
-@final
-class Link:
-    """Which vertices of ``source`` each vertex of ``target`` reads, by the names of structures.
-
-    rows: for every vertex of ``target`` the index of a vertex of ``source``, or -1 for none; or for
-    every vertex a list of such indices; or these lists as a pair of arrays ``(offsets, vertices)``.
-    GraphError for anything else. A `Sample` checks the numbers against its graphs.
-    """
-
-    __slots__ = ("offsets", "source", "target", "vertices")
-
-    #: Vertex v reads ``vertices[offsets[v]:offsets[v + 1]]``; None if it reads ``vertices[v]``.
-    offsets: Indices | None
-    #: None, and so are the offsets, if every vertex reads all of the source, see `all`.
-    vertices: Indices | None
-
-    def __init__(self, target: str, source: str, rows: ArrayLike | Sequence[Any]) -> None:
-        self._begin(target, source)
-        self.offsets, self.vertices = _lists(rows, self._label, target)
-        for array in (self.offsets, self.vertices):
-            if array is not None:
-                array.flags.writeable = False
-
-    @classmethod
-    def all(cls, target: str, source: str) -> Link:
-        """Return the link by which every vertex of ``target`` reads all vertices of ``source``.
-
-        They are read in the order of their numbers. It has no list of pairs: a batch makes those of
-        its samples, four bytes each.
-        """
-        link = object.__new__(cls)
-        link._begin(target, source)
-        link.offsets = link.vertices = None
-        return link
-
-    def _begin(self, target: str, source: str) -> None:
-        for name in (target, source):
-            if not isinstance(name, str):
-                raise GraphError(
-                    f"a link is between structures by name, found {name!r:.80}",
-                    hint='Link("words", "chars", rows): rows has one entry for each word',
-                )
-        self.target, self.source = target, source
-
-    @property
-    def single(self) -> bool:
-        """True if each vertex of the target reads one vertex, or none."""
-        return self.offsets is None and self.vertices is not None
-
-    @property
-    def num_rows(self) -> int | None:
-        """Number of vertices of the target that it has rows for; None for any number."""
-        if self.vertices is None:
-            return None
-        return len(self.vertices if self.offsets is None else self.offsets[1:])
-
-    @property
-    def _label(self) -> str:
-        return f'link from "{self.target}" to "{self.source}"'
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.vertices is None:
-            return Link.all, (self.target, self.source)
-        rows = self.vertices if self.offsets is None else (self.offsets, self.vertices)
-        return Link, (self.target, self.source, rows)
-
-    def __repr__(self) -> str:
-        if self.vertices is None:
-            return f"Link.all({self.target!r}, {self.source!r})"
-        how = "" if self.single else ", lists"
-        return f"Link({self.target!r}, {self.source!r}, {self.num_rows} rows{how})"
-
-
-def _lists(rows: Any, label: str, target: str) -> tuple[Indices | None, Indices]:
-    """Return (offsets, vertices) of a link; offsets are None if there is one vertex for each."""
-    hint = _ROWS.format(target)
-    if isinstance(rows, tuple) and len(rows) == 2 and all(isinstance(x, np.ndarray) for x in rows):
-        offsets = as_indices(rows[0], f"{label}: offsets")
-        vertices = as_indices(rows[1], f"{label}: vertices")
-        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(vertices):
-            ends = [int(x) for x in offsets[[0, -1]]] if len(offsets) else []
-            raise GraphError(
-                f"{label}: offsets run from 0 to the {len(vertices)} vertices, found {ends}",
-                hint="vertex v reads vertices[offsets[v]:offsets[v + 1]]",
-            )
-        if (np.diff(offsets) < 0).any():
-            v = int(np.flatnonzero(np.diff(offsets) < 0)[0])
-            raise GraphError(
-                f"{label}: offsets must not decrease: vertex {v} has {offsets[v]} and the next "
-                f"{offsets[v + 1]}",
-                hint="vertex v reads vertices[offsets[v]:offsets[v + 1]]",
-            )
-        return offsets, vertices
-    nested = isinstance(rows, np.ndarray) and rows.ndim > 1
-    if not isinstance(rows, np.ndarray):
-        try:
-            rows = list(rows)
-        except TypeError:
-            raise GraphError(f"{label} has the rows {rows!r:.80}", hint=hint) from None
-        nested = any(isinstance(x, Sequence | np.ndarray) and np.ndim(x) for x in rows)
-    if not nested:
-        return None, as_indices(rows, label)
-    try:
-        counts = [len(row) for row in rows]
-    except TypeError:
-        raise GraphError(
-            f"{label} has lists for some vertices and numbers for others: {rows!r:.80}", hint=hint
-        ) from None
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets, as_indices([v for row in rows for v in row], label)
+_NOTHING: tuple[Mapping[str, Array], frozenset[str]] = (MappingProxyType({}), frozenset())
 
 
 @final
@@ -136,11 +24,11 @@ class Sample:
     """A sample of several structures: graphs by name, and links between their vertices.
 
     ``Sample(words=graph, chars=graph, links={"spelling": Link("words", "chars", rows)})``. Each
-    graph has features of its own. ``name``: of the sample in errors. GraphError for a link that
-    does not fit the graphs.
+    graph has features of its own, and so may a link. ``name``: of the sample in errors. GraphError
+    for a link that does not fit the graphs, FeatureError for features that do not fit the link.
     """
 
-    __slots__ = ("_graphs", "_links", "_name", "_schema")
+    __slots__ = ("_absent", "_graphs", "_link_features", "_links", "_name", "_schema")
 
     def __init__(
         self, *, links: Mapping[str, Link] = _NO_LINKS, name: str = "", **graphs: Graph
@@ -184,10 +72,33 @@ class Sample:
         self._links = MappingProxyType({key: links[key] for key in sorted(links)})
         types = ((key, x.target, x.source, x.single) for key, x in self._links.items())
         self._schema: tuple[Any, ...] = shared((tuple(self._graphs), tuple(types)))
+        self._link_features, self._absent = self._features_of_links()
+
+    def _features_of_links(self) -> tuple[Mapping[str, Array], frozenset[str]]:
+        """Return the features of links by name, and the names of those that hold -1."""
+        found: dict[str, Array] = {}
+        for key, link in self._links.items():
+            if not link.features:
+                continue
+            if "." in key:
+                raise self._error(
+                    f"link {key!r:.60} has features, and a dot in its name",
+                    "write the name with _ in place of the dot",
+                )
+            targets, sources = self._graphs[link.target], self._graphs[link.source]
+            rows = link.rows_of_features(
+                targets.num_vertices, sources.num_vertices, f'{self._label}: link "{key}"'
+            )
+            found |= {link_feature(link.target, key, name): x for name, x in rows.items()}
+        absent = (n for n, x in found.items() if x.dtype == np.int32 and (x < 0).any())
+        return (MappingProxyType(found), frozenset(absent)) if found else _NOTHING
+
+    @property
+    def _label(self) -> str:
+        return f'sample "{self._name}"' if self._name else "sample"
 
     def _error(self, what: str, hint: str, vertex: int = -1) -> GraphError:
-        label = f'sample "{self._name}"' if self._name else "sample"
-        error = GraphError(f"{label}: {what}", hint=hint)
+        error = GraphError(f"{self._label}: {what}", hint=hint)
         error.vertex = vertex
         return error
 
@@ -212,7 +123,7 @@ class Sample:
             raise self._error(
                 f'link "{key}" has {rows} rows, but structure "{link.target}" has {readers} '
                 "vertices",
-                _ROWS.format(link.target),
+                ROWS.format(link.target),
             )
         count = self._graphs[link.source].num_vertices
         least = -1 if link.single else 0
@@ -239,6 +150,19 @@ class Sample:
     def links(self) -> Mapping[str, Link]:
         """The links by name, in the order of the names."""
         return self._links
+
+    @property
+    def link_features(self) -> Mapping[str, Array]:
+        """The features of links: a row for each pair, or for each vertex of a link to one vertex.
+
+        They are called "structure.link name.feature", by the structure that the link leads from.
+        """
+        return self._link_features
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The names of the features of links that hold -1."""
+        return self._absent
 
     @property
     def name(self) -> str:

@@ -18,9 +18,12 @@ from cavs.data.features import (
     FeatureSpec,
     check_number_of_optional,
     feature_name,
+    link_parts,
     owner_of,
 )
-from cavs.data.sample import Link, Sample
+from cavs.data.link import Link
+from cavs.data.link_features import joined_features
+from cavs.data.sample import Sample
 from cavs.data.structure import Indices
 from cavs.data.vertex_types import NO_TYPES
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
@@ -60,6 +63,8 @@ class SampleBatch(EngineBatch):
         self._links: Mapping[str, LinkType] = MappingProxyType(
             {name: LinkType(x.target, x.source, x.single) for name, x in first.links.items()}
         )
+        #: Features of links by "structure.link name.feature", and their types.
+        self.link_features, self._link_schema = joined_features(self.samples, self.graph_label)
         super().__init__(
             _engine.stack_structures(
                 [graphs.topology for graphs in self.graphs.values()],
@@ -179,6 +184,8 @@ class SampleBatch(EngineBatch):
         )
 
     def __getitem__(self, name: str) -> Array:
+        if name in self.link_features:
+            return self.link_features[name]
         structure, feature = owner_of(name) if isinstance(name, str) else ("", "")
         if structure not in self.graphs:
             raise FeatureError(
@@ -190,6 +197,8 @@ class SampleBatch(EngineBatch):
         return found
 
     def __contains__(self, name: object) -> bool:
+        if name in self.link_features:
+            return True
         structure, feature = owner_of(name) if isinstance(name, str) else ("", "")
         return structure in self.graphs and feature in self.graphs[structure]
 
@@ -227,6 +236,20 @@ class SampleBatch(EngineBatch):
         vars(found).update(vars(self), graphs=MappingProxyType(graphs))
         return found
 
+    def pair_label(self, name: str, row: int) -> str:
+        """Return the words for a pair in errors. name: of a feature of pairs, row: of it."""
+        _, link, _ = link_parts(name)
+        for i, sample in enumerate(self.samples):
+            count = len(sample.link_features.get(name, ()))
+            if row < count:
+                return f'pair {row} of link "{link}" of {self.graph_label(i)}'
+            row -= count
+        raise IndexError(row)
+
+    def has_pairs(self, name: str) -> bool:
+        """See `EngineBatch`."""
+        return name in self.link_features and len(self.link_features[name]) > 0
+
     def has_edges(self, name: str) -> bool:
         """See `EngineBatch`."""
         graphs = self.graphs.get(owner_of(name)[0])
@@ -244,7 +267,7 @@ class SampleBatch(EngineBatch):
             feature_name(structure, name): spec
             for structure, graphs in self.graphs.items()
             for name, spec in graphs.feature_schema().items()
-        }
+        } | self._link_schema
 
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
@@ -263,7 +286,9 @@ class SampleBatch(EngineBatch):
             for bit, name in enumerate(optional):
                 of, feature = owner_of(name)
                 if of == structure:
-                    (values,) = graphs.optional((feature,))
+                    values = self.link_features.get(name)
+                    if values is None:
+                        (values,) = graphs.optional((feature,))
                     masks[begin:end] |= (values >= 0).astype(np.uint32) << np.uint32(bit)
             begin = end
         return masks

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from cavs.data.features import feature_name, owner_of
+from cavs.data.features import feature_name, link_feature, link_parts, owner_of
 from cavs.errors import FeatureError, NoAttributeError, TraceError, user_line
 from cavs.frontend.typed import TypeFeatures
 from cavs.ir import FLOAT, GRAPH, INT, Domain, Link, Node, Structures
@@ -21,8 +21,9 @@ _ONE_STRUCTURE = Structures()
 class Feature:
     """Declared type of a feature.
 
-    where: "vertex", "edge" or "graph"; dtype: "int" or "float"; shape: of one row; optional: an
-    integer feature that may be -1, absent; type: of the vertices that have it, "" for all.
+    where: "vertex", "edge", "graph" or "pair"; dtype: "int" or "float"; shape: of one row;
+    optional: an integer feature that may be -1, absent; type: of the vertices that have it, "" for
+    all.
     """
 
     where: str
@@ -151,10 +152,14 @@ class SymbolicBatch(_Uncounted):
         return _Structures(self.graphs_of)
 
     def link(self, name: str) -> Link:
-        """Return a link of the samples, for ``ops.take``; FeatureError for another name."""
+        """Return a link of the samples, for ``ops.take``; FeatureError for another name.
+
+        ``batch.link(name)["weight"]`` is a feature of it, with a row for each pair of a vertex and
+        one that it reads; for a link to one vertex each, a row for each vertex that it leads from.
+        """
         for link in self.structures.links:
             if link.name == name:
-                return link
+                return SymbolicLink(link, self)
         known = ", ".join(link.name for link in self.structures.links) or "none"
         raise FeatureError(
             f"no link {name!r:.60} in the samples; there are {known}",
@@ -214,7 +219,10 @@ class SymbolicBatch(_Uncounted):
             )
         dtype = INT if declared.dtype == "int" else FLOAT
         domain = GRAPH
-        if declared.where != "graph":
+        if declared.where == "pair":
+            _, link, _ = link_parts(name)
+            domain = next(x for x in self.structures.links if x.name == link).pairs
+        elif declared.where != "graph":
             structure = owner_of(name)[0] if self._several else ""
             domain = Domain(declared.where, declared.type or None, structure)
         return feature(name, domain, dtype, declared.shape, declared.optional)
@@ -233,6 +241,32 @@ class SymbolicBatch(_Uncounted):
             if has
             else "correct the name, or give it to the graph of the structure in every sample",
         )
+
+
+class SymbolicLink(Link):
+    """A link of the samples of a symbolic batch, with its features by name."""
+
+    def __new__(cls, link: Link, batch: SymbolicBatch) -> SymbolicLink:
+        found = super().__new__(cls, *link)
+        found._batch = batch
+        return found
+
+    _batch: SymbolicBatch
+
+    def __getitem__(self, name: Any) -> Any:
+        if not isinstance(name, str):
+            return super().__getitem__(name)
+        own = link_feature(self.target, self.name, name)
+        if own not in self._batch.schema:
+            parts = [link_parts(n) for n in sorted(self._batch.schema)]
+            known = ", ".join(feature for _, link, feature in parts if link == self.name)
+            raise FeatureError(
+                f"link {self.name!r} has no feature {name!r:.60}; there are {known or 'none'}",
+                where=user_line(),
+                hint="correct the name, or give it to the link in every sample: "
+                f"cavs.Link(..., features={{{name!r:.60}: rows}})",
+            )
+        return self._batch.feature(own)
 
 
 class _Structures(Mapping[str, SymbolicGraph]):

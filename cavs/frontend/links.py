@@ -7,7 +7,7 @@ from typing import Any
 
 from cavs.errors import FeatureError, TraceError, user_line
 from cavs.frontend.values import Gathered
-from cavs.ir import Domain, Node, apply
+from cavs.ir import Node, apply
 from cavs.ops.links import LinkValues
 
 
@@ -37,7 +37,10 @@ def names_of_links(links: Mapping[str, LinkValues]) -> list[tuple[str, Node]]:
 
 
 def pairs_of(name: str, links: Mapping[str, LinkValues]) -> Gathered:
-    """Return the values of input ``name``, one row for each linked vertex; FeatureError if none."""
+    """Return the values of input ``name``, one row for each linked vertex; FeatureError if none.
+
+    They are rows of linked vertices, and values of the pairs themselves.
+    """
     if name not in links:
         raise FeatureError(
             f"link({name!r:.60}): the call passes {', '.join(links) or 'no link'}",
@@ -45,5 +48,10 @@ def pairs_of(name: str, links: Mapping[str, LinkValues]) -> Gathered:
             hint="call the vertex function with name=ops.linked(batch.link(...), h=values)",
         )
     found = links[name]
-    domain = Domain("pair", None, found.link.target, found.link)
-    return Gathered({n: apply("take_pairs", x, domain=domain) for n, x in found.values.items()})
+    domain = found.link.pairs
+    return Gathered(
+        {
+            n: x if x.type.domain == domain else apply("take_pairs", x, domain=domain)
+            for n, x in found.values.items()
+        }
+    )

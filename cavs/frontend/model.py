@@ -184,6 +184,12 @@ def _check_outputs(values: Mapping[Any, Any], method: str, function: Callable[..
                 hint="return a value of all vertices, such as what the cell pushes, or of graphs: "
                 "ops.sum_graph(value)",
             )
+        if node.type.domain.base == "pair":
+            raise TraceError(
+                f"{method} returned {node.type} for {key!r}, a value of every pair of a link",
+                where=where,
+                hint="fold the pairs of each vertex, value.sum() or value.max()",
+            )
         if not isinstance(key, str) or key in _RESERVED or key.startswith(("grad:", AUX)):
             raise TraceError(
                 f"{method} returned a value by the name {key!r}, which is taken",

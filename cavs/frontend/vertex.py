@@ -403,7 +403,9 @@ class VertexFunction(Module):
                 raise FeatureError(
                     f"{key} cannot be pulled: {x.type}",
                     where=user_line(),
-                    hint="look integers up in an nn.Embedding first, or give floats",
+                    hint="pass it along its link: source=ops.linked(link, name=value)"
+                    if x.type.domain.base == "pair"
+                    else "look integers up in an nn.Embedding first, or give floats",
                 )
             require_structure(key, x, graph.structure)
         top_down = graph.top_down

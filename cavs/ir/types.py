@@ -38,6 +38,11 @@ class Link(NamedTuple):
     source: str
     single: bool
 
+    @property
+    def pairs(self) -> Domain:
+        """The domain of the pairs of a vertex and one that it reads along the link."""
+        return Domain("pair", None, self.target, Link(*self))
+
 
 class Domain(NamedTuple):
     """The set that the rows of a value are indexed by: one row, or one per graph, vertex or edge.

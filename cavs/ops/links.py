@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cavs.data.features import link_parts
 from cavs.errors import TraceError, user_line
 from cavs.ir import (
     FLOAT,
+    GRAPH,
+    ONE,
     BatchRule,
     Domain,
     Link,
@@ -35,7 +38,12 @@ def _linked(end: str, start: str) -> Callable[..., TensorType]:
 
 
 def _forward(x: Node, link: Link) -> Node:
+    link = Link(*link)  # without the features of a symbolic batch
     return apply("take_linked" if link.single else "sum_linked", x, link=link)
+
+
+def _backward(name: str, x: Node, link: Link) -> Node:
+    return apply(name, x, link=Link(*link))
 
 
 # The row of the vertex that each vertex of the target of a link reads, zeros where there is none;
@@ -100,8 +108,7 @@ defop(
 )
 
 
-def _along(name: str, values: Any, link: Link, end: str) -> Node:
-    """Return ``values`` as a node; TraceError unless they are rows of one end of a link."""
+def _need_link(name: str, link: Any) -> None:
     if not isinstance(link, Link):
         raise TraceError(
             f"[{name}] needs a link, not {link!r:.80}",
@@ -109,6 +116,11 @@ def _along(name: str, values: Any, link: Link, end: str) -> Node:
             hint=f"ops.{name}(values, batch.link(name)); rows of a table are "
             "ops.lookup(table, index)",
         )
+
+
+def _along(name: str, values: Any, link: Link, end: str) -> Node:
+    """Return ``values`` as a node; TraceError unless they are rows of one end of a link."""
+    _need_link(name, link)
     x, structure = as_node(values), getattr(link, end)
     if x.type.domain != Domain("vertex", None, structure):
         raise TraceError(
@@ -141,12 +153,28 @@ def take(values: Any, link: Link) -> Node:
     return _forward(x, link)
 
 
-def sum_linked(values: Any, link: Link) -> Node:
+def sum_linked(values: Any, link: Link, weight: Any = None) -> Node:
     """Return the sum over the rows of ``values`` that each vertex of the first structure reads.
 
-    values, link: as for `take`, but the link may lead to lists. TraceError for other values.
+    values, link: as for `take`, but the link may lead to lists. weight: a number for each pair, by
+    which its row is multiplied, such as a feature of a link to lists, or a number for each vertex
+    of the first structure. TraceError for other values.
     """
-    return _forward(_along("sum_linked", values, link, "source"), link)
+    x = _along("sum_linked", values, link, "source")
+    if weight is None:
+        return _forward(x, link)
+    w, domain = as_node(weight), Link(*link).pairs
+    if w.shape or w.type.domain not in (domain, domain.at("vertex"), GRAPH, ONE):
+        raise TraceError(
+            f"[sum_linked] weights along link {link.name!r} are one number for each pair, not "
+            f"{w.type}",
+            where=user_line(),
+            hint=f"batch.link({link.name!r})[name] is a feature of its pairs; ops.reshape(x, ()) "
+            "makes a number of a row with one element",
+        )
+    for _ in x.shape:
+        w = apply("keep_axis", w)
+    return (apply("take_pairs", x, domain=domain) * w).sum()
 
 
 def mean_linked(values: Any, link: Link) -> Node:
@@ -168,7 +196,7 @@ def sum_readers(values: Any, link: Link) -> Node:
     values: rows of the vertices of its first structure. The reverse of `sum_linked`. TraceError for
     other values.
     """
-    return apply("sum_readers", _along("sum_readers", values, link, "target"), link=link)
+    return _backward("sum_readers", _along("sum_readers", values, link, "target"), link)
 
 
 def softmax_readers(values: Any, link: Link) -> Node:
@@ -181,9 +209,9 @@ def softmax_readers(values: Any, link: Link) -> Node:
     x = _along("softmax_readers", values, link, "target")
     if not link.single:
         raise _needs_single("softmax_readers", link)
-    most = apply("stop_gradient", apply("max_readers", x, link=link))
+    most = apply("stop_gradient", _backward("max_readers", x, link))
     weight = apply("exp", x - _forward(most, link))
-    return weight / _forward(apply("sum_readers", weight, link=link), link)
+    return weight / _forward(_backward("sum_readers", weight, link), link)
 
 
 @dataclass(frozen=True)
@@ -199,9 +227,28 @@ def linked(link: Link, **values: Any) -> LinkValues:
 
     values: rows of the vertices of the link's second structure, by name: in
     ``cell(batch.graphs["target"], source=ops.linked(batch.link("attention"), h=h))`` vertices read
-    ``v.link("source").h``, with one row for each vertex that they are linked to. TraceError for
-    other values.
+    ``v.link("source").h``, with one row for each vertex that they are linked to. Values of the
+    pairs of a link to lists, such as ``weight=batch.link("attention")["weight"]``, are read
+    alike. TraceError for other values.
     """
-    return LinkValues(
-        link, {name: _along("linked", x, link, "source") for name, x in values.items()}
-    )
+    _need_link("linked", link)
+    plain = Link(*link)
+    found = {name: as_node(x) for name, x in values.items()}
+    for name, x in found.items():
+        if x.type.domain == plain.pairs:
+            continue
+        if plain.single and _is_feature_of(x, plain):
+            raise TraceError(
+                f"[linked] {name} is a feature of link {plain.name!r}, which leads to one vertex "
+                f"each: it has a row for every vertex of {plain.target!r}",
+                where=user_line(),
+                hint=f"pass it by itself, {name}=batch.link({plain.name!r})[...], and read "
+                f"v.pull({name!r})",
+            )
+        _along("linked", x, plain, "source")
+    return LinkValues(plain, found)
+
+
+def _is_feature_of(x: Node, link: Link) -> bool:
+    """True for a feature of ``link``."""
+    return x.op.name == "feature" and link_parts(x.attr("name"))[:2] == (link.target, link.name)

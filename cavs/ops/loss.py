@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs.config import require
 from cavs.data.vertex_types import ROW
-from cavs.errors import ShapeError, user_line
+from cavs.errors import ShapeError, TraceError, user_line
 from cavs.ir import (
     FLOAT,
     INT,
@@ -181,7 +181,13 @@ def mean_rows(value: Any, weight: Any = None) -> Node:
 
 
 def _count(domain: Domain) -> Node:
-    """Return the number of rows of a domain."""
+    """Return the number of rows of a domain; TraceError for pairs, which replicas do not count."""
+    if domain.base == "pair":
+        raise TraceError(
+            f"[mean_rows] the rows of {domain} are pairs of a link, over which there is no mean",
+            where=user_line(),
+            hint="fold the pairs of each vertex first, value.mean(), or take ops.sum_rows(value)",
+        )
     if domain.vertex_type is not None:
         return apply("count_present", feature(ROW + domain.vertex_type, domain, INT))
     named = {"structure": domain.structure} if domain.structure else {}

@@ -70,7 +70,12 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("product_children.pair", "none"): ("segment_sum", "pairs"),
     ("product_children.pair", "pair_source"): ("segment_sum", "linked_rows"),
 }
-_ORDER = {"vertex": "order", "edge": "edge_order", "present": "present_order"}
+_ORDER = {
+    "vertex": "order",
+    "edge": "edge_order",
+    "present": "present_order",
+    "pair": "pair_order",
+}
 _ACROSS = {
     ("vertex", "edge"): "parent",
     ("vertex", "pair"): "pair_target",
@@ -166,7 +171,8 @@ class Accesses:
             if of := dict(node.attrs).get("vertex_type"):
                 return [Piece(node, 0, width, "index", "index_feature", ROW + of)]
             array = _ORDER.get(domain.base, "none")
-            return [Piece(node, 0, width, _map_of(array), array, _feature_of(domain))]
+            argument = domain.link or _feature_of(domain)
+            return [Piece(node, 0, width, _map_of(array), array, argument)]
         if name == "num_children":
             return [Piece(node, 0, 1, "segment_sum", "edges")]
         if name == "gather_grad" and node.attr("slot").base == "vertex":

@@ -198,7 +198,11 @@ def explain_range(traced: Graph, batch: Any) -> FeatureError | None:
         if wrong.size:
             row = int(wrong[0]) // math.prod(values.shape[1:])
             structure = owner_of(name)[0] if batch.structures else ""
-            position = _at(batch, schema[name].domain, row, structure)
+            domain = schema[name].domain
+            of_pair = domain == "pair"
+            position = (
+                batch.pair_label(name, row) if of_pair else _at(batch, domain, row, structure)
+            )
             return FeatureError(
                 f"feature {name!r} is {int(values.flat[wrong[0]])} at {position}, but {what}",
                 where=where,

@@ -15,12 +15,14 @@ from cavs.frontend.model import Model
 from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
+_PAIRS = "#pairs"  # in place of the type of vertices, for features of pairs
+
 
 class FeatureTypes:
     """Types of features that a batch may have no row of: empty arrays have none.
 
-    They are features of edges and of types of vertices, and learnt from batches that have some. The
-    model stores them, for other sessions and for checkpoints.
+    They are features of edges, of pairs and of types of vertices, and learnt from batches that have
+    some. The model stores them, for other sessions and for checkpoints.
     """
 
     def __init__(self, model: Model) -> None:
@@ -36,10 +38,12 @@ class FeatureTypes:
         def has_rows(name: str, spec: Any) -> bool:
             if spec.type:
                 return spec.type in (types or ())
+            if spec.domain == "pair":
+                return batch.has_pairs(name)
             return spec.domain != "edge" or batch.has_edges(name)
 
         own = {n: s for n, s in schema.items() if has_rows(n, s)}
-        self._learn({n: s for n, s in own.items() if s.domain == "edge" or s.type})
+        self._learn({n: s for n, s in own.items() if s.domain in ("edge", "pair") or s.type})
         learnt = {
             n: s
             for n, s in self._known()
@@ -50,14 +54,21 @@ class FeatureTypes:
     def _known(self) -> Iterator[tuple[str, FeatureSpec]]:
         dtype: Any
         for name, (dtype, shape, of) in self._model._feature_types.items():
-            yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
+            if of == _PAIRS:
+                yield name, FeatureSpec("pair", dtype, shape, False)
+            else:
+                yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
 
     def learn(
-        self, features: Mapping[str, Array], of_types: Mapping[str, Mapping[str, Array]]
+        self,
+        features: Mapping[str, Array],
+        of_types: Mapping[str, Mapping[str, Array]],
+        of_pairs: Mapping[str, Array],
     ) -> None:
         """Learn types of features of other ranks, unless a batch has shown them.
 
-        features: of edges. of_types: of types of vertices, by type.
+        features: of edges. of_types: of types of vertices, by type. of_pairs: of the pairs of
+        links.
         """
         found = {n: spec_of("edge", rows, False) for n, rows in features.items()}
         found |= {
@@ -65,12 +76,16 @@ class FeatureTypes:
             for t, group in of_types.items()
             for n, rows in group.items()
         }
+        found |= {n: spec_of("pair", rows, False) for n, rows in of_pairs.items()}
         self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:
         if not specs:
             return
-        found = {n: (s.dtype, tuple(s.shape), s.type) for n, s in specs.items()}
+        found = {
+            n: (s.dtype, tuple(s.shape), _PAIRS if s.domain == "pair" else s.type)
+            for n, s in specs.items()
+        }
         known = self._model._feature_types
         if found.items() - known.items():
             self._model._feature_types = {**known, **found}
@@ -90,6 +105,9 @@ class FeatureTypes:
                 found = ()
             if len(found) == 0:
                 return np.zeros((0, *shape), dtype)
+        if of == _PAIRS:
+            rows = source[name] if source.has_pairs(name) else np.zeros((0, *shape))
+            return np.ascontiguousarray(rows, dtype=dtype)
         if of and of not in (source.type_names or ()):  # indices are those of all vertices
             if dtype == np.int32:
                 return np.full((source.num_vertices, *shape), -1, dtype)

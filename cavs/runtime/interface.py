@@ -52,6 +52,10 @@ class BatchLike(Protocol):
         """True if a graph that has the feature ``name`` has an edge."""
         ...
 
+    def has_pairs(self, name: str) -> bool:
+        """True if a link that has the feature ``name`` has a pair."""
+        ...
+
     def feature_schema(self) -> Mapping[str, Any]:
         """Return the type of every feature by name."""
         ...

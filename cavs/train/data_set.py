@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs.data.features import feature_name, owner_of
+from cavs.data.features import feature_name, link_parts, owner_of
 from cavs.data.sample import Sample
 from cavs.data.vertex_types import flat_features
 
@@ -40,6 +40,8 @@ def digest_of(graphs: Sequence[Any]) -> int:
         if not all(hasattr(graph, "topology") for graph in parts):  # no graphs of cavs
             return 0
         arrays = [x for link in links for x in (link.offsets, link.vertices) if x is not None]
+        own = item.link_features if several else {}
+        arrays += [own[name] for name in sorted(own) if own[name].dtype == np.int32]
         for graph in parts:
             arrays += graph.topology.child_lists
             for group in _groups(graph):
@@ -73,6 +75,9 @@ def digests_of(graphs: Sequence[Any]) -> dict[str, int]:
         for name, link in item.links.items() if several else ():
             for array in (link.offsets, link.vertices):
                 add(f"link {name!r}", b"" if array is None else array.tobytes())
+        for name, array in item.link_features.items() if several else ():
+            if array.dtype == np.int32:
+                add(f"feature {name!r}", array.tobytes())
     return found
 
 
@@ -144,6 +149,17 @@ def _with_edge_types(samples: list[Sample], types: Mapping[str, Any]) -> Sample:
     return Sample(links=first.links, name=first.name, **{**first.graphs, **replaced})
 
 
+def pair_types(samples: Iterable[Any]) -> dict[str, Any]:
+    """Return the features of the pairs of links that have a pair, without rows."""
+    found: dict[str, Any] = {}
+    for sample in samples:
+        for name, rows in sample.link_features.items() if isinstance(sample, Sample) else ():
+            _, link, _ = link_parts(name)
+            if len(rows) and not sample.links[link].single:
+                found.setdefault(name, rows[:0])
+    return found
+
+
 def type_features(graphs: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Return the features of each type of vertices that occurs in graphs, without rows."""
     found: dict[str, dict[str, Any]] = {}
@@ -173,5 +189,6 @@ def bytes_of(batch: Any) -> int:
     batch = getattr(batch, "local", batch)  # the shard that this process computes
     if not hasattr(batch, "topology"):
         return 0  # only graphs of the data set
-    features = sum(array.nbytes for group in _groups(batch) for array in group.values())
+    groups = [*_groups(batch), getattr(batch, "link_features", {})]
+    features = sum(array.nbytes for group in groups for array in group.values())
     return int(features + 4 * (10 * batch.num_vertices + 7 * batch.num_edges))

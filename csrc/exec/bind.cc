@@ -15,12 +15,14 @@ const char* noun(Space order) {
   return order == kVertexSpace || is_present(order) ? "vertex"
          : order == kEdgeSpace                      ? "edge"
          : order == kGraphSpace                     ? "graph"
+         : is_pairs(order)                          ? "pair"
                                                     : "row";
 }
 const char* nouns(Space order) {
   return order == kVertexSpace || is_present(order) ? "vertices"
          : order == kEdgeSpace                      ? "edges"
          : order == kGraphSpace                     ? "graphs"
+         : is_pairs(order)                          ? "pairs"
                                                     : "rows";
 }
 
@@ -44,6 +46,8 @@ int64_t rows_needed(const Program& p, const Operand& o, Space space, const Sched
       return s.rows_of(structure_of(p, space)).size();
     case Array::kEdgeOrder:
       return s.edges_of(structure_of(p, space)).size();
+    case Array::kPairOrder:
+      return s.num_pairs(o.argument);
     case Array::kGraphOf:
     case Array::kRowGraphs:
     case Array::kRootGraphs:
@@ -263,10 +267,12 @@ void IndexFeatures::bind(const Schedule& s, const std::vector<IntFeature>& featu
     const int32_t* order = some                      ? some->order.data()
                            : u.order == kVertexSpace ? s.order.data()
                            : u.order == kEdgeSpace   ? s.edge_order.data()
+                           : is_pairs(u.order)       ? s.pair_order(link_number(u.order))
                                                      : nullptr;
     RowRange range{0, u.order == kGraphSpace ? s.num_graphs() : 1};
     if (some || u.order == kVertexSpace) range = rows_of(s, u.feature);
     if (u.order == kEdgeSpace) range = s.edges_of(structures_[u.feature]);
+    if (is_pairs(u.order)) range = {0, s.num_pairs(link_number(u.order))};
     const int32_t all = range.size();
     if (some) range = {0, static_cast<int32_t>(some->order.size())};
     if (f.rows != all) {

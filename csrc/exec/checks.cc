@@ -157,6 +157,8 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       from = is_vertex(s), to = !feature && b.space == related(kVertexSpace, 1 + o.argument);
       break;
     case Array::kPairOrder:
+      from = is_pairs(s) && link_number(s) == o.argument, to = feature;
+      break;
     case Array::kNone:
       from = false;
       break;

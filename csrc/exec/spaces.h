@@ -33,8 +33,6 @@ inline bool is_every_vertex(Space s) {
 }
 inline bool is_every_edge(Space s) { return s == kEdgeSpace || (is_structure(s) && is_edge(s)); }
 inline int32_t feature_of(Space present) { return kPresent0 - present; }
-// The order of the rows of `s`, which int features are permuted to: that of all vertices or edges.
-inline Space whole_of(Space s) { return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s; }
 // The kind of the program that a space is limited to, or -1.
 inline int32_t kind_of(Space s) {
   if (is_pairs(s)) return (s - kPairs0) % kPairsStride - 1;
@@ -56,6 +54,12 @@ inline Space edges_of(Space vertices) { return vertices + 1; }
 inline Space related(Space vertices, int32_t relation) {
   if (relation == kEdges) return edges_of(vertices);
   return kPairs0 + kPairsStride * (relation - 1) + kind_of(vertices) + 1;
+}
+// The order of the rows of `s`, which int features are permuted to: that of all vertices, edges or
+// pairs of a link.
+inline Space whole_of(Space s) {
+  if (is_pairs(s)) return related(kVertexSpace, relation_of(s));
+  return is_vertex(s) ? kVertexSpace : is_edge(s) ? kEdgeSpace : s;
 }
 inline Space vertices_of(const Program& p, Space rows) {
   if (is_edge(rows)) return rows - 1;

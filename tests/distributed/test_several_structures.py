@@ -116,6 +116,75 @@ def test_ranks_train_on_samples_like_one_process(strategy, ranks, how):
             np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+class Near(cavs.VertexFunction):
+    """Sums the words that are near, weighted, with a row of a table for each pair."""
+
+    def __init__(self):
+        self.state, self.W, self.way = cavs.State(h=3), cavs.Parameter((3, 3)), nn.Embedding(3, 3)
+
+    def vertex(self, v):
+        near = v.link("near")
+        read = (near.x * self.way(near.way) * ops.reshape(near.weight, (1,))).sum()
+        h = ops.tanh(v.pull("x") + v.gather().h.sum() @ self.W + read)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Neighbours(cavs.Model):
+    """Labels of pairs, and a mean over words."""
+
+    def __init__(self):
+        self.word, self.near = nn.Embedding(9, 3), Near()
+        rng = np.random.default_rng(0)
+        for p in self.parameters().values():
+            p.value[...] = rng.normal(size=p.shape) * 0.4
+
+    def loss(self, batch):
+        words, link = batch.graphs["words"], batch.link("near")
+        x = self.word(words["token"])
+        near = ops.linked(link, x=x, way=link["way"], weight=link["weight"])
+        h = self.near(words, x=x, near=near)
+        labels = ops.cross_entropy(self.near.way(link["way"]) * h, link["label"])
+        return labels + ops.mean_rows(h.sum(-1))
+
+
+def neighbours(rng, words, pairs=True):
+    """Return a sample whose words read others, with features of the pairs; or none."""
+    rows = [rng.integers(0, words, rng.integers(1, 4) * pairs) for _ in range(words)]
+    n = sum(map(len, rows))
+    features = {
+        "weight": rng.normal(size=n),
+        "way": rng.integers(-1, 3, n),
+        "label": rng.integers(-1, 3, n),
+    }
+    graph = cavs.Graph.chain(words, {"token": rng.integers(0, 9, words)})
+    link = cavs.Link("words", "words", rows, features if n else {})
+    return cavs.Sample(words=graph, links={"near": link})
+
+
+def test_features_of_pairs_go_with_their_samples():
+    """Samples without pairs leave their features out; a rank may have such samples alone."""
+    rng = np.random.default_rng(2)
+    made = [[neighbours(rng, n, n > 2) for n in of] for of in ((2, 5, 1, 3), (3, 1, 2), (1, 2))]
+
+    def steps(trainer):
+        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
+        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    session = cavs.Session(Neighbours(), dtype=np.float64)
+    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
+
+    def work(c):
+        optimizer = cavs.optim.SGD(lr=0.1)
+        with Trainer(Neighbours(), optimizer, communicator=c, dtype="float64") as trainer:
+            return steps(trainer)
+
+    for found, own in run_threads(3, work):
+        assert found == pytest.approx(expected, rel=1e-10)
+        for name, value in values.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
 def test_stale_ranks_count_samples_by_themselves():
     def work(c):
         strategy, optimizer = "PSLoadBalancing(staleness=1)", cavs.optim.SGD(lr=0.1)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, Sample, SampleBatch, batch
-from cavs.data.features import Array, owner_of, split_name
+from cavs.data.features import Array, link_parts, owner_of, split_name
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
@@ -22,6 +22,7 @@ from cavs.train.data_set import (
     digests_of,
     edge_types,
     known_edge_types,
+    pair_types,
     type_features,
     with_edge_types,
     with_missing_types,
@@ -143,6 +144,11 @@ class ShardedBatch(WholeBatch):
         return known_edge_types(self.graphs)
 
     @property
+    def pair_features(self) -> Mapping[str, Any]:
+        """Features of pairs of the global batch, without rows; this rank may have no pair."""
+        return pair_types(self.graphs)
+
+    @property
     def type_features(self) -> Mapping[str, Mapping[str, Any]]:
         """Features of types of vertices of the global batch, without rows."""
         return type_features(self.graphs)
@@ -166,6 +172,10 @@ class ShardedBatch(WholeBatch):
         edges, schema = self.edge_features, self.local.feature_schema()
         for name in features:
             whole, column = split_name(name)
+            if link_parts(whole)[1]:
+                rows = (g.link_features.get(whole) for g in self.graphs if isinstance(g, Sample))
+                counts.append(sum(_present(x, column) for x in rows if x is not None))
+                continue
             left_out = whole in edges or whole not in self.local
             owned = [_owner_of(graph, whole) for graph in self.graphs]
             owned = [(graph, own) for graph, own in owned if graph.num_edges or not left_out]

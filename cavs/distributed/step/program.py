@@ -296,8 +296,10 @@ def cluster(resources: ResourceSpec | None) -> str:
 
 
 def guesses(batch: GraphBatch | SampleBatch) -> bool:
-    """True if a trace for `batch` guesses types: those of edge features, if there are no edges."""
-    return any(not batch.has_edges(name) for name in batch.edge_features)
+    """True if a trace for `batch` guesses types: of features of edges or pairs without any."""
+    pairs = (name for name, spec in batch.feature_schema().items() if spec.domain == "pair")
+    without_edges = any(not batch.has_edges(name) for name in batch.edge_features)
+    return without_edges or any(not batch.has_pairs(name) for name in pairs)
 
 
 def same_trace(agreement: Agreement, trace: Graph | None, error: Exception | None) -> None:
