@@ -44,6 +44,8 @@ def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
 def _inputs_of_samples(batch: data.SampleBatch, seed: int, step: int) -> Inputs:
     features = {n: batch[n] for n in batch.feature_schema()}
     structures = {name: inputs_of(graphs) for name, graphs in batch.graphs.items()}
+    rows = [f"{name}.#row {t}" for name, of in structures.items() for t in set(of.types)]
+    features |= {n: batch[n] for n in rows}
     for of in structures.values():
         of.features = features
     links = {}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import cavs
 from cavs import data, nn, ops
 from tests.data.dags import child_lists, with_gaps
+from tests.typed_cells import features_of_types
 
 WIDTHS = (1, 2, 3, 5, 17)
 VOCABULARY = 7
@@ -338,8 +339,10 @@ def batches(draw, max_vertices=9, max_graphs=4):
     return data.batch(graphs)
 
 
-def graph_of(children, rng):
+def graph_of(children, rng, types=None):
     """Return a graph with the features of RandomModel; some tokens and labels are absent.
+
+    types: of the vertices, with features of each type.
 
     Half the graphs draw floats from three numbers, so that vertices are often equal.
     """
@@ -349,15 +352,18 @@ def graph_of(children, rng):
     def floats(*shape):
         return rng.choice([-0.7, 0.2, 1.3], shape) if few else rng.normal(size=shape)
 
+    of_types = {} if types is None else features_of_types(types, rng, floats)
     return data.Graph(
         children,
-        {
+        of_types
+        | {
             "token": rng.integers(-1, VOCABULARY, n),
             "label": rng.integers(-1, 3, n),
             "subwords": rng.integers(-1, VOCABULARY, (n, 3)),
             "dense": floats(n, 2),
         },
         {"relation": floats(edges, 3)},
+        types=types,
     )
 
 

@@ -9,6 +9,7 @@ import cavs
 from cavs import nn, ops
 from tests.data.dags import child_lists, with_gaps
 from tests.random_cells import OF_GRAPH, VOCABULARY, RandomCell, cells, graph_of
+from tests.typed_cells import TYPES, WORDS, TypedCell, fitting, run_typed, typed_cells
 
 NAMES = ("a", "b", "c")
 FOLDS = {"take": ops.take, "sum": ops.sum_linked, "mean": ops.mean_linked}
@@ -35,6 +36,10 @@ class StructuresModel(cavs.Model):
                     for source, how, *_ in structure["links"]
                 ]
             )
+        self.words = nn.Embedding(WORDS, 2)
+        self.typed = [s["typed"] and TypedCell(s["typed"]) for s in choices["structures"]]
+        self.from_typed = [s["typed"] and cavs.Parameter((3, width)) for s in choices["structures"]]
+        self.narrow = cavs.Parameter((2, 3))
         self.of_graphs = [cavs.Parameter((self.width_of(s), 3)) for s in choices["structures"]]
 
     def __repr__(self):
@@ -63,13 +68,16 @@ class StructuresModel(cavs.Model):
                     own = self.embedding(link["k"])
                     own = ops.tanh(own) * x if paired == "computed" else own
                     x = x + (own if fold == "take" else own.sum() if fold == "sum" else own.mean())
-            linked = None
+            linked, along = None, {}
             if structure["source"] is not None:
                 source, how = structure["source"]
                 values = self.read(batch.graphs[NAMES[source]], pushed, source, how)
                 link = batch.link(f"{NAMES[i]}s")
                 more = {"w": link["w"], "k": link["k"], "more": ops.tanh(self.embedding(link["k"]))}
+                along = {"source": ops.linked(link, h=values, w=link["w"])}
                 named = {"weight": "w", "index": "k", "computed": "more"}
+            if self.typed[i] is not None:
+                x = x + ops.tanh(self.run_typed(i, graph, x, along) @ self.from_typed[i])
             for cell in self.cells[i]:
                 if structure["source"] is not None:
                     own = named.get(cell.choices["paired"])
@@ -94,6 +102,15 @@ class StructuresModel(cavs.Model):
             return pushed[source]
         return graph["dense"] if how == "feature" else ops.tanh(self.embedding(graph["token"]))
 
+    def run_typed(self, i, graph, x, along):
+        """Return what a cell with a function for each type of vertices pushes."""
+        of = {t: {"own": graph[t]["x"]} for t in TYPES}
+        of["leaf"]["word"] = self.words(graph["leaf"]["word"])
+        of["mul"] = graph["mul"]
+        whole = ops.tanh(ops.sum_graph(x))
+        given = {"dense": x, "whole": whole, "relation": graph["relation"], **of, **along}
+        return run_typed(self.typed[i], graph, given).h
+
     def run(self, cell, graph, x, linked):
         inputs = {"source": linked} if cell.choices.get("along") else {}
         inputs |= {"whole": ops.tanh(ops.sum_graph(x))} if cell.choices["whole"] else {}
@@ -111,6 +128,10 @@ class StructuresModel(cavs.Model):
         for i in range(len(self.choices["structures"])):
             logits, label = found[f"logits_{NAMES[i]}"], batch.graphs[NAMES[i]]["label"]
             loss = loss + ops.cross_entropy(logits, label)
+            if of := self.choices["structures"][i]["labels"]:
+                graph = batch.graphs[NAMES[i]]
+                loss = loss + ops.cross_entropy(logits, graph[of]["label"])
+                loss = loss + ops.mean_rows(ops.square(graph[of]["x"] @ self.narrow).sum(-1))
             if self.choices["rich"]:
                 loss = loss + 0.1 * ops.mean_rows(ops.square(logits).sum(-1))
         return loss
@@ -130,8 +151,16 @@ def structure_models(draw, smooth=False, most=3):
         for cell in own if source is not None else ():
             cell["along"] = draw(st.lists(st.sampled_from(folds), min_size=1, max_size=2))
             cell["paired"] = draw(st.sampled_from(PAIRED))
+        typed = None
+        if draw(st.sampled_from([False, False, True])):
+            typed = draw(typed_cells(smooth, False))
+            for of in typed["types"].values() if source is not None else ():
+                of["along"] = draw(st.sampled_from([None, "sum", "mean", "attend"]))
+        labels = draw(st.sampled_from(["", *TYPES])) if typed else ""
         structures.append(
             {
+                "typed": typed,
+                "labels": labels,
                 "cells": own,
                 "source": source,
                 "links": [
@@ -164,11 +193,14 @@ def link_features(rng, *shape):
     return {"w": rng.normal(size=shape), "k": rng.integers(-1, VOCABULARY, shape)}
 
 
-def samples_for(model, rng, graphs_of):
-    """Return a batch for a model; graphs_of: for each sample, child lists for each structure."""
+def samples_for(model, rng, graphs_of, types_of):
+    """Return a batch for a model.
+
+    graphs_of: for each sample, child lists for each structure; types_of: types of their vertices.
+    """
     samples = []
-    for graphs in graphs_of:
-        named = {NAMES[i]: graph_of(children, rng) for i, children in enumerate(graphs)}
+    for graphs, types in zip(graphs_of, types_of, strict=True):
+        named = {NAMES[i]: graph_of(children, rng, types[i]) for i, children in enumerate(graphs)}
         links = {}
         for i, structure in enumerate(model.choices["structures"]):
             for j, (source, _, fold, _) in enumerate(structure["links"]):
@@ -195,21 +227,27 @@ def cases(draw, smooth=False, most=3):
 
     model = draw(structure_models(smooth, most))
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    graphs_of = []
+    graphs_of, types_of = [], []
     for _ in range(draw(st.integers(1, 2))):
         graphs_of.append([])
-        for _ in model.choices["structures"]:
+        types_of.append([])
+        for structure in model.choices["structures"]:
             children = draw(child_lists(max_vertices=5, max_arity=3))
             if draw(st.sampled_from([False, False, True])):
                 children = with_gaps(children, rng)
             graphs_of[-1].append(children)
+            used = draw(st.sampled_from([TYPES, TYPES[:2], TYPES[1:2]]))
+            types = rng.choice(used, len(children)).tolist() if structure["typed"] else None
+            types_of[-1].append(types)
     for cell in (cell for of in model.cells for cell in of):
         cell.used = 0
-    graph = traced(model, samples_for(model, rng, graphs_of), training=False)
+    graph = traced(model, samples_for(model, rng, graphs_of, types_of), training=False)
     model.initialize(3, np.float64)
     for structure in {slot.structure for slot in graph.slots}:
-        most_children = structure.arity
-        for graphs in graphs_of if most_children is not None else ():
-            i = NAMES.index(structure.of)
-            graphs[i] = [kids[:most_children] for kids in graphs[i]]
-    return model, samples_for(model, rng, graphs_of)
+        i = NAMES.index(structure.of)
+        for graphs, types in zip(graphs_of, types_of, strict=True):
+            if structure.of_types:
+                graphs[i] = fitting(graphs[i], types[i], structure.of_types)
+            else:
+                graphs[i] = [kids[: structure.arity] for kids in graphs[i]]
+    return model, samples_for(model, rng, graphs_of, types_of)

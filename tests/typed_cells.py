@@ -49,6 +49,8 @@ class TypedCell(cavs.VertexFunction):
         if c["edge_feature"] is not None:
             mixed = self.linear(v, v.edge("relation")) * ops.sigmoid(self.linear(v, v.gather().h))
             values.append(mixed.sum() if c["edge_feature"] else mixed.mean())
+        if c.get("along"):
+            values.append(self.along(v, c["along"], v.link("source")))
         if not values:
             values.append(self.constant(v))
         total = values[0]
@@ -65,6 +67,13 @@ class TypedCell(cavs.VertexFunction):
             pushed["edges"] = self.linear(v, v.gather().h, 2)
         if pushed:
             v.push(**pushed)
+
+    def along(self, v, how, linked):
+        """Return a fold of the values of linked vertices."""
+        key = self.linear(v, linked.h) * ops.reshape(linked.w, (1,))
+        if how == "attend":
+            return (ops.reshape((key * key).sum(-1).softmax(), (1,)) * key).sum()
+        return getattr(ops.tanh(key), how)()
 
     def of_children(self, v, name, how):
         every = getattr(v.gather(), name)
@@ -99,6 +108,23 @@ class TypedCell(cavs.VertexFunction):
         return own[i]
 
 
+def run_typed(cell, graph, inputs):
+    """Return what a `TypedCell` pushes over ``graph``, called with the inputs that it reads."""
+    read = {n for c in cell.choices["types"].values() for n in c["pulls"]}
+    if any(c["edge_feature"] is not None for c in cell.choices["types"].values()):
+        read.add("relation")
+    if any(c.get("along") for c in cell.choices["types"].values()):
+        read.add("source")
+    given = {n: x for n, x in inputs.items() if n in read}
+    for t, c in cell.choices["types"].items():
+        own = inputs.get(t, {})
+        used = {n: x for n, x in own.items() if n in c["pulls"]}
+        if used:
+            given[t] = inputs[t] if t == "mul" else used
+    start = {"initial": {"h": cell.start}} if cell.choices["starts"] else {}
+    return cell(graph.reversed() if cell.choices["top_down"] else graph, **given, **start)
+
+
 class TypedModel(cavs.Model):
     """Embeddings of features of types, one or two cells, losses of vertices, graphs and types."""
 
@@ -123,18 +149,7 @@ class TypedModel(cavs.Model):
         return {"dense": batch["dense"], "whole": whole, "relation": batch["relation"], **of}
 
     def run(self, cell, batch, inputs):
-        read = {n for c in cell.choices["types"].values() for n in c["pulls"]}
-        if any(c["edge_feature"] is not None for c in cell.choices["types"].values()):
-            read.add("relation")
-        given = {n: x for n, x in inputs.items() if n in read}
-        for t, c in cell.choices["types"].items():
-            own = inputs.get(t, {})
-            used = {n: x for n, x in own.items() if n in c["pulls"]}
-            if used:
-                given[t] = inputs[t] if t == "mul" else used
-        start = {"initial": {"h": cell.start}} if cell.choices["starts"] else {}
-        graph = batch.graph.reversed() if cell.choices["top_down"] else batch.graph
-        return cell(graph, **given, **start)
+        return run_typed(cell, batch.graph, inputs)
 
     def forward(self, batch):
         inputs = self.inputs(batch)
@@ -186,10 +201,10 @@ def _functions(draw, name, smooth, edges, top_down):
 
 
 @st.composite
-def typed_cells(draw, smooth):
+def typed_cells(draw, smooth, of_edges=True):
     state = {n: draw(st.sampled_from(WIDTHS)) for n in draw(st.sampled_from(["ch", "h"]))}
     top_down = draw(st.sampled_from([False, False, True]))
-    edges = not top_down and draw(st.sampled_from([False, False, True]))
+    edges = of_edges and not top_down and draw(st.sampled_from([False, False, True]))
     types = {t: draw(_functions(t, smooth, edges, top_down)) for t in TYPES}
     for name in state:  # every state is read
         if all(c["reads"][name] == "none" for c in types.values()):
@@ -235,13 +250,20 @@ def typed_graph(children, types, rng):
     Half the graphs draw floats from two numbers, so that vertices are often equal.
     """
     n, edges = len(children), sum(c >= 0 for kids in children for c in kids)
-    count = {t: types.count(t) for t in TYPES}
     few = rng.random() < 0.5
 
     def floats(*shape):
         return rng.choice([-0.7, 1.3], shape) if few else rng.normal(size=shape)
 
-    features = {
+    features = features_of_types(types, rng, floats)
+    features |= {"dense": floats(n, 3), "label": rng.integers(-1, 3, n)}
+    return data.Graph(children, features, {"relation": floats(edges, 2)}, types=types)
+
+
+def features_of_types(types, rng, floats):
+    """Return the features of each type; ``floats`` draws those of a shape."""
+    count = {t: types.count(t) for t in TYPES}
+    return {
         t: {
             "x": floats(count[t], 2),
             "label": rng.integers(-1, 3, count[t]),
@@ -249,8 +271,6 @@ def typed_graph(children, types, rng):
         }
         for t in TYPES
     }
-    features |= {"dense": floats(n, 3), "label": rng.integers(-1, 3, n)}
-    return data.Graph(children, features, {"relation": floats(edges, 2)}, types=types)
 
 
 def fitting(children, types, most):

@@ -14,7 +14,7 @@ from cavs.compiler.options import CompileOptions, Passes, default_passes
 from cavs.compiler.program import Program
 from cavs.compiler.reuse_buffers import keep_buffers, reuse_buffers
 from cavs.compiler.save_memory import PLAIN, MemoryPlan, least_memory
-from cavs.data.vertex_types import ROW
+from cavs.data.vertex_types import row_feature
 from cavs.ir import INT, Graph, Node
 from cavs.ir.printer import print_graph
 from cavs.ir.verify import verify
@@ -292,8 +292,9 @@ class _Compilation:
         features = [n for n in nodes if n.op.name == "feature"]
         present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
         ints = present | {n.attr("name") for n in features if n.type.dtype == INT}
-        typed = [dict(n.attrs) for n in features if n.type.dtype != INT]
-        ints |= {ROW + attrs["vertex_type"] for attrs in typed if "vertex_type" in attrs}
+        for n in features:
+            if n.type.dtype != INT and (of := dict(n.attrs).get("vertex_type")):
+                ints.add(row_feature(of, n.type.domain.structure))
         return Program(
             kinds=list(self.kinds),
             parameters=list(self.parameters),

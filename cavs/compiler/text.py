@@ -215,7 +215,8 @@ def program_text(program: Program) -> str:
     lines = []
     for k, key in enumerate(program.kinds if program.types else ()):
         kind = Kind.of(key, program.optional, program.types, program.structures.names)
-        lines.append(f"kind {k}: {kind.text(program.optional)}")
+        of = f"{kind.structure}: " if kind.structure else ""
+        lines.append(f"kind {k}: {of}{kind.text(program.optional)}")
     for number, stage in enumerate(program.stages):
         over = "" if stage.type != "rows" else f" over {space_name(program, stage.space)}"
         backward = ", tasks in reverse" if stage.reversed else ""

@@ -200,11 +200,18 @@ class GraphBatch(EngineBatch):
     ) -> NDArray[np.uint32] | None:
         features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
         masks = _engine.presence_masks(features) if features else None
-        if types:
-            self.check_types(types)
-            assert self._types is not None
-            masks = self._types.bits(types, masks)
-        return masks
+        return self.bits_of_types(types, masks) if types else masks
+
+    def bits_of_types(
+        self, types: Sequence[str], masks: NDArray[np.uint32] | None
+    ) -> NDArray[np.uint32]:
+        """Return presence masks after the number of each vertex's type, see `presence`.
+
+        "" stands for a type of no vertex.
+        """
+        self.check_types([name for name in types if name])
+        assert self._types is not None
+        return self._types.bits(types, masks)
 
     def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
         """Return the mask of the vertices of a type; of none in a batch without types."""

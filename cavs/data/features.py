@@ -75,6 +75,12 @@ def owner_of(name: str) -> tuple[str, str]:
     return (owner, feature) if dot else ("", name)
 
 
+def types_in(types: Sequence[str], structure: str) -> list[str]:
+    """Return the types of a structure among those of samples, with "" in place of others."""
+    owners = (owner_of(name) for name in types)
+    return [own if owner == structure else "" for owner, own in owners]
+
+
 def check_number_of_optional(names: Sequence[str], most: int) -> None:
     """FeatureError for more features that may be absent than ``most``."""
     if len(names) > most:

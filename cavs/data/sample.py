@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from cavs.data.features import Array, link_feature
+from cavs.data.features import Array, feature_name, link_feature
 from cavs.data.graph import Graph
 from cavs.data.link import ROWS, Link
 from cavs.data.structure import shared
@@ -48,12 +48,6 @@ class Sample:
                 raise self._error(
                     f'structure "{key}" is {graph!r:.80}, no graph',
                     f"a structure is a cavs.Graph: Sample({key}=cavs.Graph(...))",
-                )
-            if graph.types is not None:
-                raise self._error(
-                    f'structure "{key}" has types of vertices',
-                    "types are for samples that are one graph; make a structure of each type, or "
-                    "an index feature of the type",
                 )
             if not key.isidentifier():
                 raise self._error(
@@ -174,6 +168,16 @@ class Sample:
         """Names of the structures, and of each link its name and type."""
         found: tuple[Any, ...] = self._schema
         return found
+
+    @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur, as "structure.type"; None without any."""
+        found = [
+            feature_name(key, name)
+            for key, graph in self._graphs.items()
+            for name in graph.type_names or ()
+        ]
+        return tuple(found) or None
 
     @property
     def num_vertices(self) -> int:

@@ -20,12 +20,13 @@ from cavs.data.features import (
     feature_name,
     link_parts,
     owner_of,
+    types_in,
 )
 from cavs.data.link import Link
 from cavs.data.link_features import joined_features
 from cavs.data.sample import Sample
 from cavs.data.structure import Indices
-from cavs.data.vertex_types import NO_TYPES
+from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 
@@ -45,9 +46,6 @@ class SampleBatch(EngineBatch):
     of one. The engine numbers the vertices of all samples' first structure, then those of the
     second, in the order of their names.
     """
-
-    type_names: None = None  # graphs of samples have no types of vertices
-    typed_features: Mapping[str, Mapping[str, Array]] = NO_TYPES
 
     def __init__(self, samples: Iterable[Sample], ids: Ids | None = None) -> None:
         self.samples: tuple[Sample, ...] = tuple(samples)
@@ -138,6 +136,26 @@ class SampleBatch(EngineBatch):
     def names(self) -> tuple[str, ...]:
         """The names of the samples, "" where one has none."""
         return tuple(sample.name for sample in self.samples)
+
+    @property
+    def type_names(self) -> tuple[str, ...] | None:
+        """The types of vertices that occur, as "structure.type"; None without types."""
+        if all(graphs.type_names is None for graphs in self.graphs.values()):
+            return None
+        return tuple(
+            feature_name(structure, name)
+            for structure, graphs in self.graphs.items()
+            for name in graphs.type_names or ()
+        )
+
+    @property
+    def typed_features(self) -> Mapping[str, Mapping[str, Array]]:
+        """Features of types of vertices, by "structure.type"."""
+        return {
+            feature_name(structure, name): features
+            for structure, graphs in self.graphs.items()
+            for name, features in graphs.typed_features.items()
+        }
 
     @property
     def num_graphs(self) -> int:
@@ -263,22 +281,23 @@ class SampleBatch(EngineBatch):
 
     def feature_schema(self) -> dict[str, FeatureSpec]:
         """Return the `FeatureSpec` of every feature by "structure.feature"."""
-        return {
-            feature_name(structure, name): spec
-            for structure, graphs in self.graphs.items()
-            for name, spec in graphs.feature_schema().items()
-        } | self._link_schema
+        found = dict(self._link_schema)
+        for structure, graphs in self.graphs.items():
+            for name, spec in graphs.feature_schema().items():
+                of = feature_name(structure, spec.type) if spec.type else ""
+                found[feature_name(structure, name)] = spec._replace(type=of)
+        return found
 
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32] | None:
         """See `EngineBatch`; features of other structures are absent.
 
-        types: vertices of samples with several structures have none.
+        types: as "structure.type"; vertices of a structure without any of them have the number 0.
         """
-        if not optional:
+        if not optional and not types:
             return None
-        check_number_of_optional(optional, MAX_OPTIONAL)
+        check_number_of_optional(optional, MAX_OPTIONAL - number_of_bits(types))
         masks = np.zeros(self.num_vertices, np.uint32)
         begin = 0
         for structure, graphs in self.graphs.items():
@@ -290,6 +309,11 @@ class SampleBatch(EngineBatch):
                     if values is None:
                         (values,) = graphs.optional((feature,))
                     masks[begin:end] |= (values >= 0).astype(np.uint32) << np.uint32(bit)
+            own = types_in(types, structure)
+            if any(own):
+                masks[begin:end] = graphs.bits_of_types(own, masks[begin:end])
+            elif types:
+                masks[begin:end] <<= np.uint32(number_of_bits(types))
             begin = end
         return masks
 

@@ -18,6 +18,13 @@ from cavs.errors import FeatureError
 TYPE = "#type"  # the column of a graph with the number of the type of each vertex
 ROW = "#row "  # + type: the row of each vertex in the features of its type, -1 at other types
 
+
+def row_feature(vertex_type: str, structure: str = "") -> str:
+    """Return the name of the feature ROW of a type, of a structure of samples if given."""
+    name = ROW + vertex_type
+    return feature_name(structure, name) if structure else name
+
+
 NO_TYPES: Mapping[str, Mapping[str, Array]] = MappingProxyType({})
 
 _names: list[str] = []  # the types that occur in this process, by number

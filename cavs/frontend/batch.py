@@ -180,12 +180,10 @@ class SymbolicBatch(_Uncounted):
 
     def feature(self, name: str, structure: str = "") -> Any:
         """Return a feature, of a structure of the samples if they have several."""
-        if name in self._of_types and not structure:
-            nodes = {
-                key: partial(self._feature, flat) for key, flat in self._of_types[name].items()
-            }
-            return TypeFeatures(name, nodes)
         own = feature_name(structure, name) if structure else name
+        if own in self._of_types:
+            nodes = {key: partial(self._feature, flat) for key, flat in self._of_types[own].items()}
+            return TypeFeatures(name, nodes)
         if own not in self.schema and self._several:
             self._no_feature(name, structure)
         return self._feature(own)
@@ -224,7 +222,8 @@ class SymbolicBatch(_Uncounted):
             domain = next(x for x in self.structures.links if x.name == link).pairs
         elif declared.where != "graph":
             structure = owner_of(name)[0] if self._several else ""
-            domain = Domain(declared.where, declared.type or None, structure)
+            of = owner_of(declared.type)[1] if structure else declared.type
+            domain = Domain(declared.where, of or None, structure)
         return feature(name, domain, dtype, declared.shape, declared.optional)
 
     def _no_feature(self, name: str, structure: str) -> NoReturn:

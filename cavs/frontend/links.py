@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavs.errors import FeatureError, TraceError, user_line
+from cavs.frontend.typed import at_type
 from cavs.frontend.values import Gathered
 from cavs.ir import Node, apply
 from cavs.ops.links import LinkValues
@@ -36,10 +37,11 @@ def names_of_links(links: Mapping[str, LinkValues]) -> list[tuple[str, Node]]:
     return [(f"{k}.{x.link.name}.{n}", y) for k, x in of for n, y in x.values.items()]
 
 
-def pairs_of(name: str, links: Mapping[str, LinkValues]) -> Gathered:
+def pairs_of(name: str, links: Mapping[str, LinkValues], vertex_type: str | None) -> Gathered:
     """Return the values of input ``name``, one row for each linked vertex; FeatureError if none.
 
-    They are rows of linked vertices, and values of the pairs themselves.
+    They are rows of linked vertices, and values of the pairs themselves. vertex_type: of the
+    vertices that read them, None for all.
     """
     if name not in links:
         raise FeatureError(
@@ -49,9 +51,8 @@ def pairs_of(name: str, links: Mapping[str, LinkValues]) -> Gathered:
         )
     found = links[name]
     domain = found.link.pairs
-    return Gathered(
-        {
-            n: x if x.type.domain == domain else apply("take_pairs", x, domain=domain)
-            for n, x in found.values.items()
-        }
-    )
+    pairs = {
+        n: x if x.type.domain == domain else apply("take_pairs", x, domain=domain)
+        for n, x in found.values.items()
+    }
+    return Gathered({n: at_type(x, vertex_type) for n, x in pairs.items()})

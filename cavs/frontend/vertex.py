@@ -210,7 +210,7 @@ class Vertex:
 
         name: the keyword of the call, ``cell(graph, source=ops.linked(batch.link("to"), h=h))``.
         """
-        found = pairs_of(name, self._linked)
+        found = pairs_of(name, self._linked, self._type)
         self._read[name] = None
         return found
 

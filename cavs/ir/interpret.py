@@ -76,6 +76,11 @@ class Inputs:
     def ids(self, domain: Domain) -> Sequence[int]:
         """Return the numbers of the rows of a domain."""
         of = domain.vertex_type
+        if domain.base == "pair":
+            types = self.of(domain).types
+            return [
+                row for row, (t, _) in enumerate(self.pairs(domain)) if of is None or types[t] == of
+            ]
         if domain.structure:
             return self.of(domain).ids(domain._replace(structure=""))
         if of is None:
@@ -99,7 +104,7 @@ class Inputs:
     def rows(self, domain: Domain) -> int:
         """Number of rows of a domain."""
         if domain.base == "pair":
-            return len(self.pairs(domain))
+            return len(self.ids(domain))
         if domain.structure:
             return self.of(domain).rows(domain._replace(structure=""))
         if domain.vertex_type is not None:
@@ -169,6 +174,9 @@ def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node
     if node.type.domain.base == "pair":
         target = whole.pairs(node.type.domain)[row][0]
         at = whole.of(node.type.domain)
+        if name == "merge_types":
+            of = zip(node.attr("types"), node.inputs, strict=True)
+            return [(x, row) for name, x in of if name == at.types[target]]
         return [
             (
                 x,
@@ -191,8 +199,13 @@ def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node
         if top.base == "pair":
             ends = whole.pairs(top)
             return [
-                (x, r if x.type.domain == top else _row(x.type.domain.base, "vertex", t, inputs))
-                for r, (t, _) in enumerate(ends)
+                (
+                    x,
+                    r
+                    if x.type.domain.base == "pair"
+                    else _row(x.type.domain.base, "vertex", ends[r][0], inputs),
+                )
+                for r in whole.ids(top)
                 for x in node.inputs
             ]
         return [
@@ -261,7 +274,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         row = inputs.of(node.type.domain).present(node.type.domain)[row]
     if name == "feature":
         if node.type.dtype != INT and "vertex_type" in dict(node.attrs):
-            row = inputs.rank[row]
+            row = inputs.of(node.type.domain).rank[row]
         value = inputs.features[node.attr("name")][row]
         return value if node.type.dtype == INT else np.asarray(value, dtype=np.float64)
     if name == "uniform":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cavs.config import require
-from cavs.data.vertex_types import ROW
+from cavs.data.vertex_types import row_feature
 from cavs.errors import ShapeError, TraceError, user_line
 from cavs.ir import (
     FLOAT,
@@ -189,7 +189,8 @@ def _count(domain: Domain) -> Node:
             hint="fold the pairs of each vertex first, value.mean(), or take ops.sum_rows(value)",
         )
     if domain.vertex_type is not None:
-        return apply("count_present", feature(ROW + domain.vertex_type, domain, INT))
+        rows = row_feature(domain.vertex_type, domain.structure)
+        return apply("count_present", feature(rows, domain, INT))
     named = {"structure": domain.structure} if domain.structure else {}
     return apply("count_rows", base=domain.base, **named)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cavs.data.vertex_types import ROW
+from cavs.data.vertex_types import row_feature
 from cavs.ir import (
     INT,
     ONE,
@@ -169,7 +169,8 @@ class Accesses:
         if name == "feature":
             domain = node.type.domain
             if of := dict(node.attrs).get("vertex_type"):
-                return [Piece(node, 0, width, "index", "index_feature", ROW + of)]
+                rows = row_feature(of, domain.structure)
+                return [Piece(node, 0, width, "index", "index_feature", rows)]
             array = _ORDER.get(domain.base, "none")
             argument = domain.link or _feature_of(domain)
             return [Piece(node, 0, width, _map_of(array), array, argument)]

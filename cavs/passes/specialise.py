@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cavs.data.features import feature_name, types_in
 from cavs.data.merge import LEAF
 from cavs.data.vertex_types import number_of_bits
 from cavs.ir import BatchRule, Graph, Node, Slot, TensorType, apply, make, rebuild, users
@@ -46,10 +47,13 @@ class Kind:
         the presence bits, of which bit i is ``optional[i]``.
         """
         bits = number_of_bits(types)
-        of_type, presence = (key >> 1) & ((1 << bits) - 1), key >> 1 >> bits
+        number, presence = (key >> 1) & ((1 << bits) - 1), key >> 1 >> bits
         present = frozenset(n for i, n in enumerate(optional) if presence >> i & 1)
         structure = structures[key >> STRUCTURE_SHIFT]
-        return Kind(key, bool(key & 1), present, types[of_type] if types else None, structure)
+        of_type: str | None = types[number] if types else None
+        if structure and of_type is not None:  # None if it is of another structure
+            of_type = types_in(types, structure)[number] or None
+        return Kind(key, bool(key & 1), present, of_type, structure)
 
     def text(self, optional: Sequence[str]) -> str:
         """Return the kind in words: ``join with children, without token``."""
@@ -69,9 +73,16 @@ class Kind:
 
 
 def types_of(graph: Graph) -> tuple[str, ...]:
-    """Return the types of vertices that every vertex function with types has, sorted."""
-    found = [set(s.structure.of_types) for s in graph.slots if s.structure.of_types]
-    return tuple(sorted(set.intersection(*found))) if found else ()
+    """Return the types of vertices that every vertex function with types has, sorted.
+
+    Those of samples are called "structure.type", and every function over the structure has them.
+    """
+    found: dict[str, set[str]] = {}
+    for structure in {s.structure for s in graph.slots if s.structure.of_types}:
+        own = set(structure.of_types)
+        found[structure.of] = found.get(structure.of, own) & own
+    named = [feature_name(of, t) if of else t for of, own in found.items() for t in own]
+    return tuple(sorted(named))
 
 
 def optional_features(graph: Graph) -> tuple[str, ...]:
@@ -134,11 +145,13 @@ class _Specialiser:
         found = {n: set(every) for n in self.graph.roots()}
         for n in reversed(self.order):
             kinds = found.setdefault(n, set()) if n in self.dependent else every
+            if n in self.dependent and n.type.domain.structure:
+                kinds &= set(self.kinds_of.get(n.type.domain.structure, ()))
             of = n.type.domain.vertex_type
             if of is not None:
                 kinds &= {k for k in every if self.kinds[k].vertex_type == of}
             for i, x in enumerate(n.inputs):
-                read = kinds
+                read = every if n.op.any_kind else kinds  # along links from any vertex
                 if n.op.name == "merge_types":
                     of = n.attr("types")[i]
                     read = {k for k in kinds if self.kinds[k].vertex_type == of}

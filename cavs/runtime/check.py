@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cavs.data.features import owner_of
+from cavs.data.features import owner_of, types_in
 from cavs.errors import FeatureError, GraphError, NumericsError, TraceError
 from cavs.frontend.batch import Feature
 from cavs.ir import Domain, Graph, Node, Structure, Structures
@@ -68,12 +68,13 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
     Likewise for vertices without types where vertex functions are for types, and for vertices with
     types where none is.
     """
-    found = batch.type_names
-    if found is None if not types else found is not None and set(found) <= set(types):
-        return
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        if structure.of_types or not types:
-            graphs = batch.graphs[structure.of] if structure.of else batch
+        graphs = batch.graphs[structure.of] if structure.of else batch
+        found = graphs.type_names
+        own = set(filter(None, types_in(types, structure.of))) if structure.of else set(types)
+        if found is None if not own else found is not None and set(found) <= own:
+            continue
+        if structure.of_types or not own:
             graphs.check_types(tuple(structure.of_types), structure.where, structure.name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cavs.compiler.program import Program
-from cavs.data.features import FeatureSpec, feature_name, spec_of, split_name
+from cavs.data.features import FeatureSpec, feature_name, owner_of, spec_of, split_name
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
 from cavs.passes.merge_vertices import COPIES, PRESENT
@@ -110,7 +110,9 @@ class FeatureTypes:
             return np.ascontiguousarray(rows, dtype=dtype)
         if of and of not in (source.type_names or ()):  # indices are those of all vertices
             if dtype == np.int32:
-                return np.full((source.num_vertices, *shape), -1, dtype)
+                several = source.structures is not None
+                graphs = source.graphs[owner_of(name)[0]] if several else source
+                return np.full((graphs.num_vertices, *shape), -1, dtype)
             return np.zeros((0, *shape), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
 

@@ -161,13 +161,19 @@ def pair_types(samples: Iterable[Any]) -> dict[str, Any]:
 
 
 def type_features(graphs: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Return the features of each type of vertices that occurs in graphs, without rows."""
+    """Return the features of each type of vertices that occurs in graphs, without rows.
+
+    Those of samples are called "structure.type".
+    """
     found: dict[str, dict[str, Any]] = {}
-    for graph in graphs:
-        for name in getattr(graph, "type_names", None) or ():
-            if name not in found:
-                features = graph.typed_features.get(name, {})
-                found[name] = {key: rows[:0] for key, rows in features.items()}
+    for item in graphs:
+        several = isinstance(item, Sample)
+        for owner, graph in item.graphs.items() if several else [("", item)]:
+            for name in getattr(graph, "type_names", None) or ():
+                whole = feature_name(owner, name) if several else name
+                if whole not in found:
+                    features = graph.typed_features.get(name, {})
+                    found[whole] = {key: rows[:0] for key, rows in features.items()}
     return found
 
 
@@ -181,7 +187,14 @@ def with_missing_types(graphs: list[Any], known: Mapping[str, Mapping[str, Any]]
     missing = set(known).difference(*(graph.type_names or () for graph in graphs))
     if not missing:
         return graphs
-    return [graphs[0].with_features({name: known[name] for name in missing}), *graphs[1:]]
+    first, new = graphs[0], {name: known[name] for name in missing}
+    if not isinstance(first, Sample):
+        return [first.with_features(new), *graphs[1:]]
+    replaced = {}
+    for owner, graph in first.graphs.items():
+        own = {owner_of(name)[1]: new[name] for name in new if owner_of(name)[0] == owner}
+        replaced[owner] = graph.with_features(own) if own else graph
+    return [Sample(links=first.links, name=first.name, **replaced), *graphs[1:]]
 
 
 def bytes_of(batch: Any) -> int:

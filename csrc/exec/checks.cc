@@ -148,7 +148,7 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       break;
     case Array::kPairTarget:
       from = is_pairs(s) && link_number(s) == o.argument;
-      to = !feature && from && contains(p_, b.space, vertices_of(p_, s)) && b.held == Held::kAll;
+      to = !feature && from && has_rows(b, vertices_of(p_, s));
       break;
     case Array::kPairSource:
       from = is_pairs(s) && link_number(s) == o.argument, to = !feature && all_vertices(b);

@@ -149,10 +149,6 @@ def test_rows_of_a_link_are_checked(rows, found):
         ({"links": [LINK]}, "links are a dict of cavs.Link by name"),
         ({"links": {"spelling": [1, 2, 3]}}, "links are cavs.Link by name, found 'spelling'"),
         ({"words": [[]]}, 'structure "words" is [[]], no graph'),
-        (
-            {"words": cavs.Graph([[], [0], [1]], types=["a", "b", "a"])},
-            'structure "words" has types',
-        ),
         ({"a word": chars()}, "'a word' is no name of a structure"),
     ],
 )

@@ -13,6 +13,8 @@ from cavs.distributed import Trainer
 from cavs.distributed.balance.model import profiles
 from cavs.distributed.comm import run_threads
 from cavs.errors import ConfigError
+from tests.compiler import test_typed_structures as typed
+from tests.oracle import drawn
 
 
 class Ways(cavs.VertexFunction):
@@ -177,6 +179,30 @@ def test_features_of_pairs_go_with_their_samples():
     def work(c):
         optimizer = cavs.optim.SGD(lr=0.1)
         with Trainer(Neighbours(), optimizer, communicator=c, dtype="float64") as trainer:
+            return steps(trainer)
+
+    for found, own in run_threads(3, work):
+        assert found == pytest.approx(expected, rel=1e-10)
+        for name, value in values.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_types_of_vertices_go_with_their_samples():
+    """A rank may have no vertex of a type, and no features of it."""
+    rng = np.random.default_rng(4)
+    one = typed.sample([[]], ["scan"], rng, ("other",), absent=["join"])
+    made = [[*typed.samples(1), one], [one, *typed.samples(2)[::-1]], [one, one]]
+
+    def steps(trainer):
+        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
+        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    session = cavs.Session(drawn(typed.PlanCost(), 0.5), dtype=np.float64)
+    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
+
+    def work(c):
+        model, optimizer = drawn(typed.PlanCost(), 0.5), cavs.optim.SGD(lr=0.1)
+        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
             return steps(trainer)
 
     for found, own in run_threads(3, work):

@@ -180,7 +180,9 @@ class ShardedBatch(WholeBatch):
             owned = [_owner_of(graph, whole) for graph in self.graphs]
             owned = [(graph, own) for graph, own in owned if graph.num_edges or not left_out]
             if whole in schema and schema[whole].type:  # graphs without the type may leave it out
-                owned = [(g, own) for g, own in owned if schema[whole].type in (g.type_names or ())]
+                of = schema[whole].type
+                of = owner_of(of)[1] if self.local.structures else of
+                owned = [(g, own) for g, own in owned if of in (g.type_names or ())]
             counts.append(sum(_present(_feature(graph, own), column) for graph, own in owned))
         return np.array(counts, np.float64)
 
