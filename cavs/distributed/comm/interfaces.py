@@ -142,10 +142,12 @@ class Communicator(Operations[Array], Protocol):
 
     def split(self, color: int, key: int = 0) -> Communicator: ...
 
-    def subgroup(self, ranks: Sequence[int], number: int) -> Communicator:
+    def subgroup(self, ranks: Sequence[int], number: int, mailbox: Mailbox) -> Communicator:
         """Return the group of `ranks`, in that order; those ranks alone call it.
 
-        number: The same on all of them, and another one at each call.
+        Other ranks may have died. number: The same on all of `ranks`, and another one at each call.
+        mailbox: one of this communicator that outlives deaths, read by no other thread. Raises
+        `LostPeerError` on all if one of `ranks` has died or dies.
         """
 
     def common_memory(self, nbytes: int) -> Array | None:

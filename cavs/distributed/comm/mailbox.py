@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,25 +110,35 @@ class Mailbox:
         self.traffic.count(self.names[to], sent=coded.nbytes)
         self._deliver(to, coded)
 
-    def take(self, timeout: float) -> Letter | None:
+    def take(
+        self, timeout: float, wanted: Callable[[Letter], bool] = lambda letter: True
+    ) -> Letter | None:
         """Return the next letter, or None if none comes within `timeout` seconds or it was closed.
 
-        Raises `CommunicationError` if a rank is gone.
+        wanted: True for letters to return; others stay. Raises `CommunicationError` if a rank is
+        gone.
         """
         limit, pause = time.monotonic() + timeout, 0.0
         while not self.closed:
             with self.changed:
-                if self._here:
-                    return self._here.popleft()
-            if letter := self._arrived():
-                return letter
+                for i, letter in enumerate(self._here):
+                    if wanted(letter):
+                        del self._here[i]
+                        return letter
+                seen = len(self._here)
+            if arrived := self._arrived():
+                if wanted(arrived):
+                    return arrived
+                with self.changed:
+                    self._here.append(arrived)
+                continue
             left = limit - time.monotonic()
             if left <= 0:
                 return None
             shortest, longest = self._pauses
             pause = min(max(1.5 * pause, shortest), longest)
             with self.changed:
-                if not self._here and not self.closed:
+                if len(self._here) == seen and not self.closed:
                     self.changed.wait(min(left, pause))
         return None
 

@@ -28,6 +28,7 @@ class Word(IntEnum):
     JOIN = 2  # from the first rank: make the new group; its members follow
     RELEASE = 3  # from the first rank: the training has ended
     BEGIN = 4  # from each rank: 1 if the new group trains, 0 if the ranks go on as before
+    GROUP = 5  # between members of a new group: its number and their `State`
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,10 @@ class Pool:
 
     # ---- all ranks -----------------------------------------------------------------------------
 
+    def make(self, members: Sequence[int], version: int) -> Communicator:
+        """Return the group of `members`, all of which call it."""
+        return self.everyone.subgroup(members, version, self._mailbox)
+
     def begin(self, joining: Sequence[int], version: int, *, trains: bool) -> None:
         """Tell processes that have made a group whether it trains.
 
@@ -211,7 +216,7 @@ class WaitingCommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> WaitingCommunicator:
         return self
 
-    def subgroup(self, ranks: Sequence[int], number: int) -> WaitingCommunicator:
+    def subgroup(self, ranks: Sequence[int], number: int, mailbox: Mailbox) -> WaitingCommunicator:
         return self
 
     def mailbox(self) -> Mailbox:
@@ -241,9 +246,10 @@ def join_pool(everyone: Communicator, spares: int) -> Communicator:
         )
     members = range(everyone.size - spares)
     pool = Pool(everyone, members)
+    c = everyone.split(int(not pool.is_member), everyone.rank)
     if not pool.is_member:
+        c.close()
         return WaitingCommunicator(pool)
-    c = everyone.subgroup(members, 0)
     c.pool = pool
     return c
 

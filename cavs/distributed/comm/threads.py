@@ -126,7 +126,7 @@ class ThreadCommunicator(Collectives):
     def _host(self) -> str:
         return self._world.hosts[self.names[self.rank]]
 
-    def subgroup(self, ranks: Sequence[int], number: int) -> ThreadCommunicator:
+    def subgroup(self, ranks: Sequence[int], number: int, mailbox: Mailbox) -> ThreadCommunicator:
         world = self._world
         with world.changed:
             key = (number, *ranks)

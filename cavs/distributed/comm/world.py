@@ -102,7 +102,7 @@ class SingleCommunicator(Collectives):
     def split(self, color: int, key: int = 0) -> SingleCommunicator:
         return SingleCommunicator()
 
-    def subgroup(self, ranks: Sequence[int], number: int) -> SingleCommunicator:
+    def subgroup(self, ranks: Sequence[int], number: int, mailbox: Mailbox) -> SingleCommunicator:
         return SingleCommunicator()
 
     def mailbox(self) -> Mailbox:

@@ -216,12 +216,17 @@ class Resizer:
         if members == pool.members:
             return False
         version = pool.version + 1
-        if pool.everyone.rank not in members:
-            self._close_group()
-            pool.note(members, version)
-            raise Detached
         if change.described is None:
-            made = pool.everyone.subgroup(members, version)
+            stays, c = pool.everyone.rank in members, self.session.communicator
+            part = self.survivors.run_once(lambda: c.split(int(not stays), c.rank))
+            if part is None:
+                return None
+            if not stays:
+                part.close()
+                self._close_group()
+                pool.note(members, version)
+                raise Detached
+            made = part
         else:
             found = self._make_with_others(members, version)
             if found is None or isinstance(found, bool):
@@ -249,7 +254,7 @@ class Resizer:
                 return reasons
             why = ""
             try:
-                made.append(pool.everyone.subgroup(members, version))
+                made.append(pool.make(members, version))
             except CommunicationError as error:
                 why = error.what
             return [reason for reason in c.share(why) if reason]
@@ -293,7 +298,7 @@ class Resizer:
         assert pool is not None
         while (invitation := pool.wait(training.program_facts, stopped)) is not None:
             try:
-                c = pool.everyone.subgroup(invitation.members, invitation.version)
+                c = pool.make(invitation.members, invitation.version)
             except CommunicationError:  # the ranks go on without this process
                 continue
             if pool.begins(invitation):

@@ -120,12 +120,16 @@ class Survivors:
 
         The ranks agree on that, so that none acts on a result that another one lacks.
         """
+        c = self.session.communicator
         try:
             result = work()
+            if not self.repeats:
+                c.barrier()
+                return result
         except LostPeerError as error:
             self._recover_or_raise(error)
         else:
-            if self.session.communicator.agree(True):
+            if c.agree(True):
                 return result
             self._recover_or_raise(LostPeerError("a rank has died"), agreed_on=True)
         return None

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cavs.distributed.comm.collectives import Collectives
+from cavs.distributed.comm.hang_detection import PendingWait
 from cavs.distributed.comm.interfaces import Communicator, LostPeerError
 from cavs.distributed.comm.launcher_pipe import (
     SPAWN,
@@ -28,7 +29,9 @@ from cavs.distributed.comm.launcher_pipe import (
     rank_of_environment,
     report,
 )
+from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Code, Message
+from cavs.distributed.comm.mpi.groups import CALL, GroupCreation
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
 from cavs.distributed.comm.mpi.requests import CALLS, Channel, Requests
@@ -92,6 +95,7 @@ class MPICommunicator(Collectives):
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(mpi, n) for n in lost if hasattr(mpi, n)}
         self._leaving: list[Requests] = []
+        self._ended = False  # True once the ranks have agreed that one is lost
         if whole and self.size > 1:
             _end_all_on_uncaught_error(self)
 
@@ -182,16 +186,21 @@ class MPICommunicator(Collectives):
         ranks = comm.Get_group().Translate_ranks(None, self._comm.Get_group())
         return tuple(self.names[r] for r in ranks)
 
-    def subgroup(self, ranks: Sequence[int], number: int) -> MPICommunicator:
+    def subgroup(self, ranks: Sequence[int], number: int, mailbox: Mailbox) -> MPICommunicator:
         group = self._comm.Get_group().Incl(list(ranks))
-        try:
-            # It works after a death of another rank, too, unlike MPI_Comm_create_group of Open MPI.
-            with inside("MPI_Comm_create_from_group", self.timeout), CALLS:
-                part = self._mpi.Intracomm.Create_from_group(group, f"cavs.{number}")
-        except self._mpi.Exception as error:
-            names = [self.names[r] for r in ranks]
-            raise CommunicationError(f"ranks {names} cannot form a group: {error}") from error
-        return self._part(part)
+
+        def create() -> Any:
+            return self._mpi.Intracomm.Create_from_group(group, f"cavs.{number}")
+
+        def duplicate(part: Any) -> Any:
+            with inside("MPI_Comm_dup", self.timeout), CALLS:
+                return part.Dup()
+
+        def waiting(peers: Callable[[], list[int]]) -> PendingWait:
+            return self.waiting(CALL, peers)
+
+        creation = GroupCreation(ranks, number, mailbox, waiting, self._mpi.Exception)
+        return self._part(creation.run(create, duplicate, self.timeout))
 
     def spawn(self, command: Sequence[str], count: int) -> MPICommunicator:
         """Return the group of these ranks and of `count` processes that MPI starts.
@@ -233,32 +242,39 @@ class MPICommunicator(Collectives):
                 made = call(*arguments)
             except self._mpi.Exception as error:
                 why = error
-            agreed = self._all_made(made is not None)
+        agreed = self._vote(made is not None)
         if made is None or not agreed:
             lost = made is not None or self._is_loss(why)
             raise self._failed(self._others(), why, lost=lost) from None
         return made
 
-    def _all_made(self, made: bool) -> bool:
-        """True if all ranks have, and none has died; without ULFM, if this rank has."""
-        try:
-            return bool(self._comm.Agree(int(made)))
-        except self._mpi.Exception:
-            return False
-        except self._no_ulfm:
-            return made
-
     def agree(self, flag: bool) -> bool:
-        """See `Communicator`. The verdicts may differ if a rank dies in the last messages.
+        """See `Communicator`. All ranks come first: MPI waits for them without a limit."""
+        if flag:
+            try:
+                self.barrier()
+            except LostPeerError:
+                flag = False
+        return self._vote(flag)
 
-        MPIX_Comm_agree of Open MPI 5.0 takes groups of `subgroup` for one another, and hangs.
+    def _vote(self, flag: bool) -> bool:
+        """True on all ranks if all vote True and none has died; without ULFM, if this rank does.
+
+        Ranks that have failed in different operations vote False, and their votes meet: none waits
+        for a rank that has gone on. After that no rank votes here again. All ranks come to the
+        operations of which some vote True, and shrink the group only after a False.
         """
-        if not flag:  # this rank has left
+        if self._ended:
             return False
-        try:
-            return all(self.share(flag))
-        except LostPeerError:
-            return False
+        with inside("MPIX_Comm_agree", self.timeout):
+            try:
+                flag = bool(self._comm.Agree(int(flag)))
+            except self._mpi.Exception:
+                flag = False
+            except self._no_ulfm:
+                return flag
+        self._ended = not flag
+        return flag
 
     def _is_loss(self, error: Any) -> bool:
         """True if MPI raised `error` because a rank has died."""
@@ -273,6 +289,7 @@ class MPICommunicator(Collectives):
 
     def shrink(self) -> MPICommunicator:
         self.leave()
+        self._vote(False)
         with inside("MPIX_Comm_shrink", self.timeout):
             left = self._surviving(self._comm.Shrink)
             asks = self._surviving(self._comm.Shrink)
