@@ -261,7 +261,7 @@ class RankCoordinator(Coordinator):
         self._reset_split()
 
     def carry(self, options: FitOptions) -> RankCarry:
-        return RankCarry(options, self.training)
+        return RankCarry(options, self.survivors)
 
     def guard_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         try:

@@ -96,6 +96,10 @@ class Carry:
         """Return the rows of all graphs of the last batch, as checkpoints store them."""
         return {f"{CARRIED}{name}": rows for name, rows in self._rows.items()}
 
+    def gathered(self) -> dict[str, Array]:
+        """Return `arrays` where no work of all ranks surrounds the call."""
+        return self.arrays()
+
     def restore(self, stored: Mapping[str, Array]) -> None:
         """Continue from the `arrays` among `stored`, if any.
 

@@ -219,7 +219,7 @@ class Fit:
         saved = [self.since_checkpoint, self.saved, self.written]
         self.adaptation.restart_clock()
         best = {} if self.best_run is not None else self.best_values or {}
-        carried = self.carry.arrays()
+        carried = self.carry.gathered()
         self.coordinator.regroup(
             self.train,
             lambda: {**self.progress(), "saved": saved, "size": self.adaptation.size},

@@ -114,6 +114,28 @@ def test_a_death_at_a_save_leaves_a_checkpoint(messages, deaths, tmp_path):  # n
     assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
 
 
+@pytest.mark.parametrize("messages", range(13))
+def test_a_death_before_a_resize_leaves_a_checkpoint(messages, deaths, tmp_path):  # noqa: F811
+    """Rank 1 dies at each of the 12 messages in which ranks gather their states, and after them."""
+    path = tmp_path / "m"
+
+    def work(c):
+        policies = [_Dies(deaths, messages), Planned({4: 2})]
+        try:
+            on_rank(c, fit={"checkpoint": path, "policies": policies})
+        except (LostPeerError, Killed) as error:
+            return type(error)
+
+    found = run_threads(3, work, timeout=patience(20))
+    assert found == [LostPeerError, Killed, LostPeerError]
+    stored = read_checkpoint(path)
+    assert stored.progress["fit"]["step"] >= 4
+    made = trainer()
+    made.resume(path)
+    result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
+    assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
+
+
 def in_pairs():
     """Return a split that turns around with every batch, for 2 of 4 graphs each."""
 

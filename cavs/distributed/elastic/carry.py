@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.distributed.balance.shards import ShardedBatch
-from cavs.distributed.elastic.training import RankTraining
+from cavs.distributed.elastic.survivors import Survivors
 from cavs.errors import ConfigError, FeatureError
 from cavs.train.carry import Carry
 from cavs.train.engine import EvalOutcome, StepOutcome
@@ -26,14 +26,15 @@ class RankCarry(Carry):
     After a resume or a change of the ranks, every rank has the rows of all graphs for one batch.
     """
 
-    def __init__(self, options: FitOptions, training: RankTraining) -> None:
+    def __init__(self, options: FitOptions, survivors: Survivors) -> None:
         super().__init__(options.carry)
-        self.training, self.session = training, training.session
+        self.survivors, self.training = survivors, survivors.training
+        self.session = self.training.session
         self._whole = False  # True if the rows are those of all graphs
         self._total = 0  # number of graphs of the global batch that the rows are of
         if not self.names:
             return
-        session, elastic = self.session, training.elastic
+        session, elastic = self.session, self.training.elastic
         learns = hasattr(session.split, "update")
         evaluates = options.dev is not None and session.communicator.size > 1
         for found, cure in (
@@ -116,6 +117,14 @@ class RankCarry(Carry):
             name: np.concatenate(gather(np.ascontiguousarray(rows)))[order]
             for name, rows in super().arrays().items()
         }
+
+    def gathered(self) -> dict[str, Array]:
+        """See `Carry`. All ranks call it; if one dies meanwhile, the others begin again."""
+        if not self.names:
+            return {}
+        while True:
+            if (found := self.survivors.run_once(self.arrays)) is not None:
+                return found
 
     def restore(self, stored: Mapping[str, Array]) -> None:
         super().restore(stored)
