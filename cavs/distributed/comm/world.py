@@ -17,7 +17,7 @@ from cavs.distributed.comm.launcher_pipe import NUMBER
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator, join_running
-from cavs.distributed.comm.pool import SPARES, join_pool
+from cavs.distributed.comm.pool import SPARES, Pool, WaitingCommunicator, join_pool
 from cavs.errors import ConfigError
 from cavs.launched import started
 
@@ -53,7 +53,8 @@ def world(timeout: float = TIMEOUT) -> Communicator:
     if started() is None:
         return SingleCommunicator()
     if NUMBER in os.environ:
-        return join_pool(*join_running(timeout))
+        everyone, count = join_running(timeout)
+        return WaitingCommunicator(Pool(everyone, range(everyone.size - count)))
     with begin_before_interrupt():
         communicator = MPICommunicator(timeout=timeout)
     host, own = socket.gethostname(), os.sched_getaffinity(0)

@@ -192,15 +192,20 @@ class MPICommunicator(Collectives):
         def create() -> Any:
             return self._mpi.Intracomm.Create_from_group(group, f"cavs.{number}")
 
-        def duplicate(part: Any) -> Any:
+        def duplicate(part: Any) -> tuple[Any, Any]:
             with inside("MPI_Comm_dup", self.timeout), CALLS:
-                return part.Dup()
+                return part.Dup(), part.Dup()
 
         def waiting(peers: Callable[[], list[int]]) -> PendingWait:
             return self.waiting(CALL, peers)
 
         creation = GroupCreation(ranks, number, mailbox, waiting, self._mpi.Exception)
-        return self._part(creation.run(create, duplicate, self.timeout))
+        part, asks = creation.run(create, duplicate, self.timeout)
+        names = self._names_of(part)
+        register = MPIWaitRegister(self._mpi, asks, names)  # these ranks may have left their own
+        made = MPICommunicator(part, timeout=self.timeout, register=register, names=names)
+        made.traffic = self.traffic
+        return made
 
     def spawn(self, command: Sequence[str], count: int) -> MPICommunicator:
         """Return the group of these ranks and of `count` processes that MPI starts.

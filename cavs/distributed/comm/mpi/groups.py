@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from cavs.distributed.comm.hang_detection import PendingWait
 from cavs.distributed.comm.interfaces import LostPeerError
@@ -29,6 +29,7 @@ from cavs.distributed.comm.pool import Word
 from cavs.distributed.comm.progress import Progress
 from cavs.errors import CommunicationError
 
+T = TypeVar("T")
 CALL = "MPI_Comm_create_from_group"
 _ALONE = 1.0  # seconds that the call runs before this thread enters MPI as well, to learn of deaths
 _GLANCE = 0.05  # seconds between two looks
@@ -63,10 +64,10 @@ class GroupCreation:
         self._others = [rank for rank in members if rank != mailbox.rank]
         self._waiting, self._failure = waiting, failure
 
-    def run(self, call: Callable[[], Any], duplicate: Callable[[Any], Any], timeout: float) -> Any:
-        """Return the group; all members call it.
+    def run(self, call: Callable[[], Any], duplicate: Callable[[Any], T], timeout: float) -> T:
+        """Return duplicates of the group; all members call it.
 
-        call: makes a group, waiting inside MPI. duplicate: returns that group with one number.
+        call: makes a group, waiting inside MPI. duplicate: returns duplicates of that group.
         Raises `LostPeerError` if a member has died, `CommunicationError` if a member fails.
         """
         try:
