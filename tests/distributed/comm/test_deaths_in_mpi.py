@@ -18,6 +18,14 @@ pytestmark = needs_mpi
 
 MESSAGES = ("Isend", "Irecv")  # the calls of a barrier
 CALLS = {1: 2, 2: 4, 3: 2}  # their number in a barrier of 4 ranks; rank 0 writes the result
+FAST = ("split", 2, 3)  # rank 3 fails before the vote to which the others come
+DEATHS = [
+    pytest.param(operation, victim, nth, marks=[pytest.mark.slow] if slow else [])
+    for operation, slow in [("agree", False), ("split", True)]
+    for victim, count in CALLS.items()
+    for nth in range(1, count + 1)
+    if (operation, victim, nth) != FAST
+] + [FAST]
 SOON = patience(10)  # seconds to notice a death on loaded processors; the timeout is 30 s
 
 
@@ -85,7 +93,7 @@ class Intracomms:
     def __getattr__(self, name):
         return getattr(self._mpi, name)
 
-    def Create_from_group(self, *arguments):  # noqa: N802
+    def Create_from_group(self, *arguments):
         self._before()
         return self._mpi.Intracomm.Create_from_group(*arguments)
 
@@ -178,10 +186,7 @@ def test_a_rank_dies_around_the_creation_of_a_group_of_some(when):
     assert run_ranks(4, __name__, "die_around_group", when, elastic=True) == [3, 3, [0, 2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("victim", "nth"), [(rank, i + 1) for rank, count in CALLS.items() for i in range(count)]
-)
-@pytest.mark.parametrize("operation", ["agree", "split"])
+@pytest.mark.parametrize(("operation", "victim", "nth"), DEATHS)
 def test_a_rank_dies_at_each_message_before_a_vote(operation, victim, nth):
     """The votes of survivors meet, whichever of them have learned of the death before."""
     found = run_ranks(

@@ -114,3 +114,23 @@ def over_mpi(c):
 @pytest.mark.parametrize("size", [2, 3])
 def test_over_mpi(size):
     assert run_ranks(size, __name__, "over_mpi") == size
+
+
+def test_letters_that_are_not_wanted_stay_in_order():
+    def work(c):
+        box = c.mailbox()
+        if c.rank == 0:
+            for word in range(4):
+                box.post(1, [word])
+        box.post(c.rank, [9])
+        c.barrier()
+        found = [] if c.rank == 0 else [box.take(5.0, lambda letter: letter.words[0] == 2)]
+        found += [box.take(0.0, lambda letter: False)]
+        while letter := box.take(0.0):
+            found.append(letter)
+        return [letter and letter.words[0] for letter in found]
+
+    first, second = run_threads(2, work)
+    assert first == [None, 9]
+    assert second[:2] == [2, None] and [word for word in second[2:] if word != 9] == [0, 1, 3]
+    assert second.count(9) == 1

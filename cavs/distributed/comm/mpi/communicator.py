@@ -31,7 +31,7 @@ from cavs.distributed.comm.launcher_pipe import (
 )
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Code, Message
-from cavs.distributed.comm.mpi.groups import CALL, GroupCreation
+from cavs.distributed.comm.mpi.groups import CALL, GroupConsensus
 from cavs.distributed.comm.mpi.library import errors_of_ulfm, load_mpi
 from cavs.distributed.comm.mpi.polling import MPIMailbox, MPIWaitRegister
 from cavs.distributed.comm.mpi.requests import CALLS, Channel, Requests
@@ -199,8 +199,8 @@ class MPICommunicator(Collectives):
         def waiting(peers: Callable[[], list[int]]) -> PendingWait:
             return self.waiting(CALL, peers)
 
-        creation = GroupCreation(ranks, number, mailbox, waiting, self._mpi.Exception)
-        part, asks = creation.run(create, duplicate, self.timeout)
+        consensus = GroupConsensus(ranks, number, mailbox, waiting, self._mpi.Exception)
+        part, asks = consensus.run(create, duplicate, self.timeout)
         names = self._names_of(part)
         register = MPIWaitRegister(self._mpi, asks, names)  # these ranks may have left their own
         made = MPICommunicator(part, timeout=self.timeout, register=register, names=names)

@@ -37,7 +37,7 @@ _NOTICE = 2.0  # seconds in which MPI reports the death that a failed call was a
 
 
 class State(IntEnum):
-    """What a member tells the others in a letter, after the number of the group."""
+    """State of a member, which its letters name after the number of the group."""
 
     COME = 0
     MADE = 1
@@ -45,8 +45,8 @@ class State(IntEnum):
     FAILED = 3  # with a text
 
 
-class GroupCreation:
-    """Makes the group `number` of `members`, which are ranks of `mailbox`.
+class GroupConsensus:
+    """Lets `members`, which are ranks of `mailbox`, act alike when they make group `number`.
 
     members: in the order of their ranks. waiting: returns a wait for the members that its argument
     returns. failure: the class of errors of MPI.
@@ -109,10 +109,10 @@ class GroupCreation:
         missing, limit = set(self._others), time.monotonic() + timeout
 
         def is_due(letter: Letter) -> bool:
-            word, number, *rest = (*letter.words, -1, -1)[:3]
-            return (word, number) == (Word.GROUP, self._number) and (
-                rest[0] == state or rest[0] > State.MADE
-            )
+            words = letter.words
+            if words[:2] != (Word.GROUP, self._number):
+                return False
+            return words[2] == state or words[2] > State.MADE
 
         with self._waiting(lambda: sorted(missing)) as waiting:
             while missing:
