@@ -68,7 +68,7 @@ class Engine {
   }
 
   void set_gradient_block(const py::array& memory) {
-    T* data = data_of<T>(memory, "the memory of gradients", true);
+    T* data = data_of<T>(memory, {"the memory of gradients"}, true);
     const int64_t size = executor_.gradient_block().count;
     if (memory.size() != size) {
       throw py::value_error("memory of " + std::to_string(memory.size()) + " elements for " +
@@ -92,9 +92,9 @@ class Engine {
         out.size() != left.shape(1) * right.shape(1)) {
       throw py::value_error("left and right need as many rows, out the product of their columns");
     }
-    const T* a = data_of<T>(left, "left", false);
-    const T* b = data_of<T>(right, "right", false);
-    T* c = data_of<T>(out, "out", true);
+    const T* a = data_of<T>(left, {"left"}, false);
+    const T* b = data_of<T>(right, {"right"}, false);
+    T* c = data_of<T>(out, {"out"}, true);
     const py::ssize_t rows = left.shape(0), k = left.shape(1), n = right.shape(1);
     without_gil([&] { executor_.add_product(a, b, rows, k, n, c); });
   }

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <memory>
@@ -38,9 +39,9 @@ class Fields {
   Fields(const pybind11::dict& dict, std::initializer_list<const char*> known) : dict_(dict) {
     for (const auto& [key, value] : dict) {
       const std::string name = pybind11::str(key);
-      bool found = false;
-      for (const char* k : known) found |= name == k;
-      if (!found) throw pybind11::key_error("unknown key '" + name + "'");
+      if (std::find(known.begin(), known.end(), name) == known.end()) {
+        throw pybind11::key_error("unknown key '" + name + "'");
+      }
     }
   }
   template <class V>

@@ -61,14 +61,14 @@ std::vector<GradientPiece<T>> to_pieces(const py::tuple& pieces, F&& there) {
     const auto values = t[1].cast<py::array>();
     GradientPiece<T> p{};
     p.param = t[0].cast<int32_t>();
-    p.values = data_of<T>(values, "gradient of parameter " + std::to_string(p.param), false);
+    p.values = data_of<T>(values, {"gradient of parameter", p.param}, false);
     p.count = values.ndim() == 0 ? 1 : values.shape(0);
     p.width = p.count == 0 ? 1 : values.size() / p.count;
     p.stride = t[3].is_none() ? p.width : t[3].cast<int64_t>();
     p.offset = t[4].cast<int64_t>();
     if (!t[2].is_none()) {
       const auto rows = t[2].cast<py::array>();
-      p.rows = data_of<int32_t>(rows, "rows of parameter " + std::to_string(p.param), false);
+      p.rows = data_of<int32_t>(rows, {"rows of parameter", p.param}, false);
       if (rows.size() != p.count) {
         throw py::value_error(std::to_string(rows.size()) + " rows for " + std::to_string(p.count) +
                               " rows of values");

@@ -28,17 +28,27 @@ inline OptimizerRule parse_optimizer(const std::string& s) {
   return parse<OptimizerRule>(s, "optimizer");
 }
 
+// A name for messages, made into text only when one is raised.
+struct Label {
+  const char* name;
+  int64_t number = -1;  // none if negative
+
+  std::string text() const {
+    return number < 0 ? name : std::string(name) + " " + std::to_string(number);
+  }
+};
+
 // Pointer to a C-contiguous array of T, not converted: the engine accesses the caller's memory.
 template <class T>
-T* data_of(const py::array& array, const std::string& name, bool write) {
+T* data_of(const py::array& array, const Label& label, bool write) {
   if (!py::isinstance<py::array_t<T>>(array)) {
-    throw py::type_error(name + " is " + std::string(py::str(array.dtype())) + ", needs " +
+    throw py::type_error(label.text() + " is " + std::string(py::str(array.dtype())) + ", needs " +
                          std::string(py::str(py::dtype::of<T>())));
   }
   if (!(array.flags() & py::array::c_style)) {
-    throw py::value_error(name + " is not C-contiguous");
+    throw py::value_error(label.text() + " is not C-contiguous");
   }
-  if (write && !array.writeable()) throw py::value_error(name + " is read-only");
+  if (write && !array.writeable()) throw py::value_error(label.text() + " is read-only");
   return static_cast<T*>(const_cast<void*>(array.data()));
 }
 
@@ -66,9 +76,9 @@ struct RunOptions {
 template <class T>
 std::vector<Parameter<T>> views(const std::vector<py::array>& parameters) {
   std::vector<Parameter<T>> out;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    out.push_back(
-        {data_of<T>(parameters[i], "parameter " + std::to_string(i), true), parameters[i].size()});
+  for (const py::array& parameter : parameters) {
+    const Label label{"parameter", static_cast<int64_t>(out.size())};
+    out.push_back({data_of<T>(parameter, label, true), parameter.size()});
   }
   return out;
 }
@@ -85,22 +95,24 @@ Inputs<T> to_inputs(RunOptions& options) {
   inputs.scale = options.scale;
   inputs.totals = options.totals;
   for (size_t i = 0; i < floats.size(); ++i) {
-    const std::string name = "float feature " + std::to_string(i);
+    const Label label{"float feature", static_cast<int64_t>(i)};
     const auto array = floats[i].cast<py::array>();
     if (array.ndim() != 2) {
-      throw py::value_error(name + " has " + std::to_string(array.ndim()) + " dimensions, needs 2");
+      throw py::value_error(label.text() + " has " + std::to_string(array.ndim()) +
+                            " dimensions, needs 2");
     }
     inputs.float_features.push_back(
-        {data_of<T>(array, name, false), array.shape(0), array.shape(1)});
+        {data_of<T>(array, label, false), array.shape(0), array.shape(1)});
     options.kept.push_back(array);
   }
   for (size_t i = 0; i < ints.size(); ++i) {
-    const std::string name = "int feature " + std::to_string(i);
+    const Label label{"int feature", static_cast<int64_t>(i)};
     const auto array = ints[i].cast<py::array>();
     if (array.ndim() != 1) {
-      throw py::value_error(name + " has " + std::to_string(array.ndim()) + " dimensions, needs 1");
+      throw py::value_error(label.text() + " has " + std::to_string(array.ndim()) +
+                            " dimensions, needs 1");
     }
-    inputs.int_features.push_back({data_of<int32_t>(array, name, false), array.shape(0)});
+    inputs.int_features.push_back({data_of<int32_t>(array, label, false), array.shape(0)});
     options.kept.push_back(array);
   }
   return inputs;
@@ -156,18 +168,18 @@ Update<T> to_update(StepOptions& options, const std::vector<py::array>& arrays) 
   for (size_t i = 0; i < options.states.size(); ++i) {
     const auto states = options.states[i].cast<py::list>();
     StateArrays<T> of{};
-    const std::string name = "state of parameter " + std::to_string(i);
+    const Label label{"state of parameter", static_cast<int64_t>(i)};
     const bool trained = i >= update.trainable.size() || update.trainable[i];
     if (states.size() > of.size() || (trained && states.size() < needed)) {
-      throw py::value_error(name + ": " + std::to_string(states.size()) +
+      throw py::value_error(label.text() + ": " + std::to_string(states.size()) +
                             " arrays, the optimizer needs " + std::to_string(needed));
     }
     for (size_t j = 0; j < states.size(); ++j) {
       const auto array = states[j].cast<py::array>();
-      of[j] = data_of<T>(array, name, true);
+      of[j] = data_of<T>(array, label, true);
       options.kept.push_back(array);
       if (i < arrays.size() && array.size() != arrays[i].size()) {
-        throw py::value_error(name + " has " + std::to_string(array.size()) +
+        throw py::value_error(label.text() + " has " + std::to_string(array.size()) +
                               " elements, the parameter " + std::to_string(arrays[i].size()));
       }
     }

@@ -179,7 +179,7 @@ void bind_parameters(py::module_& m) {
       .def(
           "write_rows",
           [](PyParameters& p, int32_t parameter, const py::array& rows, int64_t width) {
-            const int32_t* first = data_of<int32_t>(rows, "rows", false);
+            const int32_t* first = data_of<int32_t>(rows, {"rows"}, false);
             const std::vector<int32_t> copy(first, first + rows.size());
             without_gil([&] {
               const DeviceLock lock(*p.device);
