@@ -1,4 +1,4 @@
-"""NVRTC compiles the fused kernels of every cell and model for sm_80 and sm_90; none spills."""
+"""NVRTC compiles the fused kernels of every operator, cell and model; none spills registers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from cavs.cuda.program import map_kernels
 from cavs.cuda.storage import half_buffers
 from cavs.ops.primitives import PRIMITIVES
 from tests.cuda.device import NO_NVRTC
+from tests.cuda.executor.test_operators import NAMES, Together
 from tests.cuda.kernel_signatures import headers
 from tests.cuda.nvrtc_log import ALL, log_of
 from tests.models.test_cells import ARITY
 from tests.models.test_models import OPTIONS, build
+from tests.ops.test_registry import graphs
 from tests.runtime.trees import Classifier, graph
 
 CELLS = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
@@ -82,6 +84,18 @@ def compiler():
     return Nvrtc(library.path)
 
 
+@functools.cache
+def of_operators(real):
+    """Programs of all operators: for training, and for inference in float32."""
+    batch, found = cavs.batch(graphs(0)), []
+    for names in NAMES:
+        session = cavs.Session(Together(names), dtype="float64" if real == "double" else "float32")
+        found.append(session.compiled(batch).program)
+        if real == "float":
+            found.append(session.compiled(batch, training=False, with_loss=False).program)
+    return found
+
+
 def kernels(texts):
     """One module of all of them; what differs in name alone is there once."""
     made = {}
@@ -105,6 +119,11 @@ def assert_no_spills(compiler, texts, half, arch):
 ARCHITECTURES = ["sm_80", "sm_90"]
 
 
+def share(texts, arch):
+    """The kernels to compile for an architecture: half of them, or all that are asked for."""
+    return texts if ALL else texts[ARCHITECTURES.index(arch) :: 2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("half", [False, True], ids=["float", "half"])
@@ -113,8 +132,16 @@ def test_no_kernel_of_a_cell_or_model_spills(compiler, folder, arch, half):
     texts = kernels(map_kernels(p, "float", half_buffers(p) if half else ()).text for p in programs)
     assert len(texts) > 100
     assert half == any("bfloat16* y0" in text for text in texts)
-    some = texts if ALL else texts[ARCHITECTURES.index(arch) :: 2]
-    assert_no_spills(compiler, some, half, arch)
+    assert_no_spills(compiler, share(texts, arch), half, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_no_kernel_of_an_operator_spills(compiler, arch, real):
+    texts = kernels(map_kernels(program, real).text for program in of_operators(real))
+    assert len(texts) > 150
+    assert_no_spills(compiler, share(texts, arch), False, arch)
 
 
 def wide(name, rng, half, real):

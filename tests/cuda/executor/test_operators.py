@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.cuda import libraries
-from cavs.cuda.device import compile_options
-from cavs.cuda.nvrtc import Nvrtc, resources
-from cavs.cuda.program import map_kernels
 from cavs.ir import REGISTRY
-from tests.cuda.device import NO_NVRTC
-from tests.cuda.nvrtc_log import ALL, log_of
 from tests.ops import test_slopes_of_losses as losses
 from tests.ops.test_registry import ELSEWHERE, case_of, graphs
 from tests.oracle import assert_close, reference
@@ -79,22 +73,3 @@ def test_operators(device, names, kind):
 @pytest.mark.parametrize("way", losses.WAYS)
 def test_weighed_losses(device, way):
     losses.check(losses.model_of(way), losses.batch_of(), device=device)
-
-
-@pytest.mark.parametrize("number", range(GROUPS))
-def test_their_kernels_compile_without_spills(number):
-    library = libraries.find("nvrtc")
-    if library is None:
-        pytest.skip(NO_NVRTC)
-    compiler, batch, names = Nvrtc(library.path), cavs.batch(graphs(0)), NAMES[number]
-    architectures = ["sm_80", "sm_90"] if ALL else [("sm_80", "sm_90")[number % 2]]
-    kinds = [("float", architecture, True) for architecture in architectures]
-    kinds += [("float", "sm_90", False), ("double", "sm_90", True)]
-    for real, architecture, training in kinds:
-        session = cavs.Session(Together(names), dtype="float64" if real == "double" else "float32")
-        program = session.compiled(batch, training=training, with_loss=training).program
-        text = map_kernels(program, real).text
-        options = [*compile_options(architecture, real), "--ptxas-options=-v"]
-        found = resources(log_of(compiler, "maps.cu", text, {}, options))
-        assert len([of for of in found if of.registers]) == text.count("__global__")
-        assert [of for of in found if of.spill_stores or of.spill_loads or of.stack] == []
