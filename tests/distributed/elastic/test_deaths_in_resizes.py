@@ -40,10 +40,10 @@ def expected():
 def test_a_death_in_a_resize_costs_nothing(plan, victim, messages, deaths, expected, capsys):  # noqa: F811
     """Rank 2 is a spare where the ranks grow from 2 to 4, and leaves where they shrink from 3."""
     size, spares = (2, 2) if plan[3] == 4 else (3, 0)
-    if victim >= size:
-        deaths[victim] = 5 + messages  # it makes the pool first
 
     def work(c):
+        if c.rank == victim >= size:  # a spare that has joined the pool
+            deaths[victim] = messages
         policy = Mortal(plan, deaths, victim, messages)
         try:
             return resized(c, {}, elastic=True, policies=[policy])
