@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from cavs import _engine
 from cavs.data import (
     Graph,
+    Sample,
     Vocabulary,
     batch,
     binarise,
@@ -42,7 +43,7 @@ from cavs.data import (
     read_vectors,
     sst_graphs,
 )
-from cavs.errors import CavsError
+from cavs.errors import CavsError, GraphError
 
 networkx = None
 with contextlib.suppress(ImportError):
@@ -240,7 +241,20 @@ def fuzz_builder(kind, args, features, edge_features):
     with contextlib.suppress(CavsError):  # the structure may be valid where the features are not
         accepted.append(built(kind, args, {}, {}))
     for graph in accepted:
-        run_all([graph])
+        if graph.num_vertices:
+            run_all([graph])
+        else:
+            run_empty(graph)
+
+
+def run_empty(graph):
+    """A graph without vertices is refused by itself, and runs as a structure of a sample."""
+    with contextlib.suppress(GraphError):
+        batch([graph])
+        raise AssertionError("a batch of a graph without vertices")
+    found = batch([Sample(one=Graph([[]]), none=part) for part in (graph, graph.reversed())])
+    assert list(found.schedule().order) == [0, 1]
+    assert (found.graphs["none"].num_vertices, found.graphs["none"].num_edges) == (0, 0)
 
 
 def fuzz_join(samples, features, edge_features):
@@ -288,6 +302,8 @@ def fuzz_graphs(samples):
             graphs.append(Graph(children, features, edge_features))
         except CavsError:
             continue
+        if not graphs[-1].num_vertices:
+            run_empty(graphs.pop())
     try:
         batch(graphs)
     except CavsError:

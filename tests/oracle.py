@@ -16,7 +16,7 @@ from cavs.ir.types import INT
 from cavs.ir.verify import verify
 from cavs.passes.differentiate import differentiate
 from cavs.passes.simplify import CANONICAL, simplify
-from cavs.runtime.tracing import structures_of
+from cavs.runtime.features import FeatureTypes
 
 
 def inputs_of(batch: data.GraphBatch, seed: int = 0, step: int = 0) -> Inputs:
@@ -75,7 +75,8 @@ def traced(model, batch, *, training=True):
         n: Feature(s.domain, s.dtype, tuple(s.shape), s.has_absent, s.type)
         for n, s in batch.feature_schema().items()
     }
-    graph = trace_model(model, schema, training=training, structures=structures_of(batch))
+    structures = FeatureTypes(model).structures(batch)
+    graph = trace_model(model, schema, training=training, structures=structures)
     graph = verify(simplify(graph, CANONICAL), "trace")
     if training:
         graph = verify(simplify(differentiate(graph), CANONICAL), "differentiate")

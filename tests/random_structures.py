@@ -200,19 +200,26 @@ def samples_for(model, rng, graphs_of, types_of):
     """
     samples = []
     for graphs, types in zip(graphs_of, types_of, strict=True):
-        named = {NAMES[i]: graph_of(children, rng, types[i]) for i, children in enumerate(graphs)}
+        named = {
+            NAMES[i]: graph_of(children, rng, types[i])
+            if children or not any(other[i] for other in graphs_of)
+            else cavs.Graph([])  # takes the types of features from the others
+            for i, children in enumerate(graphs)
+        }
         links = {}
         for i, structure in enumerate(model.choices["structures"]):
             for j, (source, _, fold, _) in enumerate(structure["links"]):
                 n, count = len(graphs[i]), len(graphs[source])
                 rows = rng.integers(-1, count, n)
                 if fold != "take":
-                    rows = [rng.integers(0, count, rng.integers(0, 4)) for _ in range(n)]
+                    most = 4 if count else 1
+                    rows = [rng.integers(0, count or 1, rng.integers(0, most)) for _ in range(n)]
                 whole = (n, count) if fold != "take" and rng.random() < 0.2 else None
                 links[f"{NAMES[i]}{j}"] = link_of(NAMES[i], NAMES[source], rows, whole, rng)
             if structure["source"] is not None:
                 n, count = len(graphs[i]), len(graphs[structure["source"][0]])
-                rows = [rng.integers(0, count, rng.integers(0, 5)) for _ in range(n)]
+                most = 5 if count else 1
+                rows = [rng.integers(0, count or 1, rng.integers(0, most)) for _ in range(n)]
                 source = NAMES[structure["source"][0]]
                 whole = (n, count) if rng.random() < 0.2 else None
                 links[f"{NAMES[i]}s"] = link_of(NAMES[i], source, rows, whole, rng)
@@ -235,6 +242,8 @@ def cases(draw, smooth=False, most=3):
             children = draw(child_lists(max_vertices=5, max_arity=3))
             if draw(st.sampled_from([False, False, True])):
                 children = with_gaps(children, rng)
+            if any(graphs_of[-1]) and draw(st.sampled_from([False, False, False, True])):
+                children = []
             graphs_of[-1].append(children)
             used = draw(st.sampled_from([TYPES, TYPES[:2], TYPES[1:2]]))
             types = rng.choice(used, len(children)).tolist() if structure["typed"] else None

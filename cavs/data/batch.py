@@ -60,10 +60,23 @@ class GraphBatch(EngineBatch):
         self._structure = of
         topology, self._table = _collated(graphs, self.graph_label)
         super().__init__(topology)
+        if not of:
+            self._check_vertices()
         self._types = self._table.types
         #: The types of vertices that occur, sorted; None in a batch without types.
         self.type_names = None if self._types is None else self._types.names
         self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
+
+    def _check_vertices(self) -> None:
+        """GraphError for a graph without vertices, which only a structure of a sample may be."""
+        empty = np.diff(self.topology.vertex_offsets) == 0
+        if empty.any():
+            raise GraphError(
+                f"{self.graph_label(int(np.flatnonzero(empty)[0]))} has no vertex; it needs at "
+                "least one vertex",
+                hint="leave it out; a sample that is one value is a graph of one vertex: "
+                "cavs.Graph([[]])",
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -209,6 +222,8 @@ class GraphBatch(EngineBatch):
 
         "" stands for a type of no vertex.
         """
+        if not self.num_vertices:
+            return np.zeros(0, np.uint32)
         self.check_types([name for name in types if name])
         assert self._types is not None
         return self._types.bits(types, masks)
@@ -362,14 +377,18 @@ def _agree(
     """Return all features of graphs whose schemas differ; FeatureError for two that disagree.
 
     A graph without edges takes dtype and shape of edge features from the others, and may leave them
-    out; so does one without vertices of a type. The order of the names does not matter. The result
-    has an array like each feature, in groups as `Graph.columns` has them; type and name of those of
-    types; and the number of each feature among the columns of each graph, -1 where it has none.
+    out; so does one without vertices, of a type or at all. The order of the names does not matter.
+    The result has an array like each feature, in groups as `Graph.columns` has them; type and name
+    of those of types; and the number of each feature among the columns of each graph, -1 where it
+    has none.
     """
     # Few graphs differ in what is compared here: the first of each form stands for the others.
     forms: dict[tuple[Any, ...], int] = {}
     form_of = [
-        forms.setdefault((id(graph.schema), graph.num_edges > 0, graph.type_names), len(forms))
+        forms.setdefault(
+            (id(graph.schema), graph.num_vertices > 0, graph.num_edges > 0, graph.type_names),
+            len(forms),
+        )
         for graph in graphs
     ]
     first_of = [form_of.index(form) for form in range(len(forms))]
@@ -451,6 +470,8 @@ def _has_rows(graph: Graph, domain: str) -> bool:
     """True if a graph has rows of a domain: vertices of a type, edges."""
     if domain.startswith(_OF_TYPE):
         return domain[len(_OF_TYPE) + 1 : -1] in (graph.type_names or ())
+    if domain == "vertex":
+        return graph.num_vertices > 0
     return domain != "edge" or graph.num_edges > 0
 
 

@@ -47,6 +47,10 @@ class EngineBatch(ABC):
         """True if a graph that has the feature ``name`` has an edge."""
         return int(self.topology.num_edges) > 0
 
+    def has_vertices(self, name: str) -> bool:
+        """True if the graphs that a feature ``name`` belongs to have a vertex."""
+        return True
+
     def has_pairs(self, name: str) -> bool:
         """True if a link that has the feature ``name`` has a pair."""
         return False

@@ -236,9 +236,10 @@ def check_features(
 ) -> Mapping[str, Array]:
     """Return ``check_feature`` of every feature; the result is read-only and keeps the order.
 
-    An empty list for no edges, or for no vertices of a type, has no dtype: it is left out.
+    An empty list for no edges, or for no vertices, of a type or at all, has no dtype: it is left
+    out.
     """
-    may_be_empty = domain == "edge" or bool(vertex_type)
+    may_be_empty = domain != "graph"
     if not isinstance(features, Mapping):
         raise FeatureError(
             f"{label}: {domain} features are a dict of arrays, not {features!r:.80}",

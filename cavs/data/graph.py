@@ -216,7 +216,7 @@ class Graph(_engine.Sample):
 
     @property
     def num_vertices(self) -> int:
-        """Number of vertices, at least 1."""
+        """Number of vertices; 0 in a structure without content of a `cavs.Sample`."""
         return int(self._topology.num_vertices)
 
     @property
@@ -232,7 +232,7 @@ class Graph(_engine.Sample):
     @property
     def arity(self) -> int:
         """Largest number of children of a vertex, with empty positions before the last one."""
-        return int(np.diff(self._topology.child_lists[0]).max())
+        return int(np.diff(self._topology.child_lists[0]).max(initial=0))
 
     @property
     def roots(self) -> Indices:

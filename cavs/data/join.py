@@ -46,6 +46,11 @@ def join(
             f"graphs to join are needed, not {graphs!r:.80}",
             hint="Graph.join([graph, ...]) takes a list of one or more cavs.Graph",
         )
+    for i, graph in enumerate(graphs):
+        if not graph.num_vertices:
+            raise GraphError(
+                f"graph {i} of those to join has no vertex", hint="leave empty graphs out"
+            )
     first = np.cumsum([0, *(graph.num_vertices for graph in graphs)])
     roots = [graph.roots + start for graph, start in zip(graphs, first[:-1], strict=True)]
     parts = [graph.topology.child_lists for graph in graphs]

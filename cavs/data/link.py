@@ -130,6 +130,11 @@ class Link:
         return self.offsets is None and self.vertices is not None
 
     @property
+    def fits_both(self) -> bool:
+        """True if it has no rows, so that it may be to one vertex each, or to lists."""
+        return self.single and self.num_rows == 0
+
+    @property
     def num_rows(self) -> int | None:
         """Number of vertices of the target that it has rows for; None for any number."""
         if self.vertices is None:

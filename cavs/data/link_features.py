@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +14,20 @@ from cavs.errors import FeatureError
 
 
 def joined_features(
-    samples: Sequence[Sample], label: Callable[[int], str]
+    samples: Sequence[Sample], links: Mapping[str, Any], label: Callable[[int], str]
 ) -> tuple[Mapping[str, Array], dict[str, FeatureSpec]]:
     """Return the features of all links of samples by name, and their types.
 
     A sample whose link has no rows takes dtype and shape of its features from the others, and may
-    leave them out. label: the name of a sample. FeatureError for a feature that a sample lacks, or
-    that differs.
+    leave them out. links: the `LinkType` of each by name. label: the name of a sample. FeatureError
+    for a feature that a sample lacks, or that differs.
     """
     rows: dict[str, Array] = {}
     schema: dict[str, FeatureSpec] = {}
     for name in sorted({name for sample in samples for name in sample.link_features}):
         parts = [sample.link_features.get(name) for sample in samples]
         _, link, feature = link_parts(name)
-        single = samples[0].links[link].single
+        single = links[link].single is not False
         like: tuple[int, Array] | None = None
         for i, part in enumerate(parts):
             if part is None:

@@ -59,12 +59,21 @@ class Sample:
                 f"links are a dict of cavs.Link by name, not {links!r:.80}",
                 'links={"spelling": cavs.Link("words", "chars", rows)}',
             )
+        if not any(graph.num_vertices for graph in graphs.values()):
+            raise self._error(
+                f"all structures are empty: {', '.join(graphs)}",
+                "a sample has at least one vertex; leave it out, or give one of its graphs a "
+                "vertex: cavs.Graph([[]])",
+            )
         # Structures and links are numbered in the order of their names.
         self._graphs = MappingProxyType({key: graphs[key] for key in sorted(graphs)})
         for key, link in links.items():
             self._check(key, link)
         self._links = MappingProxyType({key: links[key] for key in sorted(links)})
-        types = ((key, x.target, x.source, x.single) for key, x in self._links.items())
+        types = (
+            (key, x.target, x.source, None if x.fits_both else x.single)
+            for key, x in self._links.items()
+        )
         self._schema: tuple[Any, ...] = shared((tuple(self._graphs), tuple(types)))
         self._link_features, self._absent = self._features_of_links()
 
@@ -122,6 +131,7 @@ class Sample:
         count = self._graphs[link.source].num_vertices
         least = -1 if link.single else 0
         wrong = np.flatnonzero((link.vertices < least) | (link.vertices >= count))
+        has = f"vertices are 0..{count - 1}" if count else "graph has no vertex"
         if len(wrong):
             at = int(wrong[0])
             vertex = at
@@ -129,7 +139,7 @@ class Sample:
                 vertex = int(np.searchsorted(link.offsets, at, side="right")) - 1
             raise self._error(
                 f'link "{key}" leads from vertex {vertex} of "{link.target}" to vertex '
-                f'{int(link.vertices[at])} of "{link.source}", whose vertices are 0..{count - 1}',
+                f'{int(link.vertices[at])} of "{link.source}", whose {has}',
                 f'vertices of "{link.source}" are counted from 0 in each sample'
                 + (", and -1 is none" if link.single else "; a vertex that reads none has []"),
                 vertex,
@@ -165,7 +175,10 @@ class Sample:
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        """Names of the structures, and of each link its name and type."""
+        """Names of the structures, and of each link its name and type.
+
+        A link without rows has None in place of the number of vertices that it leads to.
+        """
         found: tuple[Any, ...] = self._schema
         return found
 

@@ -31,11 +31,14 @@ from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 
 class LinkType(NamedTuple):
-    """A link that all samples of a batch have; single: it leads to one vertex at most."""
+    """A link that all samples of a batch have.
+
+    single: it leads to one vertex at most; None if it has no rows, so that both are possible.
+    """
 
     target: str
     source: str
-    single: bool
+    single: bool | None
 
 
 @final
@@ -50,7 +53,7 @@ class SampleBatch(EngineBatch):
     def __init__(self, samples: Iterable[Sample], ids: Ids | None = None) -> None:
         self.samples: tuple[Sample, ...] = tuple(samples)
         self.ids: tuple[int, ...] | None = None if ids is None else ids_of(ids, len(self.samples))
-        self._check()
+        self._links: Mapping[str, LinkType] = MappingProxyType(self._check())
         first = self.samples[0]
         self.graphs: Mapping[str, GraphBatch] = MappingProxyType(
             {
@@ -58,11 +61,10 @@ class SampleBatch(EngineBatch):
                 for name in first.graphs
             }
         )
-        self._links: Mapping[str, LinkType] = MappingProxyType(
-            {name: LinkType(x.target, x.source, x.single) for name, x in first.links.items()}
-        )
         #: Features of links by "structure.link name.feature", and their types.
-        self.link_features, self._link_schema = joined_features(self.samples, self.graph_label)
+        self.link_features, self._link_schema = joined_features(
+            self.samples, self._links, self.graph_label
+        )
         super().__init__(
             _engine.stack_structures(
                 [graphs.topology for graphs in self.graphs.values()],
@@ -70,9 +72,9 @@ class SampleBatch(EngineBatch):
             )
         )
 
-    def _check(self) -> None:
-        """FeatureError unless all are samples, one at least; GraphError unless they have the same
-        structures and links."""
+    def _check(self) -> dict[str, LinkType]:
+        """Return the links. FeatureError unless all are samples, one at least; GraphError unless
+        they have the same structures and links."""
         if not self.samples:
             raise FeatureError(
                 "an empty batch: it needs at least one sample",
@@ -86,6 +88,7 @@ class SampleBatch(EngineBatch):
                     hint="a graph becomes a sample by a name: cavs.Sample(words=graph)",
                 )
         first = self.samples[0].schema
+        known = {name: (0, LinkType(*form)) for name, *form in first[1]}
         for i, sample in enumerate(self.samples):
             if sample.schema is first or sample.schema == first:
                 continue
@@ -97,16 +100,22 @@ class SampleBatch(EngineBatch):
                     f'structure "{name}" is in {self.graph_label(has)}, but not in '
                     f"{self.graph_label(lacks)}",
                     hint="samples of a batch have the same structures; a structure without "
-                    "content is a graph of one vertex, cavs.Graph([[]])",
+                    "content is a graph without vertices, cavs.Graph([])",
                 )
-            link = min(set(sample.schema[1]) ^ set(first[1]))[0]
-            found = [self._link_text(j, link) for j in (0, i)]
-            raise GraphError(
-                f'link "{link}" differs: {found[0]} in {self.graph_label(0)}, {found[1]} in '
-                f"{self.graph_label(i)}",
-                hint="samples of a batch have the same links, between the same structures, all to "
-                "one vertex each or all to lists",
-            )
+            forms = {name: LinkType(*form) for name, *form in sample.schema[1]}
+            for link in sorted({*forms, *known}):
+                j, before = known.get(link, (0, None))
+                if not _alike(before, forms.get(link)):
+                    found = [self._link_text(k, link) for k in (j, i)]
+                    raise GraphError(
+                        f'link "{link}" differs: {found[0]} in {self.graph_label(j)}, {found[1]} '
+                        f"in {self.graph_label(i)}",
+                        hint="samples of a batch have the same links, between the same structures, "
+                        "all to one vertex each or all to lists",
+                    )
+                if before is not None and before.single is None:
+                    known[link] = i, forms[link]
+        return {name: form for name, (_, form) in known.items()}
 
     def _link_text(self, sample: int, name: str) -> str:
         link = self.samples[sample].links.get(name)
@@ -268,6 +277,11 @@ class SampleBatch(EngineBatch):
         """See `EngineBatch`."""
         return name in self.link_features and len(self.link_features[name]) > 0
 
+    def has_vertices(self, name: str) -> bool:
+        """See `EngineBatch`."""
+        graphs = self.graphs.get(owner_of(name)[0])
+        return graphs is None or graphs.num_vertices > 0
+
     def has_edges(self, name: str) -> bool:
         """See `EngineBatch`."""
         graphs = self.graphs.get(owner_of(name)[0])
@@ -304,7 +318,7 @@ class SampleBatch(EngineBatch):
             end = begin + graphs.num_vertices
             for bit, name in enumerate(optional):
                 of, feature = owner_of(name)
-                if of == structure:
+                if of == structure and graphs.num_vertices:
                     values = self.link_features.get(name)
                     if values is None:
                         (values,) = graphs.optional((feature,))
@@ -330,6 +344,13 @@ class SampleBatch(EngineBatch):
     def __repr__(self) -> str:
         parts = [f"{name}: {graphs.num_vertices} vertices" for name, graphs in self.graphs.items()]
         return f"SampleBatch({self.num_graphs} samples, {', '.join(parts)})"
+
+
+def _alike(one: LinkType | None, other: LinkType | None) -> bool:
+    """True if two samples may have a link of these types in one batch."""
+    if one is None or other is None:
+        return False
+    return one[:2] == other[:2] and (None in (one.single, other.single) or one == other)
 
 
 def _rebuilt(

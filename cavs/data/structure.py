@@ -30,7 +30,6 @@ _CURES = {
     "cycle": _ACYCLIC,
     "has child": "children are vertices of the same graph, counted from 0; a leaf has the empty "
     "list [], and -1 leaves a position without a child",
-    "at least one vertex": "a sample that is one value is a graph of one vertex: cavs.Graph([[]])",
     "offsets": "vertex v gathers from children[offsets[v]:offsets[v + 1]], so there are "
     "num_vertices + 1 offsets, from 0 to len(children); or give lists of children",
 }

@@ -66,6 +66,9 @@ class Inputs:
         self.members: list[list[int]] = [[] for _ in range(self.num_graphs)]
         for v, g in enumerate(self.graph_of):
             self.members[g].append(v)
+        for own in self.structures.values():  # the last samples may have no vertex of one
+            own.members += [[] for _ in range(self.num_graphs - own.num_graphs)]
+            own.num_graphs = self.num_graphs
         self._present: dict[Domain, list[int]] = {}
         self.rank: list[int] = []  # number of each vertex among those of its type
         seen: dict[str, int] = {}

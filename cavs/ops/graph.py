@@ -289,11 +289,12 @@ def sum_graph(value: Any) -> Node:
 def mean_graph(value: Any) -> Node:
     """Return the mean over the vertices of each graph: one row per graph.
 
-    A value of one type has the mean over the vertices of the type, and 0 without any.
+    A value of one type has the mean over the vertices of the type. It is 0 without any vertex.
     """
     x, domain = _of_vertices(value, "mean_graph"), as_node(value).type.domain
     number = sum_graph(apply("broadcast", 1.0, shape=(), domain=domain))
-    return sum_graph(x) / (apply("maximum", number, 1.0) if domain.vertex_type else number)
+    may_be_none = domain.vertex_type or domain.structure
+    return sum_graph(x) / (apply("maximum", number, 1.0) if may_be_none else number)
 
 
 def max_graph(value: Any) -> Node:

@@ -70,6 +70,8 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
         graphs = batch.graphs[structure.of] if structure.of else batch
+        if not graphs.num_vertices:
+            continue
         found = graphs.type_names
         own = set(filter(None, types_in(types, structure.of))) if structure.of else set(types)
         if found is None if not own else found is not None and set(found) <= own:

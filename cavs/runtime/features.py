@@ -9,20 +9,34 @@ from typing import Any
 import numpy as np
 
 from cavs.compiler.program import Program
-from cavs.data.features import FeatureSpec, feature_name, owner_of, spec_of, split_name
+from cavs.data.features import (
+    FeatureDomain,
+    FeatureSpec,
+    feature_name,
+    owner_of,
+    spec_of,
+    split_name,
+)
+from cavs.data.sample_batch import LinkType
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
+from cavs.ir import Link, Structures
 from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
-_PAIRS = "#pairs"  # in place of the type of vertices, for features of pairs
+# In place of the type of vertices: features of pairs, of all vertices of a structure, and links.
+_PAIRS, _VERTICES, _LINKS = "#pairs", "#vertices", "#links"
+_OWNERS = {"edge": "", "pair": _PAIRS, "vertex": _VERTICES}
+# In place of the name, dtype and shape of a feature, for the link "to": "#links to", one of these.
+_SINGLE, _LISTS = ("single", (), _LINKS), ("lists", (), _LINKS)
 
 
 class FeatureTypes:
     """Types of features that a batch may have no row of: empty arrays have none.
 
-    They are features of edges, of pairs and of types of vertices, and learnt from batches that have
-    some. The model stores them, for other sessions and for checkpoints.
+    They are features of edges, of pairs, of types of vertices, and of vertices of the structures of
+    samples, and learnt from batches that have some. So is it learnt whether a link leads to one
+    vertex each. The model stores them, for other sessions and for checkpoints.
     """
 
     def __init__(self, model: Model) -> None:
@@ -40,22 +54,46 @@ class FeatureTypes:
                 return spec.type in (types or ())
             if spec.domain == "pair":
                 return batch.has_pairs(name)
+            if spec.domain == "vertex":
+                return batch.has_vertices(name)
             return spec.domain != "edge" or batch.has_edges(name)
 
+        several = batch.structures is not None
+        learnable = ("edge", "pair", "vertex") if several else ("edge",)
         own = {n: s for n, s in schema.items() if has_rows(n, s)}
-        self._learn({n: s for n, s in own.items() if s.domain in ("edge", "pair") or s.type})
+        self._learn({n: s for n, s in own.items() if s.domain in learnable or s.type})
         learnt = {
             n: s
             for n, s in self._known()
-            if not has_rows(n, s) and (types is not None or not s.type)
+            if not has_rows(n, s) and (several or types is not None or not s.type)
         }
         return {**schema, **learnt, **own}
+
+    def structures(self, batch: BatchLike) -> Structures | None:
+        """Return the structures and links of samples; None for a batch of graphs.
+
+        A link without rows in all samples is as learnt, or to one vertex each.
+        """
+        if batch.structures is None:
+            return None
+        self._store(_links(batch.links))
+        known = self._model._feature_types
+        return Structures(
+            batch.structures,
+            tuple(
+                Link(name, x.target, x.source, known.get(_key(name), _SINGLE) == _SINGLE)
+                for name, x in batch.links.items()
+            ),
+        )
 
     def _known(self) -> Iterator[tuple[str, FeatureSpec]]:
         dtype: Any
         for name, (dtype, shape, of) in self._model._feature_types.items():
-            if of == _PAIRS:
-                yield name, FeatureSpec("pair", dtype, shape, False)
+            if of == _LINKS:
+                continue
+            if of in (_PAIRS, _VERTICES):
+                domain: FeatureDomain = "pair" if of == _PAIRS else "vertex"
+                yield name, FeatureSpec(domain, dtype, shape, False)
             else:
                 yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
 
@@ -64,12 +102,16 @@ class FeatureTypes:
         features: Mapping[str, Array],
         of_types: Mapping[str, Mapping[str, Array]],
         of_pairs: Mapping[str, Array],
+        of_vertices: Mapping[str, Array],
+        links: Mapping[str, LinkType],
     ) -> None:
-        """Learn types of features of other ranks, unless a batch has shown them.
+        """Learn types of features and links of other ranks, unless a batch has shown them.
 
         features: of edges. of_types: of types of vertices, by type. of_pairs: of the pairs of
-        links.
+        links. of_vertices: of the structures of samples. links: those with rows.
         """
+        known = self._model._feature_types
+        self._store({n: link for n, link in _links(links).items() if n not in known})
         found = {n: spec_of("edge", rows, False) for n, rows in features.items()}
         found |= {
             feature_name(t, n): spec_of("vertex", rows, False, t)
@@ -77,15 +119,15 @@ class FeatureTypes:
             for n, rows in group.items()
         }
         found |= {n: spec_of("pair", rows, False) for n, rows in of_pairs.items()}
+        found |= {n: spec_of("vertex", rows, False) for n, rows in of_vertices.items()}
         self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:
-        if not specs:
-            return
-        found = {
-            n: (s.dtype, tuple(s.shape), _PAIRS if s.domain == "pair" else s.type)
-            for n, s in specs.items()
-        }
+        self._store(
+            {n: (s.dtype, tuple(s.shape), s.type or _OWNERS[s.domain]) for n, s in specs.items()}
+        )
+
+    def _store(self, found: Mapping[str, Any]) -> None:
         known = self._model._feature_types
         if found.items() - known.items():
             self._model._feature_types = {**known, **found}
@@ -98,23 +140,40 @@ class FeatureTypes:
         known, of = self._model._feature_types, None
         if name in known:
             _, shape, of = known[name]
-        if of == "" and not source.has_edges(name):
-            try:  # other data may have a feature of vertices by the same name
+        # Numbers of vertices among those of their type are not learnt: they have no shape.
+        if (of == "" and not source.has_edges(name)) or (
+            of in (None, _VERTICES) and not source.has_vertices(name)
+        ):
+            try:  # other data may have a feature of another domain by the same name
                 found = source[name]
             except FeatureError:
-                found = ()
+                found = np.zeros(0)
             if len(found) == 0:
-                return np.zeros((0, *shape), dtype)
+                return np.zeros((0, *(found.shape[1:] if of is None else shape)), dtype)
         if of == _PAIRS:
             rows = source[name] if source.has_pairs(name) else np.zeros((0, *shape))
             return np.ascontiguousarray(rows, dtype=dtype)
-        if of and of not in (source.type_names or ()):  # indices are those of all vertices
+        of_type = of not in (None, "", _VERTICES)
+        if of_type and of not in (source.type_names or ()):  # indices are those of all vertices
             if dtype == np.int32:
                 several = source.structures is not None
                 graphs = source.graphs[owner_of(name)[0]] if several else source
                 return np.full((graphs.num_vertices, *shape), -1, dtype)
             return np.zeros((0, *shape), dtype)
         return np.ascontiguousarray(source[name], dtype=dtype)
+
+
+def _key(link: str) -> str:
+    return f"{_LINKS} {link}"
+
+
+def _links(links: Mapping[str, LinkType]) -> dict[str, Any]:
+    """Return the entry of each link that has rows."""
+    return {
+        _key(name): _SINGLE if link.single else _LISTS
+        for name, link in links.items()
+        if link.single is not None
+    }
 
 
 def features(

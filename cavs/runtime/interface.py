@@ -52,6 +52,10 @@ class BatchLike(Protocol):
         """True if a graph that has the feature ``name`` has an edge."""
         ...
 
+    def has_vertices(self, name: str) -> bool:
+        """True if the graphs that a feature ``name`` belongs to have a vertex."""
+        ...
+
     def has_pairs(self, name: str) -> bool:
         """True if a link that has the feature ``name`` has a pair."""
         ...

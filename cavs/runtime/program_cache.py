@@ -142,7 +142,7 @@ class ProgramCache:
     def is_new(self, batch: BatchLike) -> bool:
         """True if a training step on ``batch`` would compile, or choose a policy of batching."""
         variant = self._known(batch, True, True)
-        if variant is None or variant.build is None or not fits(variant, batch):
+        if variant is None or variant.build is None or not self._fits(variant, batch):
             return True
         schedule = self._schedule(variant, self.rows_of(variant, batch))
         built = self._is_built(variant, {k for k, *_ in schedule.kinds})
@@ -213,8 +213,13 @@ class ProgramCache:
             variant = self.variants.setdefault(key, Variant(key))
         if absent:
             variant.expect_absent(absent)
-        trace(variant, self.model, self.feature_types.schema(batch), batch, like)
+        types = self.feature_types
+        schema, structures = types.schema(batch), types.structures(batch)
+        trace(variant, self.model, schema, structures, batch, like)
         return variant
+
+    def _fits(self, variant: Variant, batch: BatchLike) -> bool:
+        return fits(variant, self.feature_types.structures(batch), batch)
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs ``batch`` if it is traced."""

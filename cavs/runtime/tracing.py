@@ -13,7 +13,7 @@ from cavs.data.merge import LEAF
 from cavs.data.vertex_types import number_of_bits
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
-from cavs.ir import Graph, Link, Structures
+from cavs.ir import Graph, Structures
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import optional_features, types_of
@@ -29,23 +29,25 @@ def trace(
     variant: Variant,
     model: Model,
     schema: Mapping[str, Any],
+    structures: Structures | None,
     batch: BatchLike,
     like: Variant | None = None,
 ) -> None:
     """Trace ``model`` unless the trace of ``variant`` holds for ``batch``.
 
-    schema: type of every feature of ``batch``. like: a variant that was first traced for ``batch``,
-    where merging does not apply; one without merging has the same trace. Raises what tracing
-    raises, and FeatureError where a feature has changed its type; the variant is unchanged then.
+    schema: type of every feature of ``batch``. structures: of its samples. like: a variant that was
+    first traced for ``batch``, where merging does not apply; one without merging has the same
+    trace. Raises what tracing raises, and FeatureError where a feature has changed its type; the
+    variant is unchanged then.
     """
     known, decisions = variant.trace, variant.decisions
     if (
         known is not None
         and known.merged_features == decisions.merged_features
-        and not _guessed(known, batch)
+        and not _guessed(known, batch, structures)
     ):
-        if known.structures is not None or batch.structures is not None:
-            check_structures(known.structures, structures_of(batch), batch)
+        check_structures(known.structures, structures, batch)
+        known.guessed_links &= _without_rows(batch)
         if schema == known.last_schema:
             return
         check_schema(known.graph, known.schema, schema, batch)
@@ -55,10 +57,10 @@ def trace(
     if like is not None and known is None and decisions.traced_like(like.decisions):
         found = replace(like.traced)
     else:
-        found = _traced(variant.key, decisions, known, model, schema, batch)
+        found = _traced(variant.key, decisions, known, model, schema, structures, batch)
     while len(found.optional) > MAX_OPTIONAL - number_of_bits(found.types):
         decisions.merge_features(_mergeable(found))
-        found = _traced(variant.key, decisions, known, model, schema, batch)
+        found = _traced(variant.key, decisions, known, model, schema, structures, batch)
     if known is not None and known.optional != found.optional:
         decisions.forget_kinds()
     if decisions.types not in (None, found.types):
@@ -73,6 +75,7 @@ def _traced(
     known: Trace | None,
     model: Model,
     schema: Mapping[str, Any],
+    structures: Structures | None,
     batch: BatchLike,
 ) -> Trace:
     absent = set(decisions.absent)
@@ -89,7 +92,6 @@ def _traced(
         for n, s in schema.items()
     }
     edges = batch.topology.num_edges > 0
-    structures = structures_of(batch)
     graph = trace_model(
         model,
         features,
@@ -109,30 +111,35 @@ def _traced(
         not edges and any(f.where == "edge" for f in features.values()),
         types,
         structures,
+        _without_rows(batch),
     )
 
 
-def structures_of(batch: BatchLike) -> Structures | None:
-    """Return the structures and links of samples; None for a batch of graphs."""
+def _without_rows(batch: BatchLike) -> frozenset[str]:
+    """Return the links that no sample of ``batch`` has rows of."""
     if batch.structures is None:
-        return None
-    links = (Link(name, *link) for name, link in batch.links.items())
-    return Structures(batch.structures, tuple(links))
+        return frozenset()
+    return frozenset(name for name, link in batch.links.items() if link.single is None)
 
 
 def _optional(graph: Graph, child_numbers: int) -> tuple[str, ...]:
     return optional_features(hoist_products_to_leaves(graph) if child_numbers else graph)
 
 
-def fits(variant: Variant, batch: BatchLike) -> bool:
-    """True if the trace of ``variant`` holds for ``batch``."""
+def fits(variant: Variant, structures: Structures | None, batch: BatchLike) -> bool:
+    """True if the trace of ``variant`` holds for ``batch``, whose samples have ``structures``."""
     found = variant.traced
-    return not _guessed(found, batch) and not _lacks(found, variant.decisions, batch)
+    return not _guessed(found, batch, structures) and not _lacks(found, variant.decisions, batch)
 
 
-def _guessed(trace: Trace, batch: BatchLike) -> bool:
-    """True if types of edge features were a guess, and ``batch`` has edges."""
-    return trace.without_edges and batch.topology.num_edges > 0
+def _guessed(trace: Trace, batch: BatchLike, structures: Structures | None) -> bool:
+    """True if types of edge features were a guess, and ``batch`` has edges; or those of links."""
+    if trace.without_edges and batch.topology.num_edges > 0:
+        return True
+    if not trace.guessed_links or trace.structures is None or structures is None:
+        return False
+    changed = set(structures.links).difference(trace.structures.links)
+    return any(link.name in trace.guessed_links for link in changed)
 
 
 def _lacks(trace: Trace, decisions: Decisions, batch: BatchLike) -> bool:

@@ -78,8 +78,9 @@ class Trace:
     distinguishing: features in which vertices that are not merged differ; None: merging does not
     apply. merged_features: those decided when it was traced. without_edges: its batch had no
     edges, so that types of edge features are a guess. structures: of the samples, if they have
-    several. last_schema: of the last batch that fitted. fitting: batches whose vertices have no
-    more children, or parents, than their vertex functions read.
+    several. guessed_links: links of which no batch has had rows, so that their type is a guess.
+    last_schema: of the last batch that fitted. fitting: batches whose vertices have no more
+    children, or parents, than their vertex functions read.
     """
 
     graph: Graph
@@ -90,6 +91,7 @@ class Trace:
     without_edges: bool
     types: tuple[str, ...] = ()
     structures: Structures | None = None
+    guessed_links: frozenset[str] = frozenset()
     last_schema: Mapping[str, Any] = field(default_factory=dict)
     fitting: WeakSet[BatchLike] = field(default_factory=WeakSet)
 

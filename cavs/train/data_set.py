@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs.data.features import feature_name, link_parts, owner_of
 from cavs.data.sample import Sample
+from cavs.data.sample_batch import LinkType
 from cavs.data.vertex_types import flat_features
 
 
@@ -157,6 +158,45 @@ def pair_types(samples: Iterable[Any]) -> dict[str, Any]:
             _, link, _ = link_parts(name)
             if len(rows) and not sample.links[link].single:
                 found.setdefault(name, rows[:0])
+    return found
+
+
+def vertex_types(samples: Iterable[Any]) -> dict[str, Any]:
+    """Return the features of vertices of the structures that have a vertex, without rows.
+
+    Features of a link to one vertex each are among them: their rows are of vertices too.
+    """
+    found: dict[str, Any] = {}
+    unknown: set[str] | None = None
+    for sample in samples:
+        if not isinstance(sample, Sample):
+            break
+        unknown = set(sample.graphs) if unknown is None else unknown
+        for owner in [name for name in unknown if sample.graphs[name].num_vertices]:
+            unknown.remove(owner)
+            for name, rows in sample.graphs[owner].features.items():
+                found[feature_name(owner, name)] = rows[:0]
+            for name, rows in sample.link_features.items():
+                of, link, _ = link_parts(name)
+                if of == owner and sample.links[link].single:
+                    found[name] = rows[:0]
+        if not unknown:
+            break
+    return found
+
+
+def link_types(samples: Iterable[Any]) -> dict[str, LinkType]:
+    """Return the type of the links that have rows in a sample."""
+    found: dict[str, LinkType] = {}
+    for sample in samples:
+        if not isinstance(sample, Sample):
+            break
+        for name, *form in sample.schema[1]:
+            link = LinkType(*form)
+            if link.single is not None:
+                found.setdefault(name, link)
+        if len(found) == len(sample.links):
+            break
     return found
 
 

@@ -9,7 +9,7 @@ namespace {
 
 void check_offsets(const Graph& graph) {
   const auto& offsets = graph.offsets;
-  if (offsets.size() < 2) throw GraphError("a graph needs at least one vertex, found none", -1);
+  if (offsets.empty()) throw GraphError("offsets must start at 0, found none", -1);
   if (offsets.front() != 0) {
     throw GraphError("offsets must start at 0, found " + std::to_string(offsets.front()), 0);
   }
@@ -197,7 +197,8 @@ std::shared_ptr<const Graph> make_graph(PooledVector<int32_t> offsets,
   }
   graph->chains = is_chains(*graph);
   number_children(graph.get());
-  graph->num_levels = *std::max_element(graph->level.begin(), graph->level.end()) + 1;
+  for (const int32_t level : graph->level)
+    graph->num_levels = std::max(graph->num_levels, level + 1);
   return graph;
 }
 

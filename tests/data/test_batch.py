@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cavs.data import FeatureSpec, Graph, batch
 from cavs.data.structure import shared
-from cavs.errors import CavsError, FeatureError
+from cavs.errors import CavsError, FeatureError, GraphError
 from tests.data.dags import child_lists
 
 
@@ -88,6 +88,18 @@ def test_edge_features_without_edges_take_the_dtype_of_the_others():
         assert b["w"].dtype == np.float32 and b["w"].tolist() == [2.5]
     whole = Graph([[], [0]], edge_features={"w": [[1, 2]]})
     assert batch([lone, whole])["w"].tolist() == [[1, 2]]
+
+
+def test_a_graph_without_vertices_is_refused():
+    for features in ({}, {"token": []}):
+        graphs = [Graph([[]], {"token": [1]}), Graph([], features, name="none")]
+        with pytest.raises(
+            GraphError,
+            match=r'graph 1 "none" has no vertex; it needs at least one(.|\n)*Graph\(\[\[\]\]\)',
+        ):
+            batch(graphs)
+        with pytest.raises(GraphError, match='graph 7 "none" has no vertex'):
+            batch(graphs, ids=[3, 7])
 
 
 def test_order_of_features_does_not_matter():

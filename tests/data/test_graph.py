@@ -155,7 +155,7 @@ def test_from_ast_is_children_first():
         ([[], [3], [1], [2], [3]], "cycle through vertex", None),
         ([[1]], r"vertex 0 has child 1, but vertices are 0\.\.0", 0),
         ([[], [-2]], r"vertex 1 has child -2(.|\n)*-1 leaves a position without a child", 1),
-        ([], "at least one vertex", -1),
+        ((np.array([], np.int32), np.array([], np.int32)), "must start at 0, found none", -1),
         ((np.array([0, 2, 1]), np.array([0])), "must not decrease", 1),
         ((np.array([0, 0, 2]), np.array([0])), "offsets end at 2 but there are 1", -1),
         ((np.array([1, 1]), np.array([], np.int32)), "must start at 0", 0),

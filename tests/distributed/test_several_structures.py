@@ -13,6 +13,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.balance.model import profiles
 from cavs.distributed.comm import run_threads
 from cavs.errors import ConfigError
+from tests.compiler import test_structures_without_vertices as empty
 from tests.compiler import test_typed_structures as typed
 from tests.oracle import drawn
 
@@ -209,6 +210,72 @@ def test_types_of_vertices_go_with_their_samples():
         assert found == pytest.approx(expected, rel=1e-10)
         for name, value in values.items():
             np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_ranks_may_have_no_vertex_of_a_structure():
+    made = [empty.samples(*sizes, seed=7) for sizes in ([(2, 2), (0, 1), (3, 0)], [(1, 0)] * 3)]
+    made.append(empty.samples((0, 2), (4, 0), (0, 1), (2, 3)))
+
+    def steps(trainer):
+        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
+        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    session = cavs.Session(drawn(empty.Reader(), 0.5), dtype=np.float64)
+    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
+
+    def work(c):
+        model, optimizer = drawn(empty.Reader(), 0.5), cavs.optim.SGD(lr=0.1)
+        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
+            return steps(trainer)
+
+    for found, own in run_threads(3, work):
+        assert found == pytest.approx(expected, rel=1e-10)
+        for name, value in values.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_ranks_learn_links_that_have_rows_on_others():
+    """The first batch leaves the sort of a link open, the second shows it to one rank alone."""
+    rng = np.random.default_rng(3)
+
+    def of(words, rows):
+        notes = cavs.Graph.chain(2, {"x": rng.normal(size=(2, 2))})
+        links = {"to": cavs.Link("a", "b", rows)}
+        graph = cavs.Graph.chain(words) if words else empty.EMPTY
+        return cavs.Sample(a=graph, b=notes, links=links)
+
+    none = [of(0, []) for _ in range(4)]
+    made = [none, [*none[:2], of(2, [[0, 1], []]), of(1, [[1]])], none]
+
+    def steps(trainer):
+        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made]
+        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    session = cavs.Session(drawn(empty.Summed(), 0.5), dtype=np.float64)
+    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.01), session=session))
+
+    def work(c):
+        model, optimizer = drawn(empty.Summed(), 0.5), cavs.optim.SGD(lr=0.01)
+        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
+            return steps(trainer)
+
+    for found, own in run_threads(2, work):
+        assert found == pytest.approx(expected, rel=1e-10)
+        for name, value in values.items():
+            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_fits_of_ranks_take_samples_without_content():
+    samples = empty.samples((0, 2), (0, 1), (2, 0), (3, 2))
+
+    def work(c):
+        model, optimizer = drawn(empty.Reader(), 0.5), cavs.optim.SGD(lr=0.05)
+        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
+            trainer.fit(cavs.DataLoader(samples, 4), epochs=2, progress=False)
+            return {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    one, other = run_threads(2, work)
+    assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_stale_ranks_count_samples_by_themselves():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, Sample, SampleBatch, batch
 from cavs.data.features import Array, link_parts, owner_of, split_name
+from cavs.data.sample_batch import LinkType
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
@@ -22,8 +23,10 @@ from cavs.train.data_set import (
     digests_of,
     edge_types,
     known_edge_types,
+    link_types,
     pair_types,
     type_features,
+    vertex_types,
     with_edge_types,
     with_missing_types,
 )
@@ -149,6 +152,16 @@ class ShardedBatch(WholeBatch):
         return pair_types(self.graphs)
 
     @property
+    def vertex_features(self) -> Mapping[str, Any]:
+        """Features of vertices of structures, without rows; this rank may have no vertex."""
+        return vertex_types(self.graphs)
+
+    @property
+    def link_types(self) -> Mapping[str, LinkType]:
+        """Types of the links of the global batch; this rank may have no row of one."""
+        return link_types(self.graphs)
+
+    @property
     def type_features(self) -> Mapping[str, Mapping[str, Any]]:
         """Features of types of vertices of the global batch, without rows."""
         return type_features(self.graphs)
@@ -179,6 +192,7 @@ class ShardedBatch(WholeBatch):
             left_out = whole in edges or whole not in self.local
             owned = [_owner_of(graph, whole) for graph in self.graphs]
             owned = [(graph, own) for graph, own in owned if graph.num_edges or not left_out]
+            owned = [(g, own) for g, own in owned if g.num_vertices or own in g.graph_features]
             if whole in schema and schema[whole].type:  # graphs without the type may leave it out
                 of = schema[whole].type
                 of = owner_of(of)[1] if self.local.structures else of

@@ -296,7 +296,11 @@ def cluster(resources: ResourceSpec | None) -> str:
 
 
 def guesses(batch: GraphBatch | SampleBatch) -> bool:
-    """True if a trace for `batch` guesses types: of features of edges or pairs without any."""
+    """True if a trace for `batch` guesses types: of features without rows, of links without."""
+    if isinstance(batch, SampleBatch):
+        empty = any(not graphs.num_vertices for graphs in batch.graphs.values())
+        if empty or any(link.single is None for link in batch.links.values()):
+            return True
     pairs = (name for name, spec in batch.feature_schema().items() if spec.domain == "pair")
     without_edges = any(not batch.has_edges(name) for name in batch.edge_features)
     return without_edges or any(not batch.has_pairs(name) for name in pairs)

@@ -17,8 +17,8 @@ from cavs.frontend.model import Model, trace_model
 from cavs.frontend.parameter import Module
 from cavs.ir import Graph
 from cavs.runtime import Session
+from cavs.runtime.features import FeatureTypes
 from cavs.runtime.space_rows import rows_of
-from cavs.runtime.tracing import structures_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,8 @@ def trace_of(model: Model, batch: GraphBatch | SampleBatch) -> Graph:
         name: Feature(spec.domain, spec.dtype, tuple(spec.shape), spec.has_absent, spec.type)
         for name, spec in batch.feature_schema().items()
     }
-    return trace_model(model, schema, training=True, structures=structures_of(batch))
+    structures = FeatureTypes(model).structures(batch)
+    return trace_model(model, schema, training=True, structures=structures)
 
 
 def _looked_up(graph: Graph, name: str, batch: GraphBatch | SampleBatch) -> dict[str, Any]:
