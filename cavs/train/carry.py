@@ -29,11 +29,12 @@ class Carry:
     """Writes outputs of each step into features of the graphs of the next batch.
 
     Graph i of a batch continues graph i of the batch before. The first batch of an epoch has the
-    features that its graphs bring.
+    features that its graphs bring. An output is an array of shape (graphs, ...) in the dtype of the
+    session, and replaces a feature of graphs of the same row shape.
 
     Args:
-        names: The output of ``Model.loss`` that each feature of graphs gets; empty: nothing is
-            carried.
+        names: The output of ``Model.loss`` that each feature of graphs gets; empty or None: nothing
+            is carried.
     """
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
@@ -49,13 +50,19 @@ class Carry:
         self._rows = {}
 
     def into(self, batch: Any) -> Any:
-        """Return `batch` with the states that the last step has left."""
+        """Return `batch` with the states that the last step has left.
+
+        Raises `FeatureError` if it has another number of graphs than the batch before.
+        """
         if not self._rows:
             return batch
         return self._with_rows(batch, np.arange(batch.num_graphs))
 
     def take(self, batch: Any, outcome: StepOutcome | EvalOutcome) -> None:
-        """Store outputs of a step, or of an evaluation, for the next one."""
+        """Store outputs of a step, or of an evaluation, for the next one.
+
+        Raises `ConfigError` if an output is missing, or has not one row for each graph of `batch`.
+        """
         self._take(outcome.aux, np.arange(batch.num_graphs))
 
     def _with_rows(self, batch: Any, graphs: Array) -> Any:

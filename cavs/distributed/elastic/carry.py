@@ -23,7 +23,11 @@ Array = NDArray[Any]
 class RankCarry(Carry):
     """A `Carry` whose states stay on the rank that computes their graphs.
 
+    Its rows are those of the graphs of this rank's shard, of shape (graphs of the shard, ...).
     After a resume or a change of the ranks, every rank has the rows of all graphs for one batch.
+
+    Raises `ConfigError` where another rank would have to continue a graph: if ranks may die
+    (`elastic=True`), if the split of batches learns, or if `dev` is evaluated on several ranks.
     """
 
     def __init__(self, options: FitOptions, survivors: Survivors) -> None:
