@@ -125,7 +125,9 @@ class Device {
  private:
   friend class CurrentContext;
   friend class DeviceLock;
-  Handle lane_stream(int lane) const { return capturing_ ? captured_[lane] : streams_[lane]; }
+  Handle lane_stream(int lane) const {
+    return capturing_ && lane < kLanes ? captured_[lane] : streams_[lane];
+  }
   void order(Handle event, int first, int second);
   Handle new_stream(int lane) const;
 
