@@ -185,12 +185,16 @@ def link_of(target, source, rows, whole, rng):
     if whole:
         return cavs.Link.all(target, source, link_features(rng, *whole))
     lists = any(np.ndim(row) for row in rows)
-    count = sum(map(len, rows)) if lists else len(rows)
+    count = len(rows) if not lists else 0 if rows is NO_LISTS else sum(map(len, rows))
     return cavs.Link(target, source, rows, link_features(rng, count))
 
 
 def link_features(rng, *shape):
     return {"w": rng.normal(size=shape), "k": rng.integers(-1, VOCABULARY, shape)}
+
+
+#: Rows of a link to lists from a structure that no sample has vertices of: offsets and vertices.
+NO_LISTS = (np.zeros(1, np.int32), np.zeros(0, np.int32))
 
 
 def samples_for(model, rng, graphs_of, types_of):
@@ -208,18 +212,21 @@ def samples_for(model, rng, graphs_of, types_of):
         }
         links = {}
         for i, structure in enumerate(model.choices["structures"]):
+            of_none = not any(other[i] for other in graphs_of)
             for j, (source, _, fold, _) in enumerate(structure["links"]):
                 n, count = len(graphs[i]), len(graphs[source])
                 rows = rng.integers(-1, count, n)
                 if fold != "take":
                     most = 4 if count else 1
                     rows = [rng.integers(0, count or 1, rng.integers(0, most)) for _ in range(n)]
+                    rows = NO_LISTS if of_none else rows
                 whole = (n, count) if fold != "take" and rng.random() < 0.2 else None
                 links[f"{NAMES[i]}{j}"] = link_of(NAMES[i], NAMES[source], rows, whole, rng)
             if structure["source"] is not None:
                 n, count = len(graphs[i]), len(graphs[structure["source"][0]])
                 most = 5 if count else 1
                 rows = [rng.integers(0, count or 1, rng.integers(0, most)) for _ in range(n)]
+                rows = NO_LISTS if of_none else rows
                 source = NAMES[structure["source"][0]]
                 whole = (n, count) if rng.random() < 0.2 else None
                 links[f"{NAMES[i]}s"] = link_of(NAMES[i], source, rows, whole, rng)

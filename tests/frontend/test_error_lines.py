@@ -31,7 +31,7 @@ ROW = "1\tIt\t_\tPRON\t_\t_\t{}\troot\t_\t_"
 CALLS = [
     (lambda p: cavs.Graph([[1]]), "counted from 0"),
     (lambda p: cavs.Graph([[0]]), "leave out an edge"),
-    (lambda p: cavs.Graph([]), r"cavs.Graph\(\[\[\]\]\)"),
+    (lambda p: cavs.batch([cavs.Graph([])]), r"cavs.Graph\(\[\[\]\]\)"),
     (lambda p: cavs.Graph(3), r"\[\[\], \[\], \[0, 1\]\]"),
     (lambda p: cavs.Graph([[0.5]]), "np.int32"),
     (lambda p: cavs.Graph([[2**40]]), "counted from 0 in each graph"),
