@@ -49,16 +49,17 @@ class FeatureTypes:
             self._learn({n: s for n, s in schema.items() if s.domain == "edge"})
             return schema  # which has a row of every feature
 
+        several = batch.structures is not None
+
         def has_rows(name: str, spec: Any) -> bool:
             if spec.type:
                 return spec.type in (types or ())
             if spec.domain == "pair":
                 return batch.has_pairs(name)
             if spec.domain == "vertex":
-                return batch.has_vertices(name)
+                return not several or batch.has_vertices(name)
             return spec.domain != "edge" or batch.has_edges(name)
 
-        several = batch.structures is not None
         learnable = ("edge", "pair", "vertex") if several else ("edge",)
         own = {n: s for n, s in schema.items() if has_rows(n, s)}
         self._learn({n: s for n, s in own.items() if s.domain in learnable or s.type})
@@ -123,6 +124,8 @@ class FeatureTypes:
         self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:
+        if not specs:
+            return
         self._store(
             {n: (s.dtype, tuple(s.shape), s.type or _OWNERS[s.domain]) for n, s in specs.items()}
         )

@@ -46,8 +46,9 @@ def trace(
         and known.merged_features == decisions.merged_features
         and not _guessed(known, batch, structures)
     ):
-        check_structures(known.structures, structures, batch)
-        known.guessed_links &= _without_rows(batch)
+        if known.structures is not None or structures is not None:
+            check_structures(known.structures, structures, batch)
+            known.guessed_links &= _without_rows(batch)
         if schema == known.last_schema:
             return
         check_schema(known.graph, known.schema, schema, batch)
