@@ -93,6 +93,16 @@ class _Dies(Policy):
             self.left[1] = self.messages
 
 
+def resumes(path):
+    """Check that a run goes on from a checkpoint of a step after the death."""
+    stored = read_checkpoint(path)
+    assert stored.progress["fit"]["step"] >= 4
+    made = trainer()
+    made.resume(path)
+    result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
+    assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
+
+
 @pytest.mark.parametrize("messages", range(5))
 def test_a_death_at_a_save_leaves_a_checkpoint(messages, deaths, tmp_path):  # noqa: F811
     """A resumed run begins its next batch from the features of the graphs."""
@@ -106,12 +116,7 @@ def test_a_death_at_a_save_leaves_a_checkpoint(messages, deaths, tmp_path):  # n
             return type(error)
 
     assert run_threads(2, work, timeout=patience(20)) == [LostPeerError, Killed]
-    stored = read_checkpoint(path)
-    assert stored.progress["fit"]["step"] >= 4
-    made = trainer()
-    made.resume(path)
-    result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
-    assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
+    resumes(path)
 
 
 @pytest.mark.parametrize("messages", range(13))
@@ -128,12 +133,7 @@ def test_a_death_before_a_resize_leaves_a_checkpoint(messages, deaths, tmp_path)
 
     found = run_threads(3, work, timeout=patience(20))
     assert found == [LostPeerError, Killed, LostPeerError]
-    stored = read_checkpoint(path)
-    assert stored.progress["fit"]["step"] >= 4
-    made = trainer()
-    made.resume(path)
-    result = made.fit(loader(), epochs=2, carry=CARRY, progress=False)
-    assert result.status == "finished" and np.isfinite(result.epochs[-1]["train_loss"])
+    resumes(path)
 
 
 def in_pairs():

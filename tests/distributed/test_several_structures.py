@@ -81,42 +81,50 @@ def batches():
 BATCHES = batches()
 
 
-def train(trainer):
-    return [trainer.advance(cavs.batch(samples)).loss for samples in BATCHES * 2]
-
-
 def fitted(trainer):
     loader = cavs.DataLoader([x for samples in BATCHES for x in samples], 4, seed=3, shuffle=True)
     trainer.fit(loader, epochs=2, progress=False)
     return trainer.state.steps
 
 
-def alone(how):
-    session = cavs.Session(Spelled(), dtype=np.float64)
-    trainer = cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1, momentum=0.9), session=session)
-    return how(trainer), {n: p.value.copy() for n, p in trainer.parameters.items()}
+def stepping(batches):
+    """Return what a trainer does that makes a step for each list of samples."""
+    return lambda trainer: [trainer.advance(cavs.batch(samples)).loss for samples in batches]
 
 
-@pytest.mark.parametrize("how", [train, fitted])
-@pytest.mark.parametrize(
-    ("strategy", "ranks"),
-    [(None, 1), (None, 3), ("PartitionedPS", 2), ("PSLoadBalancing(servers=1)", 3)],
-)
-def test_ranks_train_on_samples_like_one_process(strategy, ranks, how):
-    expected, values = alone(how)
+def equal_one_process(make, how, ranks=3, strategy=None, **optimizer):
+    """Train models from `make` on ranks and on one process: results of `how`, and parameters."""
+
+    def result(trainer):
+        return how(trainer), {n: p.value.copy() for n, p in trainer.parameters.items()}
+
+    def sgd():
+        return cavs.optim.SGD(**{"lr": 0.1, **optimizer})
+
+    session = cavs.Session(make(), dtype=np.float64)
+    expected, values = result(cavs.Trainer(session.model, sgd(), session=session))
 
     def work(c):
-        optimizer, options = (
-            cavs.optim.SGD(lr=0.1, momentum=0.9),
-            {"strategy": strategy, "dtype": "float64"},
-        )
-        with Trainer(Spelled(), optimizer, communicator=c, **options) as trainer:
-            return how(trainer), {n: p.value.copy() for n, p in trainer.parameters.items()}
+        options = {"strategy": strategy, "dtype": "float64"}
+        with Trainer(make(), sgd(), communicator=c, **options) as trainer:
+            return result(trainer)
 
     for found, own in run_threads(ranks, work):
         assert found == pytest.approx(expected, rel=1e-10)
         for name, value in values.items():
             np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+train = stepping(BATCHES * 2)
+
+
+@pytest.mark.parametrize("how", [train, fitted], ids=["train", "fitted"])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [(None, 1), (None, 3), ("PartitionedPS", 2), ("PSLoadBalancing(servers=1)", 3)],
+)
+def test_ranks_train_on_samples_like_one_process(strategy, ranks, how):
+    equal_one_process(Spelled, how, ranks, strategy, momentum=0.9)
 
 
 class Near(cavs.VertexFunction):
@@ -169,23 +177,7 @@ def test_features_of_pairs_go_with_their_samples():
     """Samples without pairs leave their features out; a rank may have such samples alone."""
     rng = np.random.default_rng(2)
     made = [[neighbours(rng, n, n > 2) for n in of] for of in ((2, 5, 1, 3), (3, 1, 2), (1, 2))]
-
-    def steps(trainer):
-        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
-        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
-
-    session = cavs.Session(Neighbours(), dtype=np.float64)
-    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
-
-    def work(c):
-        optimizer = cavs.optim.SGD(lr=0.1)
-        with Trainer(Neighbours(), optimizer, communicator=c, dtype="float64") as trainer:
-            return steps(trainer)
-
-    for found, own in run_threads(3, work):
-        assert found == pytest.approx(expected, rel=1e-10)
-        for name, value in values.items():
-            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    equal_one_process(Neighbours, stepping(made * 2))
 
 
 def test_types_of_vertices_go_with_their_samples():
@@ -193,45 +185,13 @@ def test_types_of_vertices_go_with_their_samples():
     rng = np.random.default_rng(4)
     one = typed.sample([[]], ["scan"], rng, ("other",), absent=["join"])
     made = [[*typed.samples(1), one], [one, *typed.samples(2)[::-1]], [one, one]]
-
-    def steps(trainer):
-        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
-        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
-
-    session = cavs.Session(drawn(typed.PlanCost(), 0.5), dtype=np.float64)
-    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
-
-    def work(c):
-        model, optimizer = drawn(typed.PlanCost(), 0.5), cavs.optim.SGD(lr=0.1)
-        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
-            return steps(trainer)
-
-    for found, own in run_threads(3, work):
-        assert found == pytest.approx(expected, rel=1e-10)
-        for name, value in values.items():
-            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    equal_one_process(lambda: drawn(typed.PlanCost(), 0.5), stepping(made * 2))
 
 
 def test_ranks_may_have_no_vertex_of_a_structure():
     made = [empty.samples(*sizes, seed=7) for sizes in ([(2, 2), (0, 1), (3, 0)], [(1, 0)] * 3)]
     made.append(empty.samples((0, 2), (4, 0), (0, 1), (2, 3)))
-
-    def steps(trainer):
-        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made * 2]
-        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
-
-    session = cavs.Session(drawn(empty.Reader(), 0.5), dtype=np.float64)
-    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.1), session=session))
-
-    def work(c):
-        model, optimizer = drawn(empty.Reader(), 0.5), cavs.optim.SGD(lr=0.1)
-        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
-            return steps(trainer)
-
-    for found, own in run_threads(3, work):
-        assert found == pytest.approx(expected, rel=1e-10)
-        for name, value in values.items():
-            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    equal_one_process(lambda: drawn(empty.Reader(), 0.5), stepping(made * 2))
 
 
 def test_ranks_learn_links_that_have_rows_on_others():
@@ -246,23 +206,7 @@ def test_ranks_learn_links_that_have_rows_on_others():
 
     none = [of(0, []) for _ in range(4)]
     made = [none, [*none[:2], of(2, [[0, 1], []]), of(1, [[1]])], none]
-
-    def steps(trainer):
-        losses = [trainer.advance(cavs.batch(samples)).loss for samples in made]
-        return losses, {n: p.value.copy() for n, p in trainer.parameters.items()}
-
-    session = cavs.Session(drawn(empty.Summed(), 0.5), dtype=np.float64)
-    expected, values = steps(cavs.Trainer(session.model, cavs.optim.SGD(lr=0.01), session=session))
-
-    def work(c):
-        model, optimizer = drawn(empty.Summed(), 0.5), cavs.optim.SGD(lr=0.01)
-        with Trainer(model, optimizer, communicator=c, dtype="float64") as trainer:
-            return steps(trainer)
-
-    for found, own in run_threads(2, work):
-        assert found == pytest.approx(expected, rel=1e-10)
-        for name, value in values.items():
-            np.testing.assert_allclose(own[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    equal_one_process(lambda: drawn(empty.Summed(), 0.5), stepping(made), ranks=2, lr=0.01)
 
 
 def test_fits_of_ranks_take_samples_without_content():
