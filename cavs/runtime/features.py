@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,21 @@ _PAIRS, _VERTICES, _LINKS = "#pairs", "#vertices", "#links"
 _OWNERS = {"edge": "", "pair": _PAIRS, "vertex": _VERTICES}
 # In place of the name, dtype and shape of a feature, for the link "to": "#links to", one of these.
 _SINGLE, _LISTS = ("single", (), _LINKS), ("lists", (), _LINKS)
+
+
+class BatchTypes(NamedTuple):
+    """Types that some graphs or samples show: arrays of features by name, without rows, and links.
+
+    edges: features of edges. vertices: of the vertices of a structure of samples, and of links to
+    one vertex each. pairs: of the pairs of links to lists. of_types: of types of vertices, by type.
+    links: those with rows.
+    """
+
+    edges: Mapping[str, Array]
+    vertices: Mapping[str, Array]
+    pairs: Mapping[str, Array]
+    of_types: Mapping[str, Mapping[str, Array]]
+    links: Mapping[str, LinkType]
 
 
 class FeatureTypes:
@@ -98,29 +113,18 @@ class FeatureTypes:
             else:
                 yield name, FeatureSpec("vertex" if of else "edge", dtype, shape, False, of)
 
-    def learn(
-        self,
-        features: Mapping[str, Array],
-        of_types: Mapping[str, Mapping[str, Array]],
-        of_pairs: Mapping[str, Array],
-        of_vertices: Mapping[str, Array],
-        links: Mapping[str, LinkType],
-    ) -> None:
-        """Learn types of features and links of other ranks, unless a batch has shown them.
-
-        features: of edges. of_types: of types of vertices, by type. of_pairs: of the pairs of
-        links. of_vertices: of the structures of samples. links: those with rows.
-        """
+    def learn(self, types: BatchTypes) -> None:
+        """Learn types that other ranks have seen, unless a batch of this session has shown them."""
         known = self._model._feature_types
-        self._store({n: link for n, link in _links(links).items() if n not in known})
-        found = {n: spec_of("edge", rows, False) for n, rows in features.items()}
+        self._store({n: link for n, link in _links(types.links).items() if n not in known})
+        found = {n: spec_of("edge", rows, False) for n, rows in types.edges.items()}
+        found |= {n: spec_of("vertex", rows, False) for n, rows in types.vertices.items()}
+        found |= {n: spec_of("pair", rows, False) for n, rows in types.pairs.items()}
         found |= {
             feature_name(t, n): spec_of("vertex", rows, False, t)
-            for t, group in of_types.items()
+            for t, group in types.of_types.items()
             for n, rows in group.items()
         }
-        found |= {n: spec_of("pair", rows, False) for n, rows in of_pairs.items()}
-        found |= {n: spec_of("vertex", rows, False) for n, rows in of_vertices.items()}
         self._learn({n: s for n, s in found.items() if n not in self._model._feature_types})
 
     def _learn(self, specs: Mapping[str, Any]) -> None:

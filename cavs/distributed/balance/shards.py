@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from cavs.data import Graph, GraphBatch, Sample, SampleBatch, batch
 from cavs.data.features import Array, link_parts, owner_of, split_name
-from cavs.data.sample_batch import LinkType
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.strategy.partition import shard_ranges
 from cavs.errors import ConfigError
+from cavs.runtime.features import BatchTypes
 from cavs.train.data_set import (
     digest_of,
     digests_of,
@@ -142,29 +142,16 @@ class ShardedBatch(WholeBatch):
         return 0 if self.empty else self.local.num_graphs
 
     @property
-    def edge_features(self) -> Mapping[str, Any]:
-        """Edge features of the global batch, without rows; this rank may have no edge."""
-        return known_edge_types(self.graphs)
-
-    @property
-    def pair_features(self) -> Mapping[str, Any]:
-        """Features of pairs of the global batch, without rows; this rank may have no pair."""
-        return pair_types(self.graphs)
-
-    @property
-    def vertex_features(self) -> Mapping[str, Any]:
-        """Features of vertices of structures, without rows; this rank may have no vertex."""
-        return vertex_types(self.graphs)
-
-    @property
-    def link_types(self) -> Mapping[str, LinkType]:
-        """Types of the links of the global batch; this rank may have no row of one."""
-        return link_types(self.graphs)
-
-    @property
-    def type_features(self) -> Mapping[str, Mapping[str, Any]]:
-        """Features of types of vertices of the global batch, without rows."""
-        return type_features(self.graphs)
+    def batch_types(self) -> BatchTypes:
+        """Types of the global batch; this rank may have no row of them."""
+        graphs = self.graphs
+        return BatchTypes(
+            edges=known_edge_types(graphs),
+            vertices=vertex_types(graphs),
+            pairs=pair_types(graphs),
+            of_types=type_features(graphs),
+            links=link_types(graphs),
+        )
 
     def counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Return the counts of this rank's part, as the engine takes them.
@@ -182,7 +169,7 @@ class ShardedBatch(WholeBatch):
     def global_counts(self, features: Sequence[str]) -> NDArray[np.float64]:
         """Return the `counts` of the global batch, found without the other ranks."""
         counts = [len(self.graphs), *map(sum, zip(*map(_size, self.graphs), strict=True))]
-        edges, schema = self.edge_features, self.local.feature_schema()
+        edges, schema = known_edge_types(self.graphs), self.local.feature_schema()
         for name in features:
             whole, column = split_name(name)
             if link_parts(whole)[1]:

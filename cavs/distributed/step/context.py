@@ -186,13 +186,7 @@ class StepContext:
         if part is None or part.split is not self.split or part.position != self.position:
             part = shard(batch, self.position, self.split)
         # This rank may have no edge, no vertex of a type or structure, or no pair of a link.
-        FeatureTypes(self.session.model).learn(
-            part.edge_features,
-            part.type_features,
-            part.pair_features,
-            part.vertex_features,
-            part.link_types,
-        )
+        FeatureTypes(self.session.model).learn(part.batch_types)
         return part
 
     def ready(self, part: ShardedBatch) -> tuple[Any, Any, Compiled]:
