@@ -91,7 +91,7 @@ def _drawing(
     if drawing == "function":
         return dot_function(model, batch)
     if drawing == "graph":
-        return dot_graph(batch if isinstance(batch, SampleBatch) else batch.graphs[0])
+        return dot_graph(batch.samples[0] if isinstance(batch, SampleBatch) else batch.graphs[0])
     return dot_schedule(Session(model, **where).schedule(batch, training=training))
 
 

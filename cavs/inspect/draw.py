@@ -1,10 +1,10 @@
-"""Drawings of input graphs, vertex functions and schedules in DOT, the language of Graphviz."""
+"""Drawings of vertex functions and schedules in DOT, the language of Graphviz; pictures of DOT."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,17 @@ from cavs.data.graph import Graph
 from cavs.data.sample import Sample
 from cavs.data.sample_batch import SampleBatch
 from cavs.data.source import as_path
-from cavs.data.vocabulary import Vocabulary
 from cavs.errors import ConfigError, FeatureError
 from cavs.frontend.batch import Feature, SymbolicBatch
 from cavs.frontend.model import Model, trace_model
 from cavs.frontend.typed import functions_of
 from cavs.frontend.values import Pushed
 from cavs.frontend.vertex import VertexFunction
+from cavs.inspect.draw_graph import LAYOUT, quoted
 from cavs.ir import Graph as Traced
 from cavs.ir import Node
 from cavs.ir.trace import tracing
 
-_COLOURS = 12  # colours in the scheme set312 of Graphviz
-_LAYOUT = "  rankdir=BT; node [shape=box];"
 Shape = int | tuple[int, ...]
 
 
@@ -44,83 +42,6 @@ def _check_one_structure(value: object, name: str, hint: str) -> None:
             f"{name} draws graphs, but this {of} has the structures {', '.join(value.graphs)}",
             hint=hint.format(next(iter(value.graphs))),
         )
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
-def _shown(value: Any, name: str, words: Mapping[str, Vocabulary]) -> str | None:
-    """Return the value of a feature in one row as text; None if it is absent."""
-    if np.ndim(value) > 0:
-        return f"{name} [{' '.join(f'{x:.3g}' for x in np.ravel(value)[:4])}]"
-    if not isinstance(value, np.integer):
-        return f"{name} {value:.3g}"
-    if value < 0:
-        return None
-    return str(words[name].decode([int(value)])[0]) if name in words else f"{name} {value}"
-
-
-def dot_graph(
-    graph: Graph | GraphBatch,
-    words: Mapping[str, Vocabulary] | None = None,
-    max_vertices: int = 500,
-) -> str:
-    """Return a graph as DOT text: edges go from child to parent, vertices show their features.
-
-    Vertices with types show and are filled by their type.
-    The graphs of a batch are drawn next to each other, each in a frame. ``words``: vocabularies of
-    features that are indices. ConfigError for more than ``max_vertices``, which Graphviz cannot lay
-    out in reasonable time, and for anything but a graph or a batch.
-    """
-    _check_one_structure(graph, "dot_graph", 'dot_graph(batch.graphs["{0}"]) draws one of them')
-    if not isinstance(graph, Graph | GraphBatch):
-        raise ConfigError(
-            f"dot_graph draws a graph or a batch, not {type(graph).__name__}",
-            hint="dot_graph(graph), or dot_graph(cavs.batch(graphs)) for several",
-        )
-    if graph.num_vertices > max_vertices:
-        raise ConfigError(
-            f"{graph.num_vertices} vertices are too many to draw",
-            hint=f"draw a smaller graph, or raise max_vertices above {max_vertices}",
-        )
-    words = words or {}
-    if isinstance(graph, Graph):
-        lines = [f"digraph {_quoted(graph.name or 'graph')} {{", _LAYOUT]
-        own = graph.type_names or ()
-        return "\n".join([*lines, *_graph_lines(graph, "", words, own), "}", ""])
-    lines = ["digraph batch {", _LAYOUT]
-    for i, one in enumerate(graph.graphs):
-        # Graphviz draws a frame around a subgraph whose name begins with "cluster".
-        lines.append(f"  subgraph cluster{i} {{ label={_quoted(graph.graph_label(i))};")
-        lines += [*_graph_lines(one, f"g{i}", words, graph.type_names or ()), "  }"]
-    return "\n".join([*lines, "}", ""])
-
-
-def _graph_lines(
-    graph: Graph, prefix: str, words: Mapping[str, Vocabulary], types: Sequence[str]
-) -> Iterator[str]:
-    """Iterate over vertices and edges; ``types``: those of the drawing, which number colours."""
-    rows = {name: iter(range(graph.num_vertices)) for name in types}
-    for v, of in enumerate(graph.types or [""] * graph.num_vertices):
-        parts = [_shown(values[v], name, words) for name, values in graph.features.items()]
-        head, fill = str(v), ""
-        if of:
-            own, row = graph.typed_features.get(of, {}), next(rows[of])
-            parts += [_shown(values[row], name, words) for name, values in own.items()]
-            head = f"{v} {of}"
-            fill = f', style=filled, fillcolor="/set312/{types.index(of) % _COLOURS + 1}"'
-        label = "\n".join([head, *(part for part in parts if part is not None)])
-        yield f"  {prefix}v{v} [label={_quoted(label)}{fill}];"
-    edge = 0
-    for v in range(graph.num_vertices):
-        for position, child in enumerate(graph.children(v)):
-            if child < 0:
-                continue
-            parts = [_shown(x[edge], name, words) for name, x in graph.edge_features.items()]
-            label = "\n".join([str(position), *(part for part in parts if part is not None)])
-            yield f"  {prefix}v{child} -> {prefix}v{v} [label={_quoted(label)}];"
-            edge += 1
 
 
 def _operation(node: Node, names: Mapping[int, str], source: str) -> str:
@@ -239,21 +160,21 @@ def _function_text(function: Model | VertexFunction, graph: Traced, source: str)
     nodes = graph.nodes()
     number = {node: i for i, node in enumerate(nodes)}
     names = {id(parameter): name for name, parameter in function.parameters().items()}
-    lines = [f"digraph {_quoted(type(function).__name__)} {{", _LAYOUT]
+    lines = [f"digraph {quoted(type(function).__name__)} {{", LAYOUT]
     for node, i in number.items():
         shape = ", shape=ellipse" if node.op.name == "parameter" else ""
-        lines.append(f"  n{i} [label={_quoted(_operation(node, names, source))}{shape}];")
+        lines.append(f"  n{i} [label={quoted(_operation(node, names, source))}{shape}];")
         lines += [f"  n{number[x]} -> n{i};" for x in node.inputs]
     for s, (slot, value) in enumerate(graph.slots.items()):
         label = f"scatter {slot.name}\n{slot.structure.name}"
-        lines.append(f"  s{s} [label={_quoted(label)}];")
+        lines.append(f"  s{s} [label={quoted(label)}];")
         lines.append(f"  n{number[value]} -> s{s};")
         # A cell that runs top-down gathers states by the operator that gathers cotangents.
         gathers = [n for n in nodes if n.op.reads_slot]
         readers = [n for n in gathers if n.attr("slot") is slot]
         lines += [f"  s{s} -> n{number[n]} [style=dashed, constraint=false];" for n in readers]
     for o, (name, value) in enumerate(graph.outputs.items()):
-        lines.append(f"  o{o} [label={_quoted(name)}, shape=plaintext];")
+        lines.append(f"  o{o} [label={quoted(name)}, shape=plaintext];")
         lines.append(f"  n{number[value]} -> o{o};")
     return "\n".join([*lines, "}", ""])
 
@@ -287,7 +208,7 @@ def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
     task_of_row = np.zeros(len(schedule.order), np.int64)
     for i, (_, _, (begin, end), _) in enumerate(tasks):
         task_of_row[begin:end] = i
-    lines = ["digraph schedule {", _LAYOUT]
+    lines = ["digraph schedule {", LAYOUT]
     levels: dict[int, list[int]] = {}
     for i, (kind, level, rows, edges) in enumerate(drawn):
         key = schedule.kinds[kind][0]
@@ -295,17 +216,17 @@ def dot_schedule(schedule: Any, max_tasks: int = 200) -> str:
             f"level {level}, kind {kind} ({'inner' if key & 1 else 'leaf'}, mask {key >> 1:b})\n"
             f"{rows[1] - rows[0]} vertices, {edges[1] - edges[0]} edges"
         )
-        lines.append(f"  t{i} [label={_quoted(label)}];")
+        lines.append(f"  t{i} [label={quoted(label)}];")
         levels.setdefault(level, []).append(i)
     for level in levels.values():
         lines.append(f"  {{ rank=same; {' '.join(f't{i};' for i in level)} }}")
     ends = zip(task_of_row[schedule.child], task_of_row[schedule.parent], strict=True)
     for (source, target), count in sorted(Counter(ends).items()):
         if source < len(drawn) and target < len(drawn):
-            lines.append(f"  t{source} -> t{target} [label={_quoted(str(count))}];")
+            lines.append(f"  t{source} -> t{target} [label={quoted(str(count))}];")
     if len(tasks) > len(drawn):
         rest = f"{len(tasks) - len(drawn)} more tasks"
-        lines.append(f"  rest [label={_quoted(rest)}, style=dashed];")
+        lines.append(f"  rest [label={quoted(rest)}, style=dashed];")
     return "\n".join([*lines, "}", ""])
 
 

@@ -203,7 +203,7 @@ def test_functions_of_types_are_drawn():
     assert "merge_types" in dot_function(PlanCost(), batch_of_plans)
 
 
-def test_samples_of_several_structures_are_drawn_one_structure_at_a_time():
+def test_functions_and_schedules_of_samples_are_drawn_one_structure_at_a_time():
     class Spelled(cavs.Model):
         def __init__(self):
             self.chars, self.words = nn.LSTM(1, 2), nn.LSTM(2, 2)
@@ -220,10 +220,9 @@ def test_samples_of_several_structures_are_drawn_one_structure_at_a_time():
     )
     samples, model = batch([sample, sample]), Spelled()
     known = {"cavs": cavs, "batch": samples, "model": model, "cell": model.chars}
-    known |= {f.__name__: f for f in (dot_function, dot_graph, dot_schedule)}
+    known |= {f.__name__: f for f in (dot_function, dot_schedule)}
     known["session"] = cavs.Session(model)
     for call, found in (
-        ("dot_graph(batch)", r'(dot_graph\(batch.graphs\["chars"\]\)) draws one'),
         ("dot_function(model, batch)", r"(cavs.explain\(model, batch\)) prints the operators"),
         ("dot_function(cell, batch)", r'(dot_function\(cell, batch.graphs\["chars"\]\)) draws'),
         ("dot_schedule(batch)", r"(dot_schedule\(session.schedule\(batch\)\)) draws the tasks"),
@@ -233,5 +232,5 @@ def test_samples_of_several_structures_are_drawn_one_structure_at_a_time():
             eval(call, known)
         assert str(eval(re.search(found, str(info.value)).group(1), known))
     with pytest.raises(ConfigError, match="this Sample has the structures chars, words"):
-        dot_graph(sample)
+        dot_schedule(sample)
     assert dot_schedule(samples.graphs["words"]).count("rank=same") == 2

@@ -219,7 +219,8 @@ def test_digests_drawings_and_joined_graphs():
     assert digest_of([dense]) != digest_of([spaced])
     assert digest_of([batch([dense])]) != digest_of([batch([spaced])])
     drawn = cavs.inspect.dot_graph(spaced)
-    assert drawn.count("->") == 1 and 'v1 -> v0 [label="1"]' in drawn
+    assert drawn.count("->") == 2 and 'v1 -> v0 [label="1"]' in drawn
+    assert 'v0empty0 -> v0 [label="0", style=dotted]' in drawn
     joined = Graph.join([spaced, dense])
     assert lists_of(joined) == [[-1, 1], [], [3], [], [0, 2]]
 
