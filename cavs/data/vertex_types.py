@@ -121,7 +121,65 @@ def check_typed_features(
     return found
 
 
-class VertexTypes:
+class _NumberedTypes:
+    """The types of vertices by their numbers, int32 [vertices]."""
+
+    def __init__(self, numbers: Indices) -> None:
+        self.numbers = numbers
+        self._of: dict[str, NDArray[np.intp]] = {}
+
+    def vertices_of(self, vertex_type: str) -> NDArray[np.intp]:
+        """Return the vertices of a type."""
+        found = self._of.get(vertex_type)
+        if found is None:
+            found = np.flatnonzero(self.numbers == _numbers.get(vertex_type, -1))
+            self._of[vertex_type] = found
+        return found
+
+    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
+        """Return the mask of the vertices of a type."""
+        found: NDArray[np.bool_] = self.numbers == _numbers.get(vertex_type, -1)
+        return found
+
+    def numbered(self, vertex_type: str) -> Indices:
+        """Return for each vertex its number among those of a type, -1 at other types."""
+        return self._whole(vertex_type, (), None)
+
+    def _whole(self, vertex_type: str, shape: tuple[int, ...], rows: Array | None) -> Indices:
+        """Return integers of a type, or by default their numbers, with -1 at other types."""
+        vertices = self.vertices_of(vertex_type)
+        found = np.full((len(self.numbers), *shape), -1, np.int32)
+        found[vertices] = np.arange(len(vertices), dtype=np.int32) if rows is None else rows
+        found.setflags(write=False)
+        return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The types that occur, sorted."""
+        return occurring(self.numbers)
+
+    def bits(self, types: Sequence[str], masks: NDArray[np.uint32] | None) -> NDArray[np.uint32]:
+        """Return presence masks after the number of each vertex's type, which is in ``types``."""
+        found = self.numbered_by(types).astype(np.uint32)
+        if masks is not None:
+            found |= masks << np.uint32(number_of_bits(types))
+        return found
+
+    def name_of(self, vertex: int) -> str:
+        """Return the type of a vertex."""
+        return _names[int(self.numbers[vertex])]
+
+    def numbered_by(self, types: Sequence[str]) -> Indices:
+        """Return the number of each vertex's type in ``types``, -1 where it is none of them."""
+        table = np.full(len(_names), -1, np.int32)
+        for i, name in enumerate(types):
+            if name in _numbers and _numbers[name] < len(table):
+                table[_numbers[name]] = i
+        found: Indices = table[self.numbers]
+        return found
+
+
+class VertexTypes(_NumberedTypes):
     """The types of the vertices of a graph, or of a batch, and the features that belong to a type.
 
     numbers: int32 [vertices], of their types. features: by type and name, a row for each vertex of
@@ -134,7 +192,8 @@ class VertexTypes:
         features: Mapping[str, Mapping[str, Array]],
         absent: frozenset[str],
     ) -> None:
-        self.numbers, self._absent = numbers, absent
+        super().__init__(numbers)
+        self._absent = absent
         self.features: Mapping[str, Mapping[str, Array]] = MappingProxyType(
             {of: MappingProxyType(dict(group)) for of, group in features.items()}
         )
@@ -144,11 +203,6 @@ class VertexTypes:
             for name, rows in group.items()
         }
         self._rows: dict[str, Array] = {}
-
-    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
-        """Return the mask of the vertices of a type."""
-        found: NDArray[np.bool_] = self.numbers == _numbers.get(vertex_type, -1)
-        return found
 
     def schema(self) -> dict[str, FeatureSpec]:
         """Return the `FeatureSpec` of every feature by its flattened name."""
@@ -172,19 +226,21 @@ class VertexTypes:
         return found
 
     def _for_programs(self, name: str) -> Array:
-        of, rows = (name.removeprefix(ROW), None) if name.startswith(ROW) else self._flat[name]
-        if rows is not None and rows.dtype != np.int32:
-            return rows
-        mask = self.is_of(of)
-        whole = np.full((len(mask), *(() if rows is None else rows.shape[1:])), -1, np.int32)
-        whole[mask] = np.arange(int(mask.sum())) if rows is None else rows
-        whole.setflags(write=False)
-        return whole
+        if name.startswith(ROW):
+            return self.numbered(name.removeprefix(ROW))
+        of, rows = self._flat[name]
+        return self._whole(of, rows.shape[1:], rows) if rows.dtype == np.int32 else rows
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The types that occur, sorted."""
-        return occurring(self.numbers)
+    def rows_at(self, name: str, vertices: Indices) -> Array:
+        """Return a feature as programs read it of some vertices, in that order."""
+        of, values = self._flat[name]
+        found: Array
+        if values.dtype == np.int32:
+            found = self[name][vertices]
+        else:
+            rows = self[ROW + of][vertices]
+            found = values[rows[rows >= 0]]
+        return found
 
     def lacks(self, name: str) -> bool:
         """True if ``name`` may be a feature of a type that no vertex has."""
@@ -196,35 +252,27 @@ class VertexTypes:
         of, rows = self._flat[name]
         if rows.dtype == np.int32:
             return self[name]
-        mask = self.is_of(of)
-        whole = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
-        whole[mask] = rows
+        whole = np.zeros((len(self.numbers), *rows.shape[1:]), rows.dtype)
+        whole[self.vertices_of(of)] = rows
         return whole
 
-    def at(self, vertices: Indices) -> VertexTypes:
+    def at(self, vertices: Indices) -> MergedTypes:
         """Return the types and features of some vertices, in that order."""
-        numbers, features = self.numbers[vertices], {}
-        for of, group in self.features.items():
-            rows = self[ROW + of][vertices]
-            features[of] = {name: values[rows[rows >= 0]] for name, values in group.items()}
-        return VertexTypes(numbers, features, self._absent)
+        return MergedTypes(self, vertices)
 
-    def bits(self, types: Sequence[str], masks: NDArray[np.uint32] | None) -> NDArray[np.uint32]:
-        """Return presence masks after the number of each vertex's type, which is in ``types``."""
-        found = self.numbered_by(types).astype(np.uint32)
-        if masks is not None:
-            found |= masks << np.uint32(number_of_bits(types))
-        return found
 
-    def name_of(self, vertex: int) -> str:
-        """Return the type of a vertex."""
-        return _names[int(self.numbers[vertex])]
+class MergedTypes(_NumberedTypes):
+    """The types of the vertices that remain where equal ones are merged, and what programs read."""
 
-    def numbered_by(self, types: Sequence[str]) -> Indices:
-        """Return the number of each vertex's type in ``types``, -1 where it is none of them."""
-        table = np.full(len(_names), -1, np.int32)
-        for i, name in enumerate(types):
-            if name in _numbers and _numbers[name] < len(table):
-                table[_numbers[name]] = i
-        found: Indices = table[self.numbers]
-        return found
+    def __init__(self, whole: VertexTypes, vertices: Indices) -> None:
+        super().__init__(whole.numbers[vertices])
+        self._types, self._vertices = whole, vertices
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a feature as programs read it, see `VertexTypes`."""
+        if name.startswith(ROW):
+            return self.numbered(name.removeprefix(ROW))
+        return self._types.rows_at(name, self._vertices)

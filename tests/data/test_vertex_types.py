@@ -10,6 +10,7 @@ import pytest
 
 import cavs
 from cavs.data import FeatureSpec
+from cavs.data.vertex_types import row_feature
 from cavs.errors import FeatureError, GraphError
 
 CHILDREN, TYPES = [[], [], [0, 1], [2]], ["scan", "scan", "join", "sort"]
@@ -192,3 +193,19 @@ def test_graphs_of_networkx_name_the_attribute_of_the_type():
     graph.nodes[0]["op"] = 2.0
     with pytest.raises(GraphError, match=r"the type of vertex 0 is 2.0"):
         cavs.Graph.from_networkx(graph, types="op")
+
+
+def test_features_at_some_vertices():
+    types = GRAPH.of_types
+    chosen = types.at(np.array([3, 1, 2], np.int32))
+    assert chosen.names == ("join", "scan", "sort") and "scan.x" in chosen
+    assert [chosen.name_of(v) for v in range(3)] == ["sort", "scan", "join"]
+    np.testing.assert_array_equal(chosen["scan.table"], [-1, -1, -1])
+    np.testing.assert_array_equal(chosen["scan.x"], [[2.0, 3.0]])
+    np.testing.assert_array_equal(chosen["join.y"], [7.0])
+    np.testing.assert_array_equal(chosen[row_feature("scan")], [-1, 0, -1])
+    both = types.at(np.array([1, 0], np.int32))
+    np.testing.assert_array_equal(both["scan.table"], [-1, 4])
+    np.testing.assert_array_equal(both["scan.x"], [[2.0, 3.0], [0.5, 1.0]])
+    np.testing.assert_array_equal(both[row_feature("scan")], [0, 1])
+    assert both["join.y"].shape == (0,) and both.names == ("scan",)
