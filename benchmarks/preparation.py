@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,35 +38,47 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
-    """Return seconds per batch: a ``step``, preparation ``between`` steps, and ``alone``."""
-    workload = load(case)
-    runner = make_runner(runner_name, workload)
-    assert isinstance(runner, CavsRunner)
-    plans = [runner.prepare(batch) for batch in workload.batches]
-    runner.train_all(plans)  # allocate memory, compile programs
+def in_turns(
+    prepare: Callable[[Any], Any],
+    train: Callable[[list[Any]], Any],
+    batches: Sequence[Any],
+    rounds: int,
+) -> dict[str, Any]:
+    """Return seconds per batch: a ``step``, preparation ``between`` steps, and ``alone``.
 
-    def prepare(passes: int) -> float:
+    share: of each round, preparation between steps over a step; summarised. train: takes a step on
+    each of the prepared batches.
+    """
+    plans = [prepare(batch) for batch in batches]
+    train(plans)  # allocate memory, compile programs
+
+    def prepare_all(passes: int) -> float:
         start = time.perf_counter()
         for _ in range(passes):
-            for batch in workload.batches:  # a batch is freed when the next comes, as in training
-                runner.prepare(batch)
+            for batch in batches:  # a batch is freed when the next comes, as in training
+                prepare(batch)
         return (time.perf_counter() - start) / len(plans) / passes
 
     def step() -> float:
-        start = time.perf_counter()
-        runner.train_all(plans)
-        return (time.perf_counter() - start) / len(plans)
+        return seconds(lambda: train(plans)) / len(plans)
 
-    rows = [(step(), prepare(1), prepare(ALONE)) for _ in range(rounds)]
+    rows = [(step(), prepare_all(1), prepare_all(ALONE)) for _ in range(rounds)]
     steps, betweens, alone = map(list, zip(*rows, strict=True))
     return {
-        "vertices": sum(workload.vertices) / len(plans),
         "step": summary(steps),
         "between": summary(betweens),
         "alone": summary(alone),
         "share": summary([p / s for s, p, _ in rows]),
     }
+
+
+def between(case: Case, runner_name: str, rounds: int) -> dict[str, Any]:
+    """Return the times of `in_turns` for a runner, and the vertices of a batch."""
+    workload = load(case)
+    runner = make_runner(runner_name, workload)
+    assert isinstance(runner, CavsRunner)
+    found = in_turns(runner.prepare, runner.train_all, workload.batches, rounds)
+    return {"vertices": sum(workload.vertices) / len(workload.batches), **found}
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:

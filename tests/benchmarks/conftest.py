@@ -30,3 +30,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
         ]
         (folder / "wikitext2" / name).write_text(" = Head = \n\n" + "\n".join(lines) + "\n")
     return str(folder)
+
+
+@pytest.fixture
+def treebank(tmp_path: Path) -> str:
+    """A folder of data whose treebank has two files with a sentence each."""
+    folder = tmp_path / "data" / "ud_english_ewt"
+    folder.mkdir(parents=True)
+    lines = ["ab\tNOUN", "ba\tVERB", "ab\t_"]
+    rows = (line.split("\t") for line in lines)
+    text = "\n".join(
+        f"{i}\t{form}\t_\t{tag}\t_\t_\t{int(i > 1)}\t_\t_\t_"
+        for i, (form, tag) in enumerate(rows, 1)
+    )
+    (folder / "en_ewt-ud-dev.conllu").write_text(text + "\n\n")
+    (folder / "en_ewt-ud-test.conllu").write_text(text + "\n\n")
+    return str(folder.parent)

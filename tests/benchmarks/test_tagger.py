@@ -71,22 +71,6 @@ def test_loss_equals_the_reference_and_falls():
     assert session.evaluate(batch).loss < before
 
 
-@pytest.fixture
-def treebank(tmp_path):
-    """A folder of data whose treebank has two files with a sentence each."""
-    folder = tmp_path / "data" / "ud_english_ewt"
-    folder.mkdir(parents=True)
-    lines = ["ab\tNOUN", "ba\tVERB", "ab\t_"]
-    rows = (line.split("\t") for line in lines)
-    text = "\n".join(
-        f"{i}\t{form}\t_\t{tag}\t_\t_\t{int(i > 1)}\t_\t_\t_"
-        for i, (form, tag) in enumerate(rows, 1)
-    )
-    (folder / "en_ewt-ud-dev.conllu").write_text(text + "\n\n")
-    (folder / "en_ewt-ud-test.conllu").write_text(text + "\n\n")
-    return str(folder.parent)
-
-
 def test_corpus_numbers_words_tags_and_characters(treebank):
     found = corpus(treebank)
     assert (len(found.sentences), found.num_words, found.num_chars) == (2, 2, 2)
