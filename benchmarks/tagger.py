@@ -11,16 +11,13 @@ batches in turns; first their losses are compared.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +25,7 @@ import numpy.typing as npt
 
 import cavs
 from benchmarks.bounds import report_turns
+from benchmarks.dynet_process import DYNET, DyNet
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
@@ -38,7 +36,6 @@ from cavs.data import UPOS, read_conllu
 WORDS, CHARS = 100, 25  # widths of embeddings
 LEAST = {"dynet": 3.0, "packed": 3.0}  # times as fast as these
 TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
-DYNET = "CAVS_BENCH_PYTHON_DYNET"
 LR = 0.1
 Ints = npt.NDArray[np.int32]
 
@@ -109,38 +106,6 @@ def sample(sentence: Sentence) -> cavs.Sample:
     )
 
 
-class DyNet:
-    """A process that trains the same tagger in DyNet; see `benchmarks.rivals.tagger_dynet`."""
-
-    def __init__(self, model: Tagger, batches: Sequence[Sequence[Sentence]], folder: str) -> None:
-        values = {name: p.value for name, p in model.parameters().items()}
-        np.savez(Path(folder) / "parameters.npz", **values)
-        plain = [
-            [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in sentences]
-            for sentences in batches
-        ]
-        (Path(folder) / "batches.json").write_text(json.dumps({"lr": LR, "batches": plain}))
-        self.process = subprocess.Popen(
-            [os.environ[DYNET], "-c", "import tagger_dynet as t; t.main()", folder],
-            cwd=Path(__file__).parent / "rivals",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def train(self) -> tuple[float, float]:
-        """Train on all batches; return the seconds and the last loss."""
-        process = self.process
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write("run\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            if line.startswith("DONE "):
-                seconds, loss = map(float, line.split()[1:])
-                return seconds, loss
-        raise SystemExit(f"DyNet has ended with status {process.wait()}")
-
-
 @contextmanager
 def runners(
     found: Corpus, batches: Sequence[Sequence[Sentence]], hidden: int, threads: int
@@ -157,9 +122,13 @@ def runners(
     with ExitStack() as stack:
         if os.environ.get(DYNET):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            dynet = DyNet(model, batches, folder)
+            plain = [
+                [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in batch]
+                for batch in batches
+            ]
+            dynet = DyNet("tagger_dynet", model, {"lr": LR, "batches": plain}, folder)
             stack.enter_context(dynet.process)  # closes its input and waits
-            others["dynet"] = dynet.train
+            others["dynet"] = dynet.run
         session = cavs.Session(model, threads=threads)
         trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
         samples = [[sample(s) for s in sentences] for sentences in batches]
