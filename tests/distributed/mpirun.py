@@ -1,14 +1,12 @@
 """Run a function of a test module on MPI ranks.
 
-Each rank executes ``python -m tests.distributed.mpirun MODULE FUNCTION ARGUMENTS...``.
+Each rank executes ``tests/distributed/rank.py``.
 """
 
-import importlib
 import importlib.util
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,13 +14,13 @@ import pytest
 
 from tests.patience import patience
 
-HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
+RANK = Path(__file__).resolve().parent / "rank.py"
+ROOT = RANK.parents[2]
 
-needs_mpi = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"),
-]
+needs_mpi4py = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None, reason="mpi4py is missing"
+)
+needs_mpi = [pytest.mark.mpi, needs_mpi4py]
 
 
 def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=True, elastic=False):
@@ -32,7 +30,7 @@ def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=Tr
     from cavs.distributed.launch.launcher import SESSIONS, command_of, find_mpirun
 
     text = json.dumps(arguments)
-    command = command_of(find_mpirun(), size, [str(HERE), module, function, text], elastic=elastic)
+    command = command_of(find_mpirun(), size, [str(RANK), module, function, text], elastic=elastic)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
             command,
@@ -48,17 +46,3 @@ def run_ranks(size, module, function, *arguments, env=None, timeout=60, check=Tr
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     return json.loads(lines[0][7:])
-
-
-def main():
-    from cavs.distributed.comm import MPICommunicator
-
-    module, function, text = sys.argv[1:]
-    communicator = MPICommunicator(timeout=patience(30))
-    result = getattr(importlib.import_module(module), function)(communicator, *json.loads(text))
-    if communicator.rank == 0:
-        print("RESULT " + json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from cavs.distributed.balance import CostModel, SpeedBalancer, StructureBalancer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from tests.distributed.elastic.test_survivors import Killed, mortal
-from tests.distributed.mpirun import needs_mpi
+from tests.distributed.mpirun import needs_mpi4py
 from tests.distributed.step.test_consensus import loader
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
 from tests.distributed.test_train_command import TOY, cavs_command
@@ -141,7 +141,7 @@ def test_number_of_ranks_comes_from_the_model_or_the_first_batch():
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_from_the_command_line(tmp_path):
     options = ["--strategy", SERVED[0], "--balance", "structure", "--epochs", 2, "--quiet"]
     process = cavs_command("launch", "-n", 3, "train", TOY, "--out", tmp_path, *options)

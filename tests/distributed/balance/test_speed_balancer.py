@@ -18,7 +18,7 @@ from cavs.distributed.comm import run_threads
 from cavs.distributed.coordinator import RankCoordinator
 from cavs.errors import CommunicationError, ConfigError, DataError
 from tests.distributed.elastic.test_survivors import Killed, mortal
-from tests.distributed.mpirun import needs_mpi
+from tests.distributed.mpirun import needs_mpi4py
 from tests.distributed.step.test_consensus import outcomes
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
 from tests.distributed.test_train_command import TOY, cavs_command
@@ -446,7 +446,7 @@ def test_misuse():
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 @pytest.mark.parametrize(
     "balance", [["lb-bsp"], ["lb-bsp", "--predictor", "arima"], ["lb-bsp-gpu"]]
 )
@@ -480,7 +480,7 @@ def test_refused_options_of_the_command_line(options, said, tmp_path, capsys):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_refused_options_on_ranks(tmp_path):
     """Two trainings run concurrently, because they wait more than they compute."""
     refused = {

@@ -12,7 +12,7 @@ from cavs.distributed.comm import SingleCommunicator, run_threads
 from cavs.distributed.comm.mailbox import as_text, decode, encode, letter_bytes
 from cavs.distributed.comm.mpi import polling
 from cavs.errors import CommunicationError
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.patience import patience
 
 ARRAYS = st.lists(
@@ -110,7 +110,7 @@ def over_mpi(c):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 @pytest.mark.parametrize("size", [2, 3])
 def test_over_mpi(size):
     assert run_ranks(size, __name__, "over_mpi") == size

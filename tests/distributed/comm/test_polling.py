@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cavs.distributed.comm.mpi.polling import PIECE, WINDOW, _Messages
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 
 SIZES = [0, 1, PIECE - 100, PIECE, WINDOW, 3 * WINDOW + 5, 40, 9 * PIECE]
 
@@ -83,6 +83,6 @@ def exchange_letters(c):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_letters_of_all_sizes_keep_their_order():
     assert run_ranks(2, __name__, "exchange_letters") == [[i, n] for i, n in enumerate(SIZES)]

@@ -8,7 +8,7 @@ import pytest
 
 from cavs.distributed.comm import run_threads
 from cavs.errors import ConfigError
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.patience import patience
 
 LIKE = [np.empty(0, np.int32), np.empty((0, 3))]
@@ -95,6 +95,6 @@ def over_mpi(c):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_parts_between_processes():
     assert run_ranks(3, __name__, "over_mpi") == [False, True]

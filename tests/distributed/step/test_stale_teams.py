@@ -18,7 +18,7 @@ from cavs.errors import CommunicationError, FeatureError, NumericsError
 from tests.distributed.elastic.test_stale_survivors import Linear, data, mortal
 from tests.distributed.elastic.test_survivors import Killed
 from tests.distributed.launch.test_launcher import wait_for
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.distributed.step.test_consensus import loader, outcomes
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
 from tests.distributed.strategy.test_roles import hosts
@@ -241,7 +241,7 @@ def test_a_mixture_with_two_levels_is_refused():
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_over_mpi():
     found = run_ranks(
         4, "tests.distributed.strategy.test_roles", "over_mpi", FREE[0], [2, 2], timeout=120

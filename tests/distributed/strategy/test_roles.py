@@ -12,7 +12,7 @@ from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import variables_of
 from cavs.errors import FeatureError
 from cavs.train.checkpoint import read_checkpoint
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.distributed.step.test_consensus import loader, outcomes
 from tests.distributed.step.test_stale_parameters import assert_same_bits, trainer, values_of
 from tests.distributed.sync.test_stale_sums import Wide, bytes_of
@@ -208,7 +208,7 @@ def over_mpi(c, strategy, sizes):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_over_mpi_they_train_as_one_process():
     model = Tree()
     session = cavs.Session(model, dtype=np.float64, threads=1)
@@ -222,7 +222,7 @@ def test_over_mpi_they_train_as_one_process():
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_over_mpi_they_serve_stale_parameters():
     found = run_ranks(3, __name__, "over_mpi", "PSLoadBalancing(servers=1, staleness=2)", [3])
     model = Tree()

@@ -11,7 +11,7 @@ from cavs.distributed import Trainer, by_counts
 from cavs.distributed.comm import run_threads
 from cavs.distributed.comm.store import Store
 from cavs.train.schedules import Exponential
-from tests.distributed.mpirun import needs_mpi, run_ranks
+from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.distributed.sync.test_merged_replicas import loader, trainer_of, values
 from tests.distributed.sync.test_replicas import STEPS, Oracle, assert_follows, trained
 
@@ -176,7 +176,7 @@ def over_mpi(c):
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(needs_mpi[1].args[0], reason="mpi4py is missing")
+@needs_mpi4py
 def test_processes_train_as_threads_do():
     expected, nbytes = run_threads(2, over_mpi)[0]
     found, _ = run_ranks(2, __name__, "over_mpi")
