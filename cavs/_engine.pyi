@@ -34,12 +34,17 @@ def stack_structures(
     structures: Sequence[GraphBatch],
     links: Sequence[tuple[int, int, Sequence[_Indices | None], Sequence[_Indices | None]]] = (),
 ) -> GraphBatch: ...
+def merge_structures(
+    samples: GraphBatch,
+    structures: Sequence[tuple[GraphBatch, _Indices | None, _Indices | None]],
+) -> tuple[GraphBatch, _Indices]: ...
 def link_of(batch: GraphBatch, number: int) -> tuple[_Indices, _Indices]: ...
 def merge_copies(
     batch: GraphBatch,
     of_vertices: Sequence[NDArray[Any]],
     of_edges: Sequence[NDArray[Any]],
     child_numbers: int = 0,
+    components: bool = False,
 ) -> tuple[GraphBatch, _Indices, _Indices, _Indices, _Indices, NDArray[np.uint32]]: ...
 def presence_masks(
     features: Sequence[NDArray[Any]],

@@ -138,7 +138,8 @@ class StructuresModel(cavs.Model):
 
 
 @st.composite
-def structure_models(draw, smooth=False, most=3):
+def structure_models(draw, smooth=False, most=3, mergeable=False):
+    """Return a model; mergeable: equal vertices of its first structure may be merged."""
     structures = []
     for i in range(draw(st.integers(1, most))):
         reads = [(s, "pushed", fold) for s in range(i) for fold in FOLDS]
@@ -170,11 +171,17 @@ def structure_models(draw, smooth=False, most=3):
                 "of_graph": draw(st.sampled_from(list(OF_GRAPH)[: -1 if smooth else None])),
             }
         )
+    if mergeable:
+        structures[0] |= {"links": [], "source": None, "typed": None, "labels": ""}
+        structures[0]["of_graph"] = draw(st.sampled_from(("sum", "mean", "roots", "leaves")))
+        for cell in structures[0]["cells"]:
+            starts = None if cell["starts"] == "graph" else cell["starts"]
+            cell.update(whole=None, along=(), paired=None, starts=starts)
     return StructuresModel(
         {
             "x_width": draw(st.sampled_from((1, 2, 3, 5))),
             "structures": structures,
-            "dropout": draw(st.booleans()),
+            "dropout": not mergeable and draw(st.booleans()),
             "rich": draw(st.booleans()),
         }
     )
@@ -235,11 +242,14 @@ def samples_for(model, rng, graphs_of, types_of):
 
 
 @st.composite
-def cases(draw, smooth=False, most=3):
-    """Return a model with its parameters drawn, and a batch that it accepts."""
+def cases(draw, smooth=False, most=3, mergeable=False):
+    """Return a model with its parameters drawn, and a batch that it accepts.
+
+    mergeable: see `structure_models`; samples of the batch are repeated.
+    """
     from tests.oracle import traced
 
-    model = draw(structure_models(smooth, most))
+    model = draw(structure_models(smooth, most, mergeable))
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
     graphs_of, types_of = [], []
     for _ in range(draw(st.integers(1, 2))):
@@ -266,4 +276,8 @@ def cases(draw, smooth=False, most=3):
                 graphs[i] = fitting(graphs[i], types[i], structure.of_types)
             else:
                 graphs[i] = [kids[: structure.arity] for kids in graphs[i]]
-    return model, samples_for(model, rng, graphs_of, types_of)
+    batch = samples_for(model, rng, graphs_of, types_of)
+    if mergeable:
+        again = draw(st.lists(st.sampled_from(batch.samples), min_size=1, max_size=2))
+        batch = cavs.batch([*batch.samples, *again])
+    return model, batch

@@ -75,20 +75,20 @@ def default_passes(device: object) -> Passes:
 class CompileOptions(NamedTuple):
     """How a traced model is compiled.
 
-    training: with the gradients of all trainable parameters. merging: rows are distinct vertices,
-    with the features of `cavs.passes.merge_vertices`. shared_children: edges outnumber vertices.
-    shared_products: leaves have so many parents that products of single children are computed at
-    the leaves. replicated: batches of a training are parts of global ones, see
-    `cavs.passes.scale_for_replicas`. recurrent: LSTMs over chains run as a whole, on devices alone,
-    see `cavs.passes.match_recurrences`. shape: of the graphs; a step that would hold much more
-    than backward reads is compiled to hold less. structures: of the samples, with their links.
-    record: the text of every pass is kept.
+    training: with the gradients of all trainable parameters. merging: structures whose rows are
+    distinct vertices, with the features of `cavs.passes.merge_vertices`; "" stands for graphs.
+    shared_children: edges outnumber vertices. shared_products: leaves have so many parents that
+    products of single children are computed at the leaves. replicated: batches of a training are
+    parts of global ones, see `cavs.passes.scale_for_replicas`. recurrent: LSTMs over chains run as
+    a whole, on devices alone, see `cavs.passes.match_recurrences`. shape: of the graphs; a step
+    that would hold much more than backward reads is compiled to hold less. structures: of the
+    samples, with their links. record: the text of every pass is kept.
     """
 
     training: bool
     target: Target = CPU
     passes: Passes = CPU.passes
-    merging: bool = False
+    merging: tuple[str, ...] = ()
     shared_children: bool = False
     shared_products: bool = False
     replicated: bool = False

@@ -91,8 +91,8 @@ FORWARD = (
     Pass(
         "merge_vertices",
         merge_vertices,
-        lambda c: c.options.merging,
-        lambda c: {"counts": not c.replicated},
+        lambda c: bool(c.options.merging),
+        lambda c: {"structures": c.options.merging, "counts": not c.replicated},
     ),
     Pass(
         "hoist_products_to_leaves",

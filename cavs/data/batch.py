@@ -65,7 +65,7 @@ class GraphBatch(EngineBatch):
         self._types = self._table.types
         #: The types of vertices that occur, sorted; None in a batch without types.
         self.type_names = None if self._types is None else self._types.names
-        self._merged: dict[tuple[tuple[str, ...], int], MergedBatch] = {}
+        self._merged: dict[tuple[tuple[str, ...], int, bool], MergedBatch] = {}
 
     def _check_vertices(self) -> None:
         """GraphError for a graph without vertices, which only a structure of a sample may be."""
@@ -265,12 +265,14 @@ class GraphBatch(EngineBatch):
         """Return int features of vertices that may be absent; FeatureError if one cannot."""
         return self._table.optional(names)
 
-    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> MergedBatch:
+    def merged(
+        self, names: tuple[str, ...], child_numbers: int = 0, components: bool = False
+    ) -> MergedBatch:
         """Return the batch with vertices that agree in the features ``names`` merged; cached."""
-        key = names, child_numbers
+        key = names, child_numbers, components
         found = self._merged.get(key)
         if found is None:
-            found = MergedBatch(self.topology, self._table, names, child_numbers)
+            found = MergedBatch(self.topology, self._table, names, child_numbers, components)
             self._merged[key] = found
         return found
 

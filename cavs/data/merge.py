@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -15,6 +16,7 @@ from cavs.data.vertex_types import number_of_bits
 if TYPE_CHECKING:
     from cavs.data.feature_table import FeatureTable
     from cavs.data.features import Array
+    from cavs.data.structure import Indices
 
 
 # + k: present at vertices without children that are the k-th child of another, and at vertices
@@ -32,10 +34,15 @@ class MergedBatch(EngineBatch):
     is no feature of vertices or edges; a batch without edges may lack edge features, one without
     vertices of a type those of the type.
 
-    ``distinct``: int32 [vertices of batch], the distinct vertex that represents each. ``copies``:
-    int32 [distinct vertices], the number of vertices that it represents. ``leaf``: uint32 [distinct
-    vertices], bit k, k < ``child_numbers``, set at a vertex without children that is the k-th child
-    of another, and at a vertex whose k-th child has no children; copies agree in that too.
+    ``distinct``: int32 [vertices of batch], the distinct vertex that represents each. ``vertex``,
+    ``copies``: int32 [distinct vertices], the first vertex that it represents, and their number.
+    ``leaf``: uint32 [distinct vertices], bit k, k < ``child_numbers``, set at a vertex without
+    children that is the k-th child of another, and at a vertex whose k-th child has no children;
+    copies agree in that too.
+
+    components: vertices are copies only if all vertices connected with them, upwards or downwards,
+    are copies too, in the order of their numbers: so values that come from parents are equal. There
+    are no ``child_numbers`` then.
 
     It has no reference to its `GraphBatch`: a cycle would keep both until the collector runs.
     """
@@ -46,6 +53,7 @@ class MergedBatch(EngineBatch):
         features: FeatureTable,
         names: tuple[str, ...],
         child_numbers: int = 0,
+        components: bool = False,
     ) -> None:
         self._features = features
         types = features.types
@@ -58,16 +66,17 @@ class MergedBatch(EngineBatch):
         if batch.num_edges and not known_all:
             known = ", ".join((*features.vertex, *features.edge))
             raise ValueError(f"{names} are not all features of vertices or edges: {known}")
-        topology, self._vertex, self._edge, self.distinct, self.copies, self.leaf = (
+        topology, self.vertex, self._edge, self.distinct, self.copies, self.leaf = (
             _engine.merge_copies(
                 batch,
                 of_vertices if types is None else [types.numbers, *of_vertices],
                 of_edges,
                 child_numbers,
+                components,
             )
         )
         super().__init__(topology, (batch, self.distinct))
-        self._types = None if types is None else types.at(self._vertex)
+        self._types = None if types is None else types.at(self.vertex)
         self._child_numbers = child_numbers
         # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
@@ -76,6 +85,11 @@ class MergedBatch(EngineBatch):
     def num_vertices(self) -> int:
         """The number of distinct vertices."""
         return len(self.copies)
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges of the distinct vertices."""
+        return int(self.topology.num_edges)
 
     @property
     def type_names(self) -> tuple[str, ...] | None:
@@ -99,7 +113,7 @@ class MergedBatch(EngineBatch):
             return self._features.graph[name]
         if self._types is not None and name in self._types:
             return self._types[name]
-        rows = self._vertex if name in self._features.vertex else self._edge
+        rows = self.vertex if name in self._features.vertex else self._edge
         found: Array = self._features[name][rows]
         return found
 
@@ -113,11 +127,29 @@ class MergedBatch(EngineBatch):
         numbers = [int(name.removeprefix(LEAF)) for name in optional if name.startswith(LEAF)]
         most = MAX_OPTIONAL - number_of_bits(types) - len(numbers)
         features = self._features.optional(optional[len(numbers) :], most)
-        masks = _engine.presence_masks(features, self._vertex, self.leaf, numbers)
-        if types:
-            assert self._types is not None
-            masks = self._types.bits(types, masks)
-        return masks
+        masks = _engine.presence_masks(features, self.vertex, self.leaf, numbers)
+        return self.bits_of_types(types, masks) if types else masks
+
+    def bits_of_types(
+        self, types: Sequence[str], masks: NDArray[np.uint32] | None
+    ) -> NDArray[np.uint32]:
+        """Return presence masks after the number of each vertex's type, see `presence`."""
+        if not self.num_vertices:
+            return np.zeros(0, np.uint32)
+        assert self._types is not None
+        return self._types.bits(types, masks)
+
+    def optional(self, names: Sequence[str]) -> list[Array]:
+        """Return int features of vertices that may be absent, at the distinct vertices."""
+        return [rows[self.vertex] for rows in self._features.optional(names)]
+
+    def distinct_of(self, structure: str) -> Indices | None:
+        """Return ``distinct``: there is one structure."""
+        return self.distinct
+
+    def copies_in(self, structure: str) -> Indices:
+        """Return ``copies``: there is one structure."""
+        return self.copies
 
     @property
     def reads_per_product(self) -> float:

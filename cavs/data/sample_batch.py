@@ -6,27 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cavs import _engine
 from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
-from cavs.data.engine_batch import EngineBatch
-from cavs.data.features import (
-    MAX_OPTIONAL,
-    Array,
-    FeatureSpec,
-    check_number_of_optional,
-    feature_name,
-    link_parts,
-    owner_of,
-    types_in,
-)
+from cavs.data.batch_of_structures import BatchOfStructures
+from cavs.data.features import Array, FeatureSpec, feature_name, link_parts, owner_of
 from cavs.data.link import Link
 from cavs.data.link_features import joined_features
+from cavs.data.merge_samples import MergedSampleBatch, MergedStructure
 from cavs.data.sample import Sample
 from cavs.data.structure import Indices
-from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 
@@ -42,7 +30,7 @@ class LinkType(NamedTuple):
 
 
 @final
-class SampleBatch(EngineBatch):
+class SampleBatch(BatchOfStructures[GraphBatch]):
     """Samples that run together, as ``cavs.batch`` returns them.
 
     ``graphs``: a `GraphBatch` for every structure, by name. ``batch["words.token"]`` is a feature
@@ -71,6 +59,7 @@ class SampleBatch(EngineBatch):
                 [self._joined(name) for name in self._links],
             )
         )
+        self._merged: dict[tuple[MergedStructure, ...], MergedSampleBatch] = {}
 
     def _check(self) -> dict[str, LinkType]:
         """Return the links. FeatureError unless all are samples, one at least; GraphError unless
@@ -132,30 +121,9 @@ class SampleBatch(EngineBatch):
         return target, source, [x.offsets for x in found], [x.vertices for x in found]
 
     @property
-    def structures(self) -> tuple[str, ...]:
-        """The names of the structures, in the order in which the engine numbers them."""
-        return tuple(self.graphs)
-
-    @property
-    def links(self) -> Mapping[str, LinkType]:
-        """The links between the structures, by name."""
-        return self._links
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The names of the samples, "" where one has none."""
         return tuple(sample.name for sample in self.samples)
-
-    @property
-    def type_names(self) -> tuple[str, ...] | None:
-        """The types of vertices that occur, as "structure.type"; None without types."""
-        if all(graphs.type_names is None for graphs in self.graphs.values()):
-            return None
-        return tuple(
-            feature_name(structure, name)
-            for structure, graphs in self.graphs.items()
-            for name in graphs.type_names or ()
-        )
 
     @property
     def typed_features(self) -> Mapping[str, Mapping[str, Array]]:
@@ -170,16 +138,6 @@ class SampleBatch(EngineBatch):
     def num_graphs(self) -> int:
         """Number of samples, at least 1."""
         return len(self.samples)
-
-    @property
-    def num_vertices(self) -> int:
-        """Number of vertices of all structures."""
-        return int(self.topology.num_vertices)
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges of all structures."""
-        return int(self.topology.num_edges)
 
     @property
     def features(self) -> Mapping[str, Array]:
@@ -209,19 +167,6 @@ class SampleBatch(EngineBatch):
                 for name, rows in getattr(graphs, group).items()
             }
         )
-
-    def __getitem__(self, name: str) -> Array:
-        if name in self.link_features:
-            return self.link_features[name]
-        structure, feature = owner_of(name) if isinstance(name, str) else ("", "")
-        if structure not in self.graphs:
-            raise FeatureError(
-                f"no feature {name!r:.80} in a batch of samples; its structures are "
-                f"{', '.join(self.graphs)}",
-                hint=f'batch.graphs["{next(iter(self.graphs))}"] is the batch of one structure',
-            )
-        found: Array = self.graphs[structure][feature]
-        return found
 
     def __contains__(self, name: object) -> bool:
         if name in self.link_features:
@@ -260,7 +205,7 @@ class SampleBatch(EngineBatch):
             for name, graphs in self.graphs.items()
         }
         found = object.__new__(SampleBatch)
-        vars(found).update(vars(self), graphs=MappingProxyType(graphs))
+        vars(found).update(vars(self), graphs=MappingProxyType(graphs), _merged={})
         return found
 
     def pair_label(self, name: str, row: int) -> str:
@@ -272,20 +217,6 @@ class SampleBatch(EngineBatch):
                 return f'pair {row} of link "{link}" of {self.graph_label(i)}'
             row -= count
         raise IndexError(row)
-
-    def has_pairs(self, name: str) -> bool:
-        """See `EngineBatch`."""
-        return name in self.link_features and len(self.link_features[name]) > 0
-
-    def has_vertices(self, name: str) -> bool:
-        """See `EngineBatch`."""
-        graphs = self.graphs.get(owner_of(name)[0])
-        return graphs is None or graphs.num_vertices > 0
-
-    def has_edges(self, name: str) -> bool:
-        """See `EngineBatch`."""
-        graphs = self.graphs.get(owner_of(name)[0])
-        return graphs is not None and graphs.num_edges > 0
 
     def graph_label(self, index: int) -> str:
         """Return the name of sample ``index`` in errors: its id in the data set and its name."""
@@ -302,41 +233,20 @@ class SampleBatch(EngineBatch):
                 found[feature_name(structure, name)] = spec._replace(type=of)
         return found
 
-    def presence(
-        self, optional: tuple[str, ...], types: tuple[str, ...] = ()
-    ) -> NDArray[np.uint32] | None:
-        """See `EngineBatch`; features of other structures are absent.
+    def merged(
+        self, copies: tuple[MergedStructure, ...], child_numbers: int = 0
+    ) -> MergedSampleBatch:
+        """Return the batch with equal vertices of some structures merged; cached.
 
-        types: as "structure.type"; vertices of a structure without any of them have the number 0.
+        child_numbers: none; leaves of samples are not distinguished by their use.
         """
-        if not optional and not types:
-            return None
-        check_number_of_optional(optional, MAX_OPTIONAL - number_of_bits(types))
-        masks = np.zeros(self.num_vertices, np.uint32)
-        begin = 0
-        for structure, graphs in self.graphs.items():
-            end = begin + graphs.num_vertices
-            for bit, name in enumerate(optional):
-                of, feature = owner_of(name)
-                if of == structure and graphs.num_vertices:
-                    values = self.link_features.get(name)
-                    if values is None:
-                        (values,) = graphs.optional((feature,))
-                    masks[begin:end] |= (values >= 0).astype(np.uint32) << np.uint32(bit)
-            own = types_in(types, structure)
-            if any(own):
-                masks[begin:end] = graphs.bits_of_types(own, masks[begin:end])
-            elif types:
-                masks[begin:end] <<= np.uint32(number_of_bits(types))
-            begin = end
-        return masks
-
-    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> NoReturn:
-        """FeatureError: equal vertices of several structures are not merged."""
-        raise FeatureError(
-            f"vertices of samples that agree in {', '.join(names)} cannot be merged",
-            hint="switch merging off: cavs.compiler.pipeline.Passes(merge_vertices=False)",
-        )
+        found = self._merged.get(copies)
+        if found is None:
+            found = MergedSampleBatch(
+                self.topology, self.graphs, copies, self._links, self.link_features
+            )
+            self._merged[copies] = found
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.samples, self.ids, dict(self._replaced))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import numpy as np
+
 from cavs.compiler.memory import first_backward
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.compiler.program import Buffer, Program
@@ -303,4 +305,19 @@ def _ran(
         instructions=moved,
         replay=r.get("replay", {}),
         scheduling=scheduled,
+        structures=_structures(batch, schedule),
     )
+
+
+def _structures(batch: BatchLike, schedule: Any) -> dict[str, tuple[int, int]]:
+    """Return the number of vertices of each structure of samples, and of those that run."""
+
+    def first_vertices(of: Any) -> list[int]:
+        found: list[int] = of.vertex_offsets[:: of.num_graphs].tolist()
+        return found
+
+    if batch.structures is None:
+        return {}
+    every, rows = (np.diff(first_vertices(x)) for x in (batch.topology, schedule.batch))
+    numbers = zip(every.tolist(), rows.tolist(), strict=True)
+    return dict(zip(batch.structures, numbers, strict=True))

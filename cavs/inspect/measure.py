@@ -76,7 +76,8 @@ class RunReport:
 
     loops: with their tasks; tasks counts those of forward, backward_tasks those of cotangents, and
     no policy of batching needs fewer than task_bound and backward_bound. widths: vertices of each
-    task of forward. distinct: vertices that ran, one for all equal ones.
+    task of forward. distinct: vertices that ran, one for all equal ones. structures: of samples
+    that have several, by name, the number of vertices and of those that ran.
     gather, scatter and other bytes: see `cavs.inspect.traffic.InstructionReport`.
     kept_bytes: values computed before backward that it reads. peak_bytes: the largest size of
     values in the arena that are alive at once; features, parameters and others are not in it.
@@ -112,6 +113,7 @@ class RunReport:
     instructions: tuple[InstructionReport, ...]
     replay: Mapping[str, Any]
     scheduling: Scheduling
+    structures: Mapping[str, tuple[int, int]]
 
     @property
     def write_bytes(self) -> int:

@@ -14,6 +14,7 @@ def run_lines(r: RunReport) -> list[str]:
     return [
         f"== one step: {r.graphs} graphs, {r.vertices} vertices ({r.distinct} distinct), "
         f"{r.edges} edges",
+        *_structure_lines(r),
         *_task_lines(r),
         *_time_lines(r),
         *_memory_lines(r),
@@ -21,6 +22,11 @@ def run_lines(r: RunReport) -> list[str]:
         *_stage_lines(r),
         *_traffic_lines(r),
     ]
+
+
+def _structure_lines(r: RunReport) -> Iterator[str]:
+    for name, (vertices, distinct) in r.structures.items():
+        yield f"  {name}: {vertices} vertices ({distinct} distinct)"
 
 
 def _task_lines(r: RunReport) -> Iterator[str]:

@@ -95,27 +95,33 @@ def _by_level(loop: LoopReport, kinds: str) -> Iterator[str]:
 
 def _unmerged(variant: Variant, batch: BatchLike, passes: Passes) -> Iterator[str]:
     """Report vertices that equal another one and are not merged with it."""
-    traced = variant.traced
-    graph = traced.graph
-    if not graph.slots or traced.distinguishing is not None or traced.structures is not None:
-        return
-    vertices = int(batch.topology.num_vertices)
+    several: Any = batch
+    graphs = {"": batch} if batch.structures is None else several.graphs
+    with_cells = {slot.structure.of for slot in variant.traced.graph.slots}
+    for name in sorted(with_cells.difference(variant.merged_structures)):
+        why = _why_separate(variant, batch, passes, name)
+        names = features_of_vertices(variant.traced.graph, name)
+        of = f" of {name}" if name else ""
+        if any(x.startswith("#") for x in names):
+            yield f"equal vertices{of} are not looked for: {why}"
+            continue
+        vertices = int(graphs[name].topology.num_vertices)
+        equal = vertices - int(graphs[name].merged(names).num_vertices)
+        if equal:
+            same = "although another has the same features and children"
+            yield f"{equal} of {vertices} vertices{of} run {same}: {why}"
+
+
+def _why_separate(variant: Variant, batch: BatchLike, passes: Passes, structure: str) -> str:
+    """Return the reason why equal vertices of a structure are not merged; "" of graphs."""
     if variant.key.recurrent:
-        why = "LSTMs over chains run as a whole"
-    elif not passes.merge_vertices:
-        why = "the pass merge_vertices is off"
-    else:
-        why = why_separate(graph, variant.key.training)
-        if not why and vertices < MIN_MERGED:
-            why = f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
-    names = features_of_vertices(graph)
-    if any(name.startswith("#") for name in names):
-        yield f"equal vertices are not looked for: {why}"
-        return
-    equal = vertices - int(batch.merged(names).num_vertices)
-    if equal:
-        same = "although another has the same features and children"
-        yield f"{equal} of {vertices} vertices run {same}: {why}"
+        return "LSTMs over chains run as a whole"
+    if not passes.merge_vertices:
+        return "the pass merge_vertices is off"
+    why = why_separate(variant.traced.graph, variant.key.training, structure)
+    if not why and batch.topology.num_vertices < MIN_MERGED:
+        return f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
+    return why
 
 
 def _merged_features(variant: Variant) -> Iterator[str]:

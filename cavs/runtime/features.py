@@ -219,9 +219,11 @@ def _of_distinct(
 ) -> Array:
     if not name.startswith((COPIES, PRESENT)):
         return rows_of(source, name, dtype)
-    copies: Array = source.copies  # read by merge_vertices
-    if name != COPIES:
+    copies: Array
+    if name.startswith(COPIES):  # read by merge_vertices
+        copies = source.copies_in(name.removeprefix(COPIES).lstrip())
+    else:
         counted = name.removeprefix(PRESENT)
         present = rows_of(source, counted, np.dtype(np.int32)) >= 0
-        copies = source.copies_of(counted) * present if present.size else present
+        copies = source.copies_of(split_name(counted)[0]) * present if present.size else present
     return copies.astype(dtype)

@@ -75,8 +75,12 @@ class BatchLike(Protocol):
         """Return the engine's schedule for the features that may be absent."""
         ...
 
-    def merged(self, names: tuple[str, ...], child_numbers: int = 0) -> Any:
-        """Return the vertices that are distinct in the features ``names``, see cavs.data.merge."""
+    def merged(self, names: Any, child_numbers: int = 0) -> Any:
+        """Return the vertices that are distinct in the features ``names``, see cavs.data.merge.
+
+        Samples of several structures take a `cavs.data.merge_samples.MergedStructure` for each in
+        which equal vertices are merged.
+        """
         ...
 
     def __getitem__(self, name: str) -> Array: ...

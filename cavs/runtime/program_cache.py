@@ -21,6 +21,7 @@ from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import Structures, origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
+from cavs.passes.merge_vertices import Distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_types
 from cavs.runtime.encode import encode
@@ -257,11 +258,14 @@ class ProgramCache:
             self._decide_products(variant, names, batch)
         return batch.merged(names, variant.decisions.child_numbers or 0)
 
-    def _decide_products(self, variant: Variant, names: tuple[str, ...], batch: BatchLike) -> None:
-        """Decide once, by the first batch, whether leaves have parents enough to share products."""
+    def _decide_products(self, variant: Variant, names: Distinguishing, batch: BatchLike) -> None:
+        """Decide once, by the first batch, whether leaves have parents enough to share products.
+
+        Those of samples of several structures do not.
+        """
         graph = variant.traced.graph
         wanted = self.passes.hoist_products_to_leaves and self.passes.specialise
-        wanted &= not self._replicas(variant.key.training)
+        wanted &= not self._replicas(variant.key.training) and variant.traced.structures is None
         numbers = multiplied_children(graph) if wanted else 0
         taken = len(optional_features(graph)) + number_of_bits(variant.traced.types)
         room = min(MAX_CHILD_NUMBERS, MAX_OPTIONAL - taken)
@@ -347,7 +351,7 @@ class ProgramCache:
                 training=key.training,
                 target=CPU if self.cuda is None else DEVICE,
                 passes=self.passes,
-                merging=traced.distinguishing is not None,
+                merging=variant.merged_structures,
                 shared_children=bool(decisions.shared),
                 shared_products=bool(decisions.child_numbers),
                 replicated=self.replicated,

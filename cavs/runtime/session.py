@@ -438,6 +438,7 @@ def _outputs(variant: Variant, rows: Any, batch: BatchLike, prefix: str = "") ->
         values = variant.built.executor.output(buffer)
         t = variant.traced.graph.outputs[name].type
         if rows is not batch and t.domain.base == "vertex":
-            values = values[rows.distinct]
+            distinct = rows.distinct_of(t.domain.structure)
+            values = values if distinct is None else values[distinct]
         found[name] = values.reshape(values.shape[0], *t.shape)
     return found

@@ -107,7 +107,7 @@ def _traced(
         graph,
         features,
         _optional(graph, decisions.child_numbers or 0),
-        distinguishing(graph, key.training) if key.merging else None,
+        distinguishing(graph, key.training, structures) if key.merging else None,
         decisions.merged_features,
         not edges and any(f.where == "edge" for f in features.values()),
         types,

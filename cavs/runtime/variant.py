@@ -15,6 +15,7 @@ from cavs.compiler.memory import Shape
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Structures
+from cavs.passes.merge_vertices import Distinguishing
 from cavs.runtime.interface import BatchLike, Executor
 from cavs.runtime.scheduling import Scheduling
 
@@ -75,18 +76,19 @@ class Trace:
 
     schema: declared type of every feature. optional: features whose absence makes kinds. types: of
     vertices, in the order in which they number kinds; empty where one function runs at all.
-    distinguishing: features in which vertices that are not merged differ; None: merging does not
-    apply. merged_features: those decided when it was traced. without_edges: its batch had no
-    edges, so that types of edge features are a guess. structures: of the samples, if they have
-    several. guessed_links: links of which no batch has had rows, so that their type is a guess.
-    last_schema: of the last batch that fitted. fitting: batches whose vertices have no more
-    children, or parents, than their vertex functions read.
+    distinguishing: features in which vertices that are not merged differ, of samples for each
+    structure in which equal ones are merged; None: merging does not apply. merged_features: those
+    decided when it was traced. without_edges: its batch had no edges, so that types of edge
+    features are a guess. structures: of the samples, if they have several. guessed_links: links of
+    which no batch has had rows, so that their type is a guess. last_schema: of the last batch that
+    fitted. fitting: batches whose vertices have no more children, or parents, than their vertex
+    functions read.
     """
 
     graph: Graph
     schema: dict[str, Feature]
     optional: tuple[str, ...]
-    distinguishing: tuple[str, ...] | None
+    distinguishing: Distinguishing | None
     merged_features: frozenset[str]
     without_edges: bool
     types: tuple[str, ...] = ()
@@ -123,6 +125,16 @@ class Variant:
         """The trace, which must exist."""
         assert self.trace is not None, self.key
         return self.trace
+
+    @property
+    def merged_structures(self) -> tuple[str, ...]:
+        """The structures in which equal vertices are merged; "" stands for graphs."""
+        traced = self.traced
+        if traced.distinguishing is None:
+            return ()
+        if traced.structures is None:
+            return ("",)
+        return tuple(x.structure for x in traced.distinguishing if not isinstance(x, str))
 
     @property
     def built(self) -> Build:

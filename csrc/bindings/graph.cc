@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/module.h"
 #include "graph/merge.h"
 #include "schedule/schedule.h"
@@ -78,15 +79,6 @@ auto of_rows(const int32_t* (Schedule::*found)() const) {
     const auto& s = self.cast<const Schedule&>();
     return segments((s.*found)(), s.order.size(), self);
   };
-}
-
-template <class T>
-py::array owned(PooledVector<T> values) {
-  auto kept = std::make_unique<PooledVector<T>>(std::move(values));
-  const auto* data = kept->data();
-  const auto size = static_cast<py::ssize_t>(kept->size());
-  const py::capsule owner(kept.release(), [](void* p) { delete static_cast<PooledVector<T>*>(p); });
-  return py::array_t<T>(size, data, owner);
 }
 
 py::tuple lists_of(const Graph& graph) {
@@ -209,17 +201,21 @@ void bind_graphs(py::module_& m) {
   m.def(
       "merge_copies",
       [](const std::shared_ptr<const GraphBatch>& batch, const std::vector<py::array>& of_vertices,
-         const std::vector<py::array>& of_edges, int32_t child_numbers) {
+         const std::vector<py::array>& of_edges, int32_t child_numbers, bool components) {
         if (child_numbers < 0 || child_numbers > 32) {
           throw py::value_error("child_numbers must be 0 to 32, found " +
                                 std::to_string(child_numbers));
+        }
+        if (components && child_numbers > 0) {
+          throw py::value_error("leaves of components are not distinguished by their use");
         }
         const auto vertices = columns(of_vertices, batch->num_vertices(), "of_vertices");
         const auto edges = columns(of_edges, batch->num_edges(), "of_edges");
         MergedGraph merged;
         {
           const py::gil_scoped_release release;
-          merged = merge_copies(*batch, vertices, edges, child_numbers);
+          merged = components ? merge_components(*batch, vertices, edges)
+                              : merge_copies(*batch, vertices, edges, child_numbers);
         }
         return py::make_tuple(std::const_pointer_cast<GraphBatch>(merged.graph),
                               owned(std::move(merged.vertex)), owned(std::move(merged.edge)),
@@ -227,9 +223,9 @@ void bind_graphs(py::module_& m) {
                               owned(std::move(merged.leaf)));
       },
       py::arg("batch").none(false), py::arg("of_vertices"), py::arg("of_edges"),
-      py::arg("child_numbers") = 0,
+      py::arg("child_numbers") = 0, py::arg("components") = false,
       "(the distinct vertices as a batch of one graph, vertex, edge, distinct, copies, leaf), see "
-      "csrc/graph/merge.h.");
+      "csrc/graph/merge.h. components: merge whole components alone.");
 }
 
 void bind_schedule(py::module_& m) {

@@ -9,8 +9,10 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/module.h"
 #include "graph/graph.h"
+#include "graph/merge.h"
 
 namespace py = pybind11;
 
@@ -78,6 +80,45 @@ std::shared_ptr<GraphBatch> stack(const std::vector<std::shared_ptr<const GraphB
   return batch;
 }
 
+// Batch, vertex and distinct of a structure that is merged; a batch alone of another.
+using CopiesArrays =
+    std::tuple<std::shared_ptr<const GraphBatch>, std::optional<Indices>, std::optional<Indices>>;
+
+void check_vertices(const Indices& vertices, int32_t most, const char* name) {
+  for (py::ssize_t i = 0; i < vertices.size(); ++i) {
+    if (vertices.data()[i] >= 0 && vertices.data()[i] < most) continue;
+    throw py::value_error(std::string(name) + " holds " + std::to_string(vertices.data()[i]) +
+                          " of " + std::to_string(most) + " vertices");
+  }
+}
+
+py::tuple merge(const GraphBatch& samples, const std::vector<CopiesArrays>& structures) {
+  if (structures.size() != static_cast<size_t>(samples.num_structures)) {
+    throw py::value_error(std::to_string(structures.size()) + " structures, the samples have " +
+                          std::to_string(samples.num_structures));
+  }
+  std::vector<StructureCopies> copies;
+  for (const auto& [graph, vertex, distinct] : structures) {
+    const auto s = static_cast<int32_t>(copies.size());
+    const int32_t count = samples.first_vertex(s + 1) - samples.first_vertex(s);
+    if (!graph || vertex.has_value() != distinct.has_value())
+      throw py::value_error("a structure is a batch, with both arrays or none");
+    copies.push_back({graph});
+    if (vertex) {
+      check_length(*vertex, graph->num_vertices(), "vertex");
+      check_length(*distinct, count, "distinct");
+      check_vertices(*vertex, count, "vertex");
+      check_vertices(*distinct, graph->num_vertices(), "distinct");
+      copies.back() = {graph, vertex->data(), distinct->data()};
+    } else if (graph->num_vertices() != count) {
+      throw py::value_error("a structure of " + std::to_string(graph->num_vertices()) +
+                            " vertices, the samples have " + std::to_string(count));
+    }
+  }
+  MergedStructures merged = merge_structures(samples, copies);
+  return py::make_tuple(merged.graph, owned(std::move(merged.distinct)));
+}
+
 // (offsets, vertices) of a link, which the batch keeps alive.
 py::tuple link_of(const py::object& self, int32_t number) {
   const auto& links = self.cast<const GraphBatch&>().links;
@@ -100,6 +141,10 @@ void bind_structures(py::module_& m) {
       "Join the structures of samples, a batch each, structure by structure. links: (target, "
       "source, offsets or None for each sample, vertices or None for each sample; both None: every "
       "vertex of the target reads all of the source).");
+  m.def("merge_structures", &merge, py::arg("samples"), py::arg("structures"),
+        "(a batch of one graph for each structure, the vertex of it that represents each vertex of "
+        "the samples). structures: (batch of the vertices that run, and where they are distinct "
+        "vertices the arrays vertex and distinct of merge_copies, else None and None).");
   m.def("link_of", &link_of, py::arg("batch"), py::arg("number"),
         "(offsets, vertices of the batch) that each vertex of the target of a link reads.");
 }

@@ -1,69 +1,12 @@
 #include "graph/merge.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
+
+#include "graph/feature_rows.h"
 
 namespace cavs {
 namespace {
-
-constexpr uint64_t kSpread = 0xbf58476d1ce4e5b9u;  // odd, without a pattern
-
-uint64_t mixed(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-  return hash ^ (hash >> 32);
-}
-
-// One word per row of some columns: the row itself, if it has at most eight bytes, else a hash.
-struct Rows {
-  Rows(const std::vector<FeatureColumn>& columns, int32_t count) : words(count, 0) {
-    size_t bytes = 0;
-    for (const auto& column : columns) bytes += column.bytes;
-    exact = bytes <= sizeof(uint64_t);
-    size_t at = 0;  // offset in the word
-    for (const auto& column : columns) {
-      if (exact && column.bytes == sizeof(uint32_t)) {  // the common case: an int32 or a float
-        copy_rows<sizeof(uint32_t)>(column, at);
-      } else if (exact && column.bytes == sizeof(uint64_t)) {
-        copy_rows<sizeof(uint64_t)>(column, at);
-      } else {
-        mix(column);
-      }
-      at += column.bytes;
-    }
-  }
-
-  PooledVector<uint64_t> words;
-  bool exact;  // rows are equal if their words are
-
- private:
-  template <size_t bytes>
-  void copy_rows(const FeatureColumn& column, size_t at) {
-    const std::byte* row = column.data;
-    for (uint64_t& word : words) {
-      std::memcpy(reinterpret_cast<std::byte*>(&word) + at, row, bytes);
-      row += bytes;
-    }
-  }
-
-  void mix(const FeatureColumn& column) {
-    exact = false;
-    const std::byte* row = column.data;
-    for (uint64_t& word : words) {
-      for (size_t i = 0; i < column.bytes; i += sizeof(uint64_t)) {
-        uint64_t part = 0;
-        std::memcpy(&part, row + i, std::min(sizeof part, column.bytes - i));
-        word = mixed(word, part);
-      }
-      row += column.bytes;
-    }
-  }
-};
-
-bool equal(const FeatureColumn& column, int32_t a, int32_t b) {
-  return std::memcmp(column.data + column.bytes * static_cast<size_t>(a),
-                     column.data + column.bytes * static_cast<size_t>(b), column.bytes) == 0;
-}
 
 class Merging {
  public:
@@ -159,6 +102,7 @@ class Merging {
     PooledVector<int32_t> next;
     for (int32_t g = 0; g < batch_.num_graphs(); ++g) {
       const int32_t begin = batch_.vertex_offsets[g], end = batch_.vertex_offsets[g + 1];
+      if (begin == end) continue;
       const auto level = all.level.begin();
       next.assign(*std::max_element(level + begin, level + end) + 2, 0);
       for (int32_t v = begin; v < end; ++v) ++next[all.level[v] + 1];
@@ -231,11 +175,11 @@ class Merging {
       if (positions_[found.edge[begin + i]] != positions_[edge + i]) return false;
     }
     for (size_t c = 0; !plain && !vertices_.exact && c < of_vertices_.size(); ++c) {
-      if (!equal(of_vertices_[c], first, v)) return false;
+      if (!same_row(of_vertices_[c], first, v)) return false;
     }
     for (size_t c = 0; !plain && c < of_edges_.size(); ++c) {
       for (int32_t i = 0; i < arity; ++i) {
-        if (!equal(of_edges_[c], found.edge[begin + i], edge + i)) return false;
+        if (!same_row(of_edges_[c], found.edge[begin + i], edge + i)) return false;
       }
     }
     return true;
@@ -267,7 +211,7 @@ class Merging {
   const std::vector<FeatureColumn>&of_vertices_, &of_edges_;
   const int32_t child_numbers_;
   const int32_t* const positions_;  // edge of the batch -> position; null if none is empty
-  const Rows vertices_, edges_;
+  const FeatureRows vertices_, edges_;
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   MergedGraph merged_;
   PooledVector<Entry> table_;  // open addressing, at most half full; without first parents

@@ -36,4 +36,27 @@ struct MergedGraph {
 MergedGraph merge_copies(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
                          const std::vector<FeatureColumn>& of_edges, int32_t child_numbers = 0);
 
+// Copies by components: two vertices are copies only if all vertices connected with them, upwards
+// or downwards, are copies too, in the order of their numbers. So a vertex has the values of its
+// copies also where states come from parents. `leaf` is zero.
+MergedGraph merge_components(const GraphBatch& batch, const std::vector<FeatureColumn>& of_vertices,
+                             const std::vector<FeatureColumn>& of_edges);
+
+// The vertices of a structure that run: all of them, in any number of graphs; or the distinct ones
+// of a MergedGraph, with its arrays.
+struct StructureCopies {
+  std::shared_ptr<const GraphBatch> graph;
+  const int32_t *vertex = nullptr, *distinct = nullptr;
+};
+
+struct MergedStructures {
+  std::shared_ptr<GraphBatch> graph;  // one graph for each structure, with the links of samples
+  PooledVector<int32_t> distinct;     // vertex of the samples -> vertex of `graph`
+};
+
+// Join the vertices of each structure of `samples` that run. A link leads from the first copy of
+// each vertex of its target to distinct vertices of its source.
+MergedStructures merge_structures(const GraphBatch& samples,
+                                  const std::vector<StructureCopies>& structures);
+
 }  // namespace cavs

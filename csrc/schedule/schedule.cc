@@ -235,11 +235,13 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
     }
   } else {
     schedule->graph_rows = schedule->row;
+  }
+  if (!merged_from.graphs || schedule->graphs->num_structures > 1) {
     schedule->graph_of.resize(schedule->row.size());
     for (int32_t p = 0; p < schedule->num_parts(); ++p) {
       const int32_t g = p % schedule->num_graphs();
       for (int32_t v = schedule->graph_offsets[p]; v < schedule->graph_offsets[p + 1]; ++v) {
-        schedule->graph_of[schedule->row[v]] = g;
+        schedule->graph_of[schedule->graph_rows[v]] = g;
       }
     }
   }

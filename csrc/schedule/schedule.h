@@ -51,16 +51,18 @@ struct Schedule {
   std::vector<BatchTask> tasks;
   int32_t num_levels = 0;
 
-  PooledVector<int32_t> order;          // row -> vertex, from the first of its structure
-  PooledVector<int32_t> row;            // vertex of the batch -> row
-  PooledVector<int32_t> edge_order;     // edge row -> edge, from the first of its structure
-  PooledVector<int32_t> edge_offsets;   // row -> first edge row; num_vertices + 1
-  PooledVector<int32_t> child;          // edge row -> row of the child
-  PooledVector<int32_t> parent;         // edge row -> row of the parent
-  PooledVector<int32_t> position;       // edge row -> position of the child; see Graph::position
-  PooledVector<int32_t> out_offsets;    // row -> range in out_edges; num_vertices + 1
-  PooledVector<int32_t> out_edges;      // edge rows that read this row, ascending
-  PooledVector<int32_t> graph_of;       // row -> graph; empty where rows are merged vertices
+  PooledVector<int32_t> order;         // row -> vertex, from the first of its structure
+  PooledVector<int32_t> row;           // vertex of the batch -> row
+  PooledVector<int32_t> edge_order;    // edge row -> edge, from the first of its structure
+  PooledVector<int32_t> edge_offsets;  // row -> first edge row; num_vertices + 1
+  PooledVector<int32_t> child;         // edge row -> row of the child
+  PooledVector<int32_t> parent;        // edge row -> row of the parent
+  PooledVector<int32_t> position;      // edge row -> position of the child; see Graph::position
+  PooledVector<int32_t> out_offsets;   // row -> range in out_edges; num_vertices + 1
+  PooledVector<int32_t> out_edges;     // edge rows that read this row, ascending
+  // row -> graph. Empty where all rows are merged vertices; of several structures, of which some
+  // are merged, a merged vertex has the last of its graphs.
+  PooledVector<int32_t> graph_of;
   PooledVector<int32_t> graph_offsets;  // structure and graph -> range in graph_rows; num_parts + 1
   PooledVector<int32_t> graph_rows;     // rows of each graph, ascending vertex id in `graphs`
   int32_t max_arity = 0;                // one more than the last position of a child

@@ -130,8 +130,10 @@ def compiled(cell=nn.BinaryTreeLSTM, **options):
     """Compiles with all passes there are."""
     model = Classifier(cell(8, 6))
     graph = trace_model(model, SCHEMA, training=True)
-    everything = ("merging", "shared_children", "shared_products", "replicated", "recurrent")
-    options = CompileOptions(training=True, **dict.fromkeys(everything, True) | options)
+    everything = dict.fromkeys(
+        ("shared_children", "shared_products", "replicated", "recurrent"), True
+    )
+    options = CompileOptions(training=True, **{"merging": ("",)} | everything | options)
     return compile_graph(graph, (INNER, LEAF), list(model.parameters()), options)
 
 
