@@ -5,8 +5,9 @@ LSTM in each direction over the words gives the tags (the benchmark of DyNet). I
 has two structures with links between them; the PyTorch program is batched by hand: packed
 sequences of all words, then of all sentences, prepared before the steps, while `cavs` collates its
 batches within them. DyNet takes part where $CAVS_BENCH_PYTHON_DYNET names a Python that has it; its
-wheel uses one thread, whatever `--threads` says. All train from the same parameters on the same
-batches in turns; first their losses are compared.
+wheel uses one thread, whatever `--threads` says. `--separate` adds `cavs` without the merging of
+equal vertices, which shares the characters of equal words. All train from the same parameters on
+the same batches in turns; first their losses are compared.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
 from benchmarks.samples import data_folder
 from cavs import nn, ops
+from cavs.compiler.pipeline import Passes
 from cavs.data import UPOS, read_conllu
 
 WORDS, CHARS = 100, 25  # widths of embeddings
 LEAST = {"dynet": 3.0, "packed": 3.0}  # times as fast as these
 TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
+SEPARATE = "cavs-without-merge_vertices"
 LR = 0.1
 Ints = npt.NDArray[np.int32]
 
@@ -106,13 +109,26 @@ def sample(sentence: Sentence) -> cavs.Sample:
     )
 
 
+def training(
+    model: Tagger, samples: Sequence[Sequence[cavs.Sample]], threads: int, passes: Passes
+) -> Pass:
+    """Return the training on all batches by `cavs`."""
+    session = cavs.Session(model, threads=threads, passes=passes)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
+    return timed(lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1])
+
+
 @contextmanager
 def runners(
-    found: Corpus, batches: Sequence[Sequence[Sentence]], hidden: int, threads: int
+    found: Corpus,
+    batches: Sequence[Sequence[Sentence]],
+    hidden: int,
+    threads: int,
+    separate: bool = False,
 ) -> Iterator[dict[str, Pass]]:
     """Give the training on all batches by each runner, from the same parameters.
 
-    The process of DyNet ends with the context.
+    The process of DyNet ends with the context. separate: with `cavs` without merging.
     """
     from benchmarks.rivals import tagger_torch
 
@@ -129,13 +145,14 @@ def runners(
             dynet = DyNet("tagger_dynet", model, {"lr": LR, "batches": plain}, folder)
             stack.enter_context(dynet.process)  # closes its input and waits
             others["dynet"] = dynet.run
-        session = cavs.Session(model, threads=threads)
-        trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
         samples = [[sample(s) for s in sentences] for sentences in batches]
-        own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
+        if separate:
+            other = Tagger(found, hidden)
+            other.initialize(0)
+            others[SEPARATE] = training(other, samples, threads, Passes(merge_vertices=False))
         step, plans = tagger_torch.training(model, batches, threads, LR)
         others["packed"] = timed(lambda: [step(plan) for plan in plans][-1])
-        yield {"cavs": timed(own), **others}
+        yield {"cavs": training(model, samples, threads, Passes()), **others}
 
 
 def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
@@ -144,7 +161,7 @@ def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
     order = rng.permutation(len(found.sentences))[: given.batches * given.batch_size]
     chosen = [found.sentences[i] for i in order]
     batches = [chosen[i : i + given.batch_size] for i in range(0, len(chosen), given.batch_size)]
-    with runners(found, batches, hidden, given.threads) as passes:
+    with runners(found, batches, hidden, given.threads, given.separate) as passes:
         turns = take_turns(passes, given.rounds, TOLERANCE)
     return {"hidden": hidden, "words": sum(len(s.words) for s in chosen), **turns}
 
@@ -157,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--batches", type=at_least(1), default=8)
     add("--threads", type=at_least(1), default=2)
     add("--rounds", type=at_least(1), default=11)
+    add("--separate", action="store_true", help="also without merging equal vertices")
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
     given = parser.parse_args(arguments)
     if find_spec("torch") is None:

@@ -82,15 +82,16 @@ def test_corpus_numbers_words_tags_and_characters(treebank):
 SMALL = ["--rounds", "1", "--batches", "1", "--batch-size", "2", "--threads", "1"]
 
 
-@pytest.mark.parametrize(("least", "status"), [(0.0, 0), (1e9, 1)])
+@pytest.mark.parametrize(("least", "status", "more"), [(0.0, 0, ["--separate"]), (1e9, 1, [])])
 def test_the_program_compares_losses_and_writes_ratios(
-    treebank, tmp_path, monkeypatch, capsys, least, status
+    treebank, tmp_path, monkeypatch, capsys, least, status, more
 ):
     pytest.importorskip("torch")
     monkeypatch.delenv(tagger.DYNET, raising=False)
     monkeypatch.setattr(tagger, "LEAST", {"dynet": least, "packed": least})
     out = tmp_path / "out.json"
-    more = ["--hidden", "4", "6", "--data", treebank, "--out", str(out)]
+    own = ["cavs", *([tagger.SEPARATE] if more else []), "packed"]
+    more = [*more, "--hidden", "4", "6", "--data", treebank, "--out", str(out)]
     assert tagger.main([*SMALL, *more]) == status
     shown = capsys.readouterr().out
     record = json.loads(out.read_text())
@@ -98,7 +99,7 @@ def test_the_program_compares_losses_and_writes_ratios(
     (result,) = record["results"]
     assert [case["hidden"] for case in result["cases"]] == [4, 6]
     for case in result["cases"]:
-        assert case["words"] == 6 and list(case["seconds"]) == ["cavs", "packed"]
+        assert case["words"] == 6 and list(case["seconds"]) == own
         assert case["ratios"]["cavs"]["median"] == 1.0 and case["ratios"]["packed"]["rounds"] == 1
     assert "h 6: time of packed over ours" in shown and "time of cavs" not in shown
     assert shown.count("NO") == 2 * status

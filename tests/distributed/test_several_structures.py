@@ -261,3 +261,12 @@ def test_profiles_of_samples_have_the_levels_of_each_structure():
     parts = [profiles([s.graphs[name] for s in samples]) for name in ("chars", "words")]
     assert widths.tolist() == np.hstack([w for w, _ in parts]).tolist()
     assert edges.tolist() == [s.num_edges for s in samples]
+
+
+def test_ranks_merge_equal_characters():
+    def work(c):
+        with Trainer(Spelled(), cavs.optim.SGD(lr=0.1), communicator=c) as trainer:
+            trainer.advance(cavs.batch(BATCHES[0]))
+            return trainer.session.latest().merged_structures
+
+    assert run_threads(2, work) == [("chars",)] * 2
