@@ -267,6 +267,6 @@ def test_ranks_merge_equal_characters():
     def work(c):
         with Trainer(Spelled(), cavs.optim.SGD(lr=0.1), communicator=c) as trainer:
             trainer.advance(cavs.batch(BATCHES[0]))
-            return trainer.session.latest().merged_structures
+            return trainer.session.session.latest().merged_structures
 
     assert run_threads(2, work) == [("chars",)] * 2
