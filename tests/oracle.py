@@ -67,8 +67,11 @@ def _inputs_of_samples(batch: data.SampleBatch, seed: int, step: int) -> Inputs:
     return Inputs([0], [], [], features, seed, step, structures=structures, links=links)
 
 
-def traced(model, batch, *, training=True):
-    """Return the graph of the model on such batches; with gradients in training."""
+def traced(model, batch, *, training=True, inputs=False, outside=False):
+    """Return the graph of the model on such batches; with gradients in training.
+
+    inputs: also by features. outside: of a loss outside of the model, by cotangents of its outputs.
+    """
     from cavs.frontend.batch import Feature
 
     schema = {
@@ -76,10 +79,12 @@ def traced(model, batch, *, training=True):
         for n, s in batch.feature_schema().items()
     }
     structures = FeatureTypes(model).structures(batch)
-    graph = trace_model(model, schema, training=training, structures=structures)
+    how = {"with_loss": False, "predictions": True} if outside else {}
+    graph = trace_model(model, schema, training=training, structures=structures, **how)
     graph = verify(simplify(graph, CANONICAL), "trace")
     if training:
-        graph = verify(simplify(differentiate(graph), CANONICAL), "differentiate")
+        graph = differentiate(graph, inputs=inputs, outside=outside)
+        graph = verify(simplify(graph, CANONICAL), "differentiate")
     return graph
 
 

@@ -19,11 +19,14 @@ from cavs.compiler.program import (
     Store,
     Weight,
     WeightPiece,
+    instructions_of,
     kinds_in,
+    touches,
 )
 from cavs.compiler.storage import name_of
 from cavs.errors import FAULT, CompileError
 from cavs.ir import BatchRule, Node
+from cavs.passes.differentiate import COTANGENT
 from cavs.passes.partition import Body
 
 
@@ -56,6 +59,7 @@ class Lowering(RowLowering):
                 stage.body = self._emitted(self._rows, body)
         self._finish_gradients(gradients)
         self._finish_outputs()
+        self._divide()
 
     def _emitted(self, emit: Callable[..., None], *args: object) -> list[int]:
         """Return the numbers of the instructions that ``emit`` adds."""
@@ -333,6 +337,19 @@ class Lowering(RowLowering):
             )
             body = [len(self.program.instructions) - 1]
             self.program.stages.append(Stage("rows", ONE_SPACE, body, label=f"gradient {name}"))
+
+    def _divide(self) -> None:
+        """Count the stages before the first that reads given cotangents or adds to gradients."""
+        p = self.program
+        if p.forward_stages < 0:
+            return
+        given = {n for n, b in enumerate(p.buffers) if b.name.startswith(COTANGENT)}
+        for n, stage in enumerate(p.stages):
+            reads, writes = touches(p, instructions_of(stage))
+            if not given.isdisjoint(reads) or any(isinstance(key, tuple) for key in writes):
+                p.forward_stages = n
+                return
+        p.forward_stages = len(p.stages)
 
     def _finish_outputs(self) -> None:
         self.stage = len(self.program.stages)

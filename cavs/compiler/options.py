@@ -82,7 +82,9 @@ class CompileOptions(NamedTuple):
     parts of global ones, see `cavs.passes.scale_for_replicas`. recurrent: LSTMs over chains run as
     a whole, on devices alone, see `cavs.passes.match_recurrences`. shape: of the graphs; a step
     that would hold much more than backward reads is compiled to hold less. structures: of the
-    samples, with their links. record: the text of every pass is kept.
+    samples, with their links. record: the text of every pass is kept. inputs: with cotangents of
+    float features. outside: the caller computes a loss from the outputs, and gives their
+    cotangents.
     """
 
     training: bool
@@ -96,3 +98,5 @@ class CompileOptions(NamedTuple):
     shape: Shape | None = None
     structures: Structures = Structures()
     record: bool = False
+    inputs: bool = False
+    outside: bool = False

@@ -21,9 +21,9 @@ from cavs.compiler.program import (
 def sums_first(program: Program, early: bool) -> None:
     """Run a sum over all rows as soon as its rows are known: values that it reads last are dead.
 
-    Unless ``early``, products that complete a gradient come last, behind the last loop: gradients
-    of tables and biases are sent to other processes meanwhile, and products that run next to each
-    other share the threads better.
+    Stages before the caller's cotangents stay there. Unless ``early``, products that complete a
+    gradient come last, behind the last loop: gradients of tables and biases are sent to other
+    processes meanwhile, and products that run next to each other share the threads better.
     """
     stages = program.stages
     last = max((n for n, s in enumerate(stages) if s.type == "loop"), default=0)
@@ -38,14 +38,20 @@ def sums_first(program: Program, early: bool) -> None:
             return 1 if at > last else 3
         return 2 if product and any(ends[key] == at for key in touched[at][1]) else 0
 
-    order = _ordered(touched, [rank(n, s) for n, s in enumerate(stages)])
-    stages[:] = [stages[s] for s in order]
+    forward = program.forward_stages
+    ranks = [rank(n, s) + 4 * (n >= forward >= 0) for n, s in enumerate(stages)]
+    stages[:] = [stages[s] for s in _ordered(touched, ranks)]
 
 
 def group_independent_sums(program: Program) -> None:
     """Move sums that do not depend on each other together: the engine runs those concurrently."""
     order: list[Stage] = []
-    for sums, group in groupby(program.stages, lambda stage: stage.type == "global"):
+    forward = set(program.stages[: max(program.forward_stages, 0)])
+
+    def part(stage: Stage) -> tuple[bool, bool]:
+        return stage.type == "global", stage in forward
+
+    for (sums, _), group in groupby(program.stages, part):
         run = list(group)
         turns: list[int] = []
         uses = [(touches(program, s.body), _window(program, s.body)) for s in run if sums]

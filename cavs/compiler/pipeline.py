@@ -112,7 +112,12 @@ GRADIENTS = (
         hoist_products_to_child,
         lambda c: c.passes.hoist_products_to_child and c.options.shared_children,
     ),
-    Pass("differentiate", differentiate, lambda c: c.options.training),
+    Pass(
+        "differentiate",
+        differentiate,
+        lambda c: c.options.training,
+        lambda c: {"inputs": c.options.inputs, "outside": c.options.outside},
+    ),
     Pass("simplify", simplify, arguments=lambda c: {"rules": c.rules}),
 )
 # These run once for each memory plan.
@@ -303,6 +308,7 @@ class _Compilation:
             optional=self.optional,
             types=self.types,
             structures=self.options.structures,
+            forward_stages=0 if self.options.outside else -1,
         )
 
 

@@ -191,6 +191,7 @@ class Program:
     gradients: dict[str, str] = field(
         default_factory=dict
     )  # parameter -> "dense" | "sparse" | "none"
+    forward_stages: int = -1  # that run before the caller gives cotangents; -1: it gives none
 
 
 def structure_of(program: Program, space: int) -> int:

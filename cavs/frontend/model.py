@@ -60,6 +60,7 @@ class Model(Module):
 #: Begins the names of outputs that ``Model.loss`` returns besides the loss.
 AUX = "aux:"
 _RESERVED = ("loss", "weight")
+_PREFIXES = ("grad:", "input:", AUX)  # the beginnings of other outputs of a graph
 
 
 class _Holder(Protocol):
@@ -90,13 +91,15 @@ def trace_model(
     *,
     training: bool,
     with_loss: bool = True,
+    predictions: bool | None = None,
     edges: bool = True,
     structures: Structures | None = None,
 ) -> Graph:
-    """Trace ``model`` to a Graph with outputs "loss" and, outside training, the predictions.
+    """Trace ``model`` to a Graph with outputs "loss" and the predictions.
 
-    Outside training there is also "weight" if the loss is a mean: its number of terms. edges: True
-    if the data has any, for error messages. structures: of the samples, if they have several.
+    predictions: with those of ``Model.forward``; None: outside training. Outside training there is
+    also "weight" if the loss is a mean: its number of terms. edges: True if the data has any, for
+    error messages. structures: of the samples, if they have several.
 
     Raises the errors of the user's own code with its line, see cavs.errors.
     """
@@ -139,7 +142,8 @@ def trace_model(
                 where=line_of(type(model)),
                 hint="define forward(self, batch)",
             )
-        if not training and type(model).forward is not Model.forward:
+        predicts = not training if predictions is None else predictions
+        if predicts and type(model).forward is not Model.forward:
             value = model.forward(batch)
             values = value if isinstance(value, dict) else {"output": value}
             _check_outputs(values, f"{name}.forward", type(model).forward)
@@ -190,11 +194,12 @@ def _check_outputs(values: Mapping[Any, Any], method: str, function: Callable[..
                 where=where,
                 hint="fold the pairs of each vertex, value.sum() or value.max()",
             )
-        if not isinstance(key, str) or key in _RESERVED or key.startswith(("grad:", AUX)):
+        if not isinstance(key, str) or key in _RESERVED or key.startswith(_PREFIXES):
             raise TraceError(
                 f"{method} returned a value by the name {key!r}, which is taken",
                 where=where,
-                hint=f"names are texts other than 'loss', 'weight', 'grad:...' and '{AUX}...'",
+                hint="names are texts other than 'loss' and 'weight', and do not begin with "
+                f"{', '.join(map(repr, _PREFIXES))}",
             )
 
 

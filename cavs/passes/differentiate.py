@@ -13,6 +13,7 @@ from functools import reduce
 
 from cavs.errors import FAULT, CompileError
 from cavs.ir import (
+    FLOAT,
     ONE,
     REGISTRY,
     Graph,
@@ -27,6 +28,7 @@ from cavs.ir import (
     toposort,
     users,
 )
+from cavs.ops.leaves import feature
 from cavs.ops.types import add_types, at_all_types
 from cavs.passes.branches import Branches
 from cavs.passes.rules import constant_of
@@ -152,7 +154,7 @@ def gradients(
         slots[back] = reduce(add_types, found) if found else zero
     for w in wanted:
         if w not in cotangent:
-            cotangent[w] = apply("broadcast", constant(0.0), shape=w.shape, domain=ONE)
+            cotangent[w] = apply("broadcast", constant(0.0), shape=w.shape, domain=w.type.domain)
     return [cotangent[w] for w in wanted], slots
 
 
@@ -172,17 +174,69 @@ def _depends_on(nodes: list[Node], wanted: set[Node], graph: Graph) -> set[Node]
             return found
 
 
-def differentiate(graph: Graph) -> Graph:
-    """Add an output "grad:NAME" for every trainable parameter that the loss depends on."""
-    loss = graph.outputs["loss"]
+#: Begins the names of outputs that are cotangents of float features.
+INPUT = "input:"
+#: Begins the names of float features that are cotangents of outputs, where no loss is traced.
+COTANGENT = "#cotangent "
+
+
+def float_features(graph: Graph) -> list[Node]:
+    """Return the float features of the data that ``graph`` reads; none of the compiler's own.
+
+    A feature is several nodes where it is read at vertices of several types, or with a label.
+    """
+    found = [n for n in graph.nodes() if n.op is REGISTRY["feature"] and n.type.dtype == FLOAT]
+    return [n for n in found if not n.attr("name").startswith("#")]
+
+
+def weighed_outputs(graph: Graph) -> Node:
+    """Return the sum of all outputs of ``graph``, each element times its cotangent, a feature."""
+    total = constant(0.0)
+    for name, x in graph.outputs.items():
+        terms = x * feature(f"{COTANGENT}{name}", x.type.domain, FLOAT, x.shape)
+        for _ in x.shape:
+            terms = apply("sum_axis", terms)
+        total = total + (terms if terms.type.domain == ONE else apply("sum_rows", terms))
+    return total
+
+
+def after_cotangents(graph: Graph) -> set[Node]:
+    """Return the nodes that depend on cotangents of outputs which the caller gives."""
+    nodes = graph.nodes()
+    given = {
+        n
+        for n in nodes
+        if n.op is REGISTRY["feature"] and str(n.attr("name")).startswith(COTANGENT)
+    }
+    return _depends_on(nodes, given, graph) if given else given
+
+
+def differentiate(graph: Graph, *, inputs: bool = False, outside: bool = False) -> Graph:
+    """Add an output "grad:NAME" for every trainable parameter that the loss depends on.
+
+    inputs: also an output "input:NAME" for every float feature that is read, its cotangent at all
+    vertices, edges, graphs or pairs; zeros where no vertex of its type is, or no label. outside:
+    the caller computes a loss from the outputs, whose cotangents become features.
+    """
+    loss = weighed_outputs(graph) if outside else graph.outputs["loss"]
     parameters = [
         n for n in graph.nodes() if n.op is REGISTRY["parameter"] and n.attr("parameter").trainable
     ]
-    found, slots = gradients(graph, loss, parameters)
+    features = float_features(graph) if inputs else []
+    found, slots = gradients(graph, loss, [*parameters, *features])
     outputs = dict(graph.outputs)
-    for node, d in zip(parameters, found, strict=True):
+    for node, d in zip(parameters, found, strict=False):
         outputs[f"grad:{node.attr('parameter').name}"] = d
+    for node, d in zip(features, found[len(parameters) :], strict=True):
+        key = f"{INPUT}{node.attr('name')}"
+        whole = _at_all_rows(d)
+        outputs[key] = add_types(outputs[key], whole) if key in outputs else whole
     return Graph(outputs, {**graph.slots, **slots})
+
+
+def _at_all_rows(d: Node) -> Node:
+    """Return the cotangent of a feature with zeros at rows that it is not read at."""
+    return apply("place", d) if d.type.domain.base == "present" else at_all_types(d)
 
 
 def dense_gradients(graph: Graph) -> set[str]:

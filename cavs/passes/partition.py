@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from cavs.errors import FAULT, CompileError
 from cavs.ir import ONE, BatchRule, Domain, Graph, Node
 from cavs.passes.access import LINKS, LOCAL_ARRAYS, Accesses, behind, is_view
+from cavs.passes.differentiate import INPUT, after_cotangents
 from cavs.passes.loops import Loop, loops_of
 from cavs.passes.sink_into_loops import SinkIntoLoops
 
@@ -255,6 +256,16 @@ class _Partitioner:
                     inside.remove(n)
             body.nodes = [n for n in body.nodes if n in inside]
 
+    def _after_cotangents(self) -> set[Node]:
+        """Return the nodes that run when the caller has given cotangents; none if it gives none."""
+        after = after_cotangents(self.graph)
+        if after:
+            outputs = self.graph.outputs.items()
+            before = {n for key, n in outputs if not key.startswith(("grad:", INPUT))}
+            sums = {n for key, n in outputs if key.startswith("grad:") and not self.readers[n]}
+            after |= sums - before
+        return after
+
     def _homes(self) -> dict[Node, Body]:
         """Return a body for every computed node, with stages numbered by longest path."""
         stage: dict[object, int] = {}
@@ -298,8 +309,20 @@ class _Partitioner:
                     seen.add(item)
                     stack.append((item, True))
                     stack += [(x, False) for x in needs(item) if x not in seen]
+        # Stages after the caller's cotangents come after all others, and with them gradients.
+        after = self._after_cotangents()
+        late: set[object] = set()
+        for item in order if after else ():
+            inside = members[item] if isinstance(item, Loop) else [item]
+            if not (after.isdisjoint(inside) and late.isdisjoint(needs(item))):
+                late.add(item)
         for item in order:
-            stage[item] = number(item)
+            if item not in late:
+                stage[item] = number(item)
+        first = 1 + max(stage.values(), default=-1) if late else 0
+        for item in order:
+            if item in late:
+                stage[item] = max(first, number(item))
         home: dict[Node, Body] = {}
         bodies: dict[object, Body] = {}
         for n in self.compute:

@@ -31,7 +31,7 @@ def encode(program: Program) -> _engine.Program:
         p.add_instruction(_printable(fields))
     for s in program.stages:
         p.add_stage(_printable({k: v for k, v in vars(s).items() if k != "gradient"}))
-    p.finish(program.loss, sorted(set(program.outputs.values())))
+    p.finish(program.loss, sorted(set(program.outputs.values())), program.forward_stages)
     return p
 
 

@@ -20,7 +20,8 @@ from cavs.data.features import (
 from cavs.data.sample_batch import LinkType
 from cavs.errors import FeatureError
 from cavs.frontend.model import Model
-from cavs.ir import Link, Structures
+from cavs.ir import Domain, Link, Node, Structures
+from cavs.passes.differentiate import COTANGENT
 from cavs.passes.merge_vertices import COPIES, PRESENT
 from cavs.runtime.interface import Array, BatchLike
 
@@ -183,12 +184,38 @@ def _links(links: Mapping[str, LinkType]) -> dict[str, Any]:
     }
 
 
+RowsOf = Callable[[Any, str, np.dtype[Any]], Array]
+
+
+def rows_in(batch: Any, domain: Domain) -> int:
+    """Return the number of rows of a batch in a domain of an output."""
+    if domain.base in ("one", "graph"):
+        return 1 if domain.base == "one" else int(batch.num_graphs)
+    graphs = batch.graphs[domain.structure] if domain.structure else batch
+    return int(graphs.num_vertices if domain.base == "vertex" else graphs.num_edges)
+
+
+def with_cotangents(rows_of: RowsOf, outputs: Mapping[str, Node]) -> RowsOf:
+    """Return ``rows_of`` for programs that also read cotangents of ``outputs``.
+
+    Their rows are memory without values: the forward stages do not read them.
+    """
+
+    def rows(source: Any, name: str, dtype: np.dtype[Any]) -> Array:
+        if not name.startswith(COTANGENT):
+            return rows_of(source, name, dtype)
+        t = outputs[name.removeprefix(COTANGENT)].type
+        return np.empty((rows_in(source, t.domain), *t.shape), dtype)
+
+    return rows
+
+
 def features(
     program: Program,
     source: Any,
     merged: bool,
     dtype: np.dtype[Any],
-    rows_of: Callable[[Any, str, np.dtype[Any]], Array],
+    rows_of: RowsOf,
 ) -> tuple[list[Array], list[Array]]:
     """Return the float features of ``program`` as matrices of ``dtype``, and its integer features.
 
@@ -215,7 +242,7 @@ def _of_distinct(
     source: Any,
     name: str,
     dtype: np.dtype[Any],
-    rows_of: Callable[[Any, str, np.dtype[Any]], Array],
+    rows_of: RowsOf,
 ) -> Array:
     if not name.startswith((COPIES, PRESENT)):
         return rows_of(source, name, dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs import _engine
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
@@ -60,12 +61,12 @@ class ParameterSync:
         for copy in {id(c): c for p in self._parameters for c in p.copies}.values():
             if copy is not self._cuda:
                 copy.download()
-        if self._written() != self._versions:
+        if self.written() != self._versions:
             self.keep_dtype()
             self.invalidate()
-            self._versions = self._written()
+            self._versions = self.written()
 
-    def _written(self) -> int:
+    def written(self) -> int:
         """Sum of the parameters' versions, without downloads from this session's device."""
         own = 0 if self._cuda is None else self._cuda.published
         return sum([p.version for p in self._parameters]) - own
@@ -88,6 +89,17 @@ class ParameterSync:
         if self._cuda is not None:
             self._cuda.invalidate()
         self._invalidate_executors()
+
+    def pack_again(self) -> None:
+        """Read all parameters again before the next run, in case arrays were written.
+
+        The caller knows which forward runs may still be continued.
+        """
+        for executor in self._variants.executors():
+            if isinstance(executor, _engine.Executor):
+                executor.pack_again()
+            else:
+                self.invalidate()
 
     def _invalidate_executors(self) -> None:
         for executor in self._variants.executors():

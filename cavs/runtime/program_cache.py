@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,13 @@ from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FAULT, CompileError, DeviceError
 from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
-from cavs.ir import Structures, origin
+from cavs.ir import Node, Structures, origin
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.merge_vertices import Distinguishing
 from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_types
 from cavs.runtime.encode import encode
-from cavs.runtime.features import FeatureTypes, features
+from cavs.runtime.features import FeatureTypes, features, with_cotangents
 from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
@@ -100,13 +101,24 @@ class ProgramCache:
     # ---- batches that run ----------------------------------------------------------------------
 
     def prepare(
-        self, batch: BatchLike, training: bool, with_loss: bool, record: bool = False
+        self,
+        batch: BatchLike,
+        training: bool,
+        with_loss: bool,
+        record: bool = False,
+        key: VariantKey | None = None,
     ) -> Prepared:
-        """Return ``batch`` ready to run; record: keep the text of every pass if it compiles."""
+        """Return ``batch`` ready to run; record: keep the text of every pass if it compiles.
+
+        key: of the variant, where it is not the one that runs such batches fastest.
+        """
         check_batch(batch)
         self.sync.follow_others()
         while True:
-            variant = self._select(batch, training, with_loss)
+            if key is None:
+                variant = self._select(batch, training, with_loss)
+            else:
+                variant = self._variant(key, batch)
             rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             if batch not in variant.traced.fitting:
@@ -126,7 +138,8 @@ class ProgramCache:
                         raise
                     continue
             self.latest[training] = variant
-            inputs = self._inputs(schedule, variant.built, rows, batch)
+            of_outputs = variant.traced.graph.outputs if variant.key.outside else {}
+            inputs = self._inputs(schedule, variant.built, rows, batch, of_outputs)
             prepared = Prepared(variant, rows, inputs)
             self.lstms.clock(prepared.executor)
             return prepared
@@ -316,9 +329,16 @@ class ProgramCache:
         return order, (rows.topology, rows.presence(optional, types))
 
     def _inputs(
-        self, schedule: _engine.Schedule, build: Build, rows: Any, batch: BatchLike
+        self,
+        schedule: _engine.Schedule,
+        build: Build,
+        rows: Any,
+        batch: BatchLike,
+        outputs: Mapping[str, Node] = MappingProxyType({}),
     ) -> Inputs:
-        how = rows is not batch, self.dtype, self.feature_types.rows
+        """Return the engine's inputs; outputs: those whose cotangents are not known yet."""
+        find = with_cotangents(self.feature_types.rows, outputs) if outputs else None
+        how = rows is not batch, self.dtype, find or self.feature_types.rows
         return schedule, *features(build.compiled.program, rows, *how)
 
     def compare_scheduling(self, batch: BatchLike, training: bool, with_loss: bool) -> Scheduling:
@@ -359,6 +379,8 @@ class ProgramCache:
                 shape=decisions.shape,
                 structures=traced.structures or Structures(),
                 record=record,
+                inputs=key.inputs,
+                outside=key.outside,
             )
             compiled = compile_graph(traced.graph, kinds, list(self.parameters), options)
         program = compiled.program

@@ -6,18 +6,19 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from cavs.compiler.pipeline import Compiled, Passes, default_passes
-from cavs.config import require, require_seed, set_num_threads
+from cavs.config import require, require_flag, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, ConfigError, ProcessLocal
 from cavs.frontend.model import AUX, Model
 from cavs.runtime.check import check_loss, check_prediction, readable_errors
+from cavs.runtime.forward_run import ForwardRun
 from cavs.runtime.interface import (
     Array,
     BatchLike,
@@ -31,8 +32,9 @@ from cavs.runtime.precision import products_of, require_precision
 from cavs.runtime.profiler import Profiler, Span
 from cavs.runtime.program_cache import ProgramCache
 from cavs.runtime.recurrence import CUDNN, Lstms
+from cavs.runtime.results import input_gradients, outputs_of, parameter_gradients
 from cavs.runtime.scheduling import SCHEDULING, Scheduling
-from cavs.runtime.variant import Variant, Variants
+from cavs.runtime.variant import Variant, VariantKey, Variants
 
 _LISTED = ", ".join(map(repr, SCHEDULING))
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
@@ -207,27 +209,71 @@ class Session(ProcessLocal):
         with self._lock:
             return self._forward(batch, False, seed, step).outputs
 
+    @overload
     def gradients(
-        self, batch: BatchLike, *, seed: int = 0, step: int = 0
-    ) -> tuple[float, dict[str, Array]]:
+        self, batch: BatchLike, *, inputs: Literal[False] = False, seed: int = 0, step: int = 0
+    ) -> tuple[float, dict[str, Array]]: ...
+
+    @overload
+    def gradients(
+        self, batch: BatchLike, *, inputs: Literal[True], seed: int = 0, step: int = 0
+    ) -> tuple[float, dict[str, Array], dict[str, Array]]: ...
+
+    def gradients(
+        self, batch: BatchLike, *, inputs: bool = False, seed: int = 0, step: int = 0
+    ) -> tuple[Any, ...]:
         """Return the loss and dense gradients of trainable parameters, without an update.
 
-        Values that are not finite are returned as they are.
+        inputs: also return the gradient of every float feature that the model reads, by its name in
+        ``batch.feature_schema()`` and in the shape of its rows there. Equal vertices are computed
+        separately then. Values that are not finite are returned as they are.
         """
         require_seed(seed)
+        require_flag("inputs", inputs)
+        key = VariantKey(True, True, merging=False, inputs=True) if inputs else None
         with self._lock:
-            prepared = self._programs.prepare(batch, training=True, with_loss=True)
-            executor = prepared.executor
+            prepared = self._programs.prepare(batch, training=True, with_loss=True, key=key)
             with readable_errors(prepared.variant.traced.graph, batch):
-                loss = executor.run(*prepared.inputs, seed, step)
-            found = prepared.compiled.program.gradients
-            return loss, {
-                name: executor.gradient(number)
-                if found.get(name, "none") != "none"
-                else np.zeros(p.shape, self.dtype)
-                for number, (name, p) in enumerate(self.parameters.items())
-                if p.trainable
-            }
+                loss = prepared.executor.run(*prepared.inputs, seed, step)
+            found = parameter_gradients(prepared.variant.built, self.parameters, self.dtype)
+            if not inputs:
+                return loss, found
+            variant = prepared.variant
+            return loss, found, input_gradients(variant.built, variant.traced.graph, batch)
+
+    def forward(
+        self,
+        batch: BatchLike,
+        *,
+        inputs: bool = False,
+        dropout: bool = True,
+        seed: int = 0,
+        step: int = 0,
+    ) -> ForwardRun:
+        """Run forward alone, for a loss that is computed outside of the model.
+
+        The result has ``outputs``, those of ``Model.forward`` by name, and ``backward``, which
+        takes the gradients of the loss by them, once, and computes nothing of forward again. Any
+        number of results may be outstanding. inputs: backward also returns gradients by the float
+        features. dropout: as in training. ConfigError on a device and for replicas.
+        """
+        require_seed(seed)
+        require_flag("inputs", inputs)
+        require_flag("dropout", dropout)
+        if self._cuda is not None or self.replicated:
+            raise ConfigError(
+                "a forward run for a loss of the caller is for the CPU, and a session without "
+                "replicas",
+                hint="make a cavs.Session(model) without device= and replicated=, or give the "
+                "model a loss",
+            )
+        key = VariantKey(
+            True, False, merging=False, inputs=bool(inputs), outside=True, dropout=bool(dropout)
+        )
+        with self._lock:
+            prepared = self._programs.prepare(batch, training=True, with_loss=False, key=key)
+            shared = self.parameters, self._sync, self._lock, self.dtype
+            return ForwardRun(prepared, batch, *shared, (seed, step))
 
     def _forward(self, batch: BatchLike, with_loss: bool, seed: int, step: int) -> EvalResult:
         prepared = self._programs.prepare(batch, False, with_loss)
@@ -236,7 +282,7 @@ class Session(ProcessLocal):
             loss = prepared.executor.run(*prepared.inputs, seed, step)
         if with_loss:
             check_loss(loss, batch, self.parameters)
-        outputs = _outputs(prepared.variant, prepared.rows, batch)
+        outputs = outputs_of(prepared.variant.built, graph, prepared.rows, batch)
         weight = float(outputs.pop("weight")[0]) if "weight" in outputs else float(batch.num_graphs)
         for name, rows in outputs.items():
             domain = graph.outputs[name].type.domain
@@ -252,8 +298,9 @@ class Session(ProcessLocal):
         variant = self._programs.latest[True]
         if not variant.built.aux:
             return {}
-        outputs = _outputs(variant, self._programs.rows_of(variant, batch), batch, AUX)
-        return {name.removeprefix(AUX): rows for name, rows in outputs.items()}
+        rows = self._programs.rows_of(variant, batch)
+        outputs = outputs_of(variant.built, variant.traced.graph, rows, batch, AUX)
+        return {name.removeprefix(AUX): values for name, values in outputs.items()}
 
     def prepare(self, batch: BatchLike, training: bool = True) -> None:
         """Make the schedule of a batch to be trained on (or not); safe in a background thread."""
@@ -301,6 +348,15 @@ class Session(ProcessLocal):
         Not needed where ``Parameter.value`` was read or set since the last run.
         """
         self._sync.invalidate()
+
+    def pack_again(self) -> None:
+        """Read parameters again in the next run: code that cavs does not see may have written them.
+
+        Unlike after `invalidate`, backward may still follow forward runs, which the caller answers
+        for.
+        """
+        with self._lock:
+            self._sync.pack_again()
 
     def write(self, parameters: Sequence[int], rows: Mapping[int, Array] | None = None) -> None:
         """`invalidate` for the values of some, by number, which only the caller updates.
@@ -424,21 +480,3 @@ class Session(ProcessLocal):
         """
         found = self._profiler.report(self.latest(training))
         return found | self._lstms.report() if found else found
-
-
-def _outputs(variant: Variant, rows: Any, batch: BatchLike, prefix: str = "") -> dict[str, Array]:
-    """Return the outputs of the last run but the loss, with rows in the order of ``batch``.
-
-    rows: the batch, or its distinct vertices. prefix: of the names of those that are returned.
-    """
-    found = {}
-    for name, buffer in variant.built.compiled.program.outputs.items():
-        if name == "loss" or not name.startswith(prefix):
-            continue
-        values = variant.built.executor.output(buffer)
-        t = variant.traced.graph.outputs[name].type
-        if rows is not batch and t.domain.base == "vertex":
-            distinct = rows.distinct_of(t.domain.structure)
-            values = values if distinct is None else values[distinct]
-        found[name] = values.reshape(values.shape[0], *t.shape)
-    return found

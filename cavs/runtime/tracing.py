@@ -96,8 +96,9 @@ def _traced(
     graph = trace_model(
         model,
         features,
-        training=key.training,
+        training=key.training and key.dropout,
         with_loss=key.with_loss,
+        predictions=key.outside or not key.training,
         edges=edges,
         structures=structures,
     )

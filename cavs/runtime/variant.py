@@ -24,13 +24,17 @@ class VariantKey(NamedTuple):
     """The options that a variant is compiled for.
 
     training: with gradients. with_loss: the loss is computed. merging: equal vertices of a batch
-    run once. recurrent: LSTMs over chains run as a whole.
+    run once. recurrent: LSTMs over chains run as a whole. inputs: with cotangents of features.
+    outside: the loss is computed elsewhere. dropout: values are dropped.
     """
 
     training: bool
     with_loss: bool
     merging: bool
     recurrent: bool = False
+    inputs: bool = False
+    outside: bool = False
+    dropout: bool = True
 
 
 @dataclass(eq=False)
@@ -187,6 +191,9 @@ class Variant:
                 bool(entry["with_loss"]),
                 bool(entry["merging"]),
                 bool(entry.get("recurrent", False)),
+                bool(entry.get("inputs", False)),
+                bool(entry.get("outside", False)),
+                bool(entry.get("dropout", True)),
             ),
             Decisions(
                 absent=frozenset(str(n) for n in entry["absent"]),

@@ -25,6 +25,16 @@ class Engine {
     return {result.loss, result.grad_norm};
   }
 
+  std::shared_ptr<ForwardRun> forward(RunOptions& options) {
+    const Inputs<T> inputs = to_inputs<T>(options);
+    return without_gil([&] { return executor_.forward(inputs); });
+  }
+
+  void backward(ForwardRun& run, RunOptions& options) {
+    const Inputs<T> inputs = to_inputs<T>(options);
+    without_gil([&] { executor_.backward(run, inputs); });
+  }
+
   py::array gradient(int32_t param) const {
     if (param < 0 || param >= static_cast<int32_t>(arrays_.size())) {
       throw py::index_error("parameter " + std::to_string(param) + " of " +

@@ -38,6 +38,10 @@ std::unique_ptr<PyExecutor> make_executor(const Builder& b,
 }
 
 void bind_class(py::module_& m) {
+  py::classh<ForwardRun>(m, "ForwardRun", "A run without its backward stages, see forward.")
+      .def_property_readonly(
+          "finished", [](const ForwardRun& run) { return run.arena == nullptr; },
+          "True after the backward run.");
   py::classh<PyExecutor>(m, "Executor", "Runs a program over the schedules of batches.")
       .def(py::init(&make_executor), py::arg("program"), py::arg("parameters"),
            py::arg("products") = name_of(Products::kExact),
@@ -72,6 +76,37 @@ void bind_class(py::module_& m) {
           py::arg("max_norm") = py::none(),
           "Run a batch and update once; return (loss, gradient norm). Nothing is updated unless "
           "both are finite.")
+      .def(
+          "forward",
+          [](PyExecutor& x, const std::shared_ptr<Schedule>& schedule, const py::list& floats,
+             const py::list& ints, uint64_t seed, uint64_t step) {
+            RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            return x.visit([&](auto& e) { return e.forward(run); });
+          },
+          py::arg("schedule"), py::arg("float_features"), py::arg("int_features"), py::arg("seed"),
+          py::arg("step"),
+          "Run the stages before the cotangents of outputs, whose features are not read, and "
+          "return "
+          "the run, which keeps its values for backward.")
+      .def(
+          "backward",
+          [](PyExecutor& x, ForwardRun& forward, const std::shared_ptr<Schedule>& schedule,
+             const py::list& floats, const py::list& ints, uint64_t seed, uint64_t step) {
+            RunOptions run{schedule, floats, ints, seed, step, 1, {}};
+            x.visit([&](auto& e) { e.backward(forward, run); });
+          },
+          py::arg("run"), py::arg("schedule"), py::arg("float_features"), py::arg("int_features"),
+          py::arg("seed"), py::arg("step"),
+          "Run the other stages, once, with the inputs of the forward run.")
+      .def(
+          "is_outdated",
+          [](PyExecutor& x, const ForwardRun& run) {
+            return x.visit([&](auto& e) { return e.executor().is_outdated(run); });
+          },
+          py::arg("run"), "True if parameters may have been written since the forward run.")
+      .def(
+          "pack_again", [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.pack_again(); }); },
+          "As invalidate_parameters, but runs that read the parameters may still be continued.")
       .def(
           "arm_gradients",
           [](PyExecutor& x) { x.visit_without_gil([](auto& e) { e.arm_gradients(); }); },

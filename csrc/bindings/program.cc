@@ -185,14 +185,16 @@ void bind_builder(py::module_& m) {
           py::arg("stage"))
       .def(
           "finish",
-          [](Builder& b, int32_t loss, std::vector<int32_t> outputs) {
+          [](Builder& b, int32_t loss, std::vector<int32_t> outputs, int32_t forward_stages) {
             Program& p = b.open();
             p.loss = loss;
             p.outputs = std::move(outputs);
+            p.forward_stages = forward_stages;
             validate(p);
             b.finished = true;
           },
           py::arg("loss") = -1, py::arg("outputs") = std::vector<int32_t>{},
+          py::arg("forward_stages") = -1,
           "Checks the program and closes it; ValueError naming the instruction at fault.");
 }
 

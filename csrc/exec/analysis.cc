@@ -246,7 +246,7 @@ Analysis analyse(const Program& p, size_t element, const std::vector<int64_t>& s
   int32_t group = 0;  // first stage of the current step
   for (int32_t s = 0; s < static_cast<int32_t>(p.stages.size()); ++s) {
     const Stage& stage = p.stages[s];
-    const bool joins = s > 0 && stage.type == StageType::kGlobal &&
+    const bool joins = s > 0 && s != p.forward_stages && stage.type == StageType::kGlobal &&
                        p.stages[s - 1].type == StageType::kGlobal && independent(p, group, s);
     if (!joins) {
       group = s;

@@ -36,6 +36,23 @@ void Memory::reserve(size_t bytes) {
   bytes_ = bytes;
 }
 
+std::shared_ptr<Memory> MemoryPool::take() {
+  std::unique_ptr<Memory> block;
+  {
+    const std::lock_guard lock(free_->mutex);
+    if (!free_->blocks.empty()) {
+      block = std::move(free_->blocks.back());
+      free_->blocks.pop_back();
+    }
+  }
+  if (block == nullptr) block = std::make_unique<Memory>();
+  return {block.release(), [free = free_](Memory* memory) {
+            std::unique_ptr<Memory> given(memory);
+            const std::lock_guard lock(free->mutex);
+            if (free->blocks.size() < kMostFree) free->blocks.push_back(std::move(given));
+          }};
+}
+
 size_t pack_lifetimes(std::vector<Lifetime>& values) {
   std::vector<int32_t> by_size(values.size());
   std::iota(by_size.begin(), by_size.end(), 0);

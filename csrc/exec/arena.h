@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,21 @@ class Memory {
  private:
   std::shared_ptr<void> data_;
   size_t bytes_ = 0;
+};
+
+// Memory for runs that are outstanding at once. Blocks that are given back are used again.
+class MemoryPool {
+ public:
+  // The block returns to the pool with its last owner, from any thread; the pool may be gone then.
+  std::shared_ptr<Memory> take();
+
+ private:
+  static constexpr size_t kMostFree = 4;
+  struct Free {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Memory>> blocks;
+  };
+  std::shared_ptr<Free> free_ = std::make_shared<Free>();
 };
 
 // A value alive in steps [first, last], inclusive.

@@ -197,7 +197,6 @@ void Executor<T>::lay_out() {
   arena_needed_ = total <= kSmallArena ? assign_disjoint_offsets(lives) : pack_lifetimes(lives);
   const size_t deferred = sizeof(T) * plan_.deferred;
   peak_ = peak_live(lives, analysis_.steps) + deferred;
-  arena_.reserve(arena_needed_);
   context_.deferred.reserve(deferred);
 }
 
@@ -235,7 +234,7 @@ void Executor<T>::lay_out_scratch() {
 }
 
 template <class T>
-void Executor<T>::bind(const Inputs<T>& inputs) {
+void Executor<T>::bind(const Inputs<T>& inputs, Part part) {
   if (inputs.schedule == nullptr) throw std::invalid_argument("no schedule");
   ran_ = false;
   std::vector<int64_t>& rows = feature_rows_;
@@ -246,9 +245,13 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   }
   index_features_.bind(*inputs.schedule, inputs.int_features, rows);
   bind_structure(inputs.schedule);
+  if (part == Part::kBackward && arena_->bytes() < arena_needed_) {
+    throw std::logic_error("the memory of a forward run is too small for its backward run");
+  }
+  arena_->reserve(arena_needed_);
   fill_counts(inputs, index_features_, counts_.as<T>() - kFewestCount);
   Addresses<T> at;
-  at.arena = arena_.as<T>();
+  at.arena = arena_->as<T>();
   at.lifetimes = &analysis_.lifetimes;
   at.params = &context_.params;
   at.grads = &context_.grads;
@@ -262,16 +265,16 @@ void Executor<T>::bind(const Inputs<T>& inputs) {
   at.seed = inputs.seed;
   at.step = inputs.step;
   bind_addresses(*program_, at, bound_);
-  {
+  if (part != Part::kForward) {
     const std::lock_guard views(views_);
     for (Table& table : context_.tables) bind_table(table, bound_, spaces_);
     for (Factors& f : context_.factors) bind_factors(f, bound_, spaces_);
   }
 }
 
-// Before the first stage, pack weights that changed and zero gradients.
+// Before the first stage, pack weights that changed; before the first of backward, zero gradients.
 template <class T>
-void Executor<T>::plan_prologue() {
+void Executor<T>::plan_prologue(Part part) {
   prologue_.clear();
   for (size_t i = 0; i < stale_.size(); ++i) {
     if (!stale_[i] || !packs(i)) continue;
@@ -291,7 +294,7 @@ void Executor<T>::plan_prologue() {
   };
   std::sort(prologue_.begin(), prologue_.end(),
             [&](const Item& a, const Item& b) { return key(a) < key(b); });
-  for (size_t i = 0; i < context_.grads.size(); ++i) {
+  for (size_t i = 0; i < context_.grads.size() && part != Part::kForward; ++i) {
     if (!analysis_.zero_gradient[i]) continue;
     const auto pieces = static_cast<int32_t>(context_.sizes[i] / kPieceElements + 1);
     for (int32_t a = 0; a < pieces; ++a) {
@@ -368,16 +371,18 @@ void Executor<T>::walk_all(int32_t thread, int32_t threads) {
     if (!work(prologue_.data(), static_cast<int32_t>(prologue_.size()), false)) return;
     lap(pack_seconds_);
   }
-  for (const Phase& s : plan_.phases) {
+  for (size_t i = phases_.first; i < phases_.second; ++i) {
+    const Phase& s = plan_.phases[i];
     if (!work(plan_.items.data() + s.first, s.count, s.serial)) return;
     lap(stage_seconds_[s.stage]);
   }
 }
 
 template <class T>
-double Executor<T>::execute() {
+double Executor<T>::execute(Part part) {
+  phases_ = phases_of(part);
   bool shared = prologue_.size() > 4 && !alone_;
-  for (const Phase& s : plan_.phases) shared |= !s.serial;
+  for (size_t i = phases_.first; i < phases_.second; ++i) shared |= !plan_.phases[i].serial;
   const int32_t threads = shared && !serial_ ? thread_pool().num_threads() : 1;
   while (static_cast<int32_t>(workers_.size()) < threads) {
     workers_.push_back(std::make_unique<Worker<T>>(context_));
@@ -391,11 +396,11 @@ double Executor<T>::execute() {
     thread_pool().parallel_up_to(threads, [&](int32_t thread, int32_t of) { walk(thread, of); });
   }
   if (abandoned_) throw Abandoned();
-  if (context_.profiling) ++runs_;
+  if (context_.profiling && part != Part::kForward) ++runs_;
   stale_.assign(stale_.size(), false);
   ran_ = true;
   if (program_->loss < 0) return 0;
-  return arena_.as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];
+  return arena_->as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];
 }
 
 template <class T>
@@ -407,6 +412,7 @@ void Executor<T>::abandon() {
 template <class T>
 double Executor<T>::run(const Inputs<T>& inputs) {
   const std::lock_guard lock(mutex_);
+  arena_ = own_arena_;
   return run_locked(inputs);
 }
 
@@ -414,19 +420,20 @@ template <class T>
 StepResult Executor<T>::step(const Inputs<T>& inputs, const Update<T>& update) {
   const std::lock_guard lock(mutex_);
   check_update(update, context_.sizes.size());
+  arena_ = own_arena_;
   const double loss = run_locked(inputs);
   const Lap lap(context_.profiling ? &update_seconds_ : nullptr);
   return {loss, apply_gradients(update, loss)};
 }
 
 template <class T>
-double Executor<T>::run_locked(const Inputs<T>& inputs) {
+double Executor<T>::run_locked(const Inputs<T>& inputs, Part part) {
   abandoned_ = false;
   try {
-    bind(inputs);
-    plan_prologue();
+    bind(inputs, part);
+    plan_prologue(part);
     progress_.begin(prologue_);
-    return execute();
+    return execute(part);
   } catch (const Abandoned&) {
     progress_.fail();
     throw;
@@ -458,6 +465,13 @@ void Executor<T>::set_serial(bool on) {
 
 template <class T>
 void Executor<T>::invalidate_parameters() {
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  stale_.assign(stale_.size(), true);
+}
+
+template <class T>
+void Executor<T>::pack_again() {
   const std::lock_guard lock(mutex_);
   stale_.assign(stale_.size(), true);
 }

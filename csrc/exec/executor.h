@@ -118,6 +118,14 @@ struct StepResult {
   double loss, grad_norm;
 };
 
+// A run of which the stages before the cotangents of outputs are complete. It owns their values.
+struct ForwardRun {
+  std::shared_ptr<Memory> arena;  // null after the backward run
+  std::shared_ptr<const Schedule> schedule;
+  uint64_t seed = 0, step = 0;
+  int64_t generation = 0;  // that of the parameters when it read them
+};
+
 // Thrown by a run that another thread has abandoned.
 struct Abandoned : std::runtime_error {
   Abandoned() : std::runtime_error("the run was abandoned") {}
@@ -160,6 +168,15 @@ class Executor {
   // Run, then update the trainable parameters once, unless loss or gradient norm is not finite.
   StepResult step(const Inputs<T>& inputs, const Update<T>& update);
 
+  // Run the stages before the cotangents of outputs, then, at any later time, the others, with the
+  // inputs of the forward run and the cotangents. Any number of forward runs may be outstanding.
+  // Throws std::logic_error for a run that has no backward run, or has had it, and where parameters
+  // were written since.
+  std::shared_ptr<ForwardRun> forward(const Inputs<T>& inputs);
+  void backward(ForwardRun& run, const Inputs<T>& inputs);
+  // True if parameters were written, or may have been, since the forward run.
+  bool is_outdated(const ForwardRun& run) const;
+
   // Split step for data-parallel training, where gradients are reduced between backward and update:
   // arm_gradients, then run on one thread while others wait_gradient; then squared_norm and apply.
   void arm_gradients();
@@ -199,7 +216,10 @@ class Executor {
   Report report() const;
   void set_profiling(bool on);
   void set_serial(bool on);  // one vertex at a time on one thread: slow, for comparison
+  // The parameters were written: pack them again, and refuse to continue runs that read them.
   void invalidate_parameters();
+  // Pack the parameters again, in case they were written. The caller knows which runs to continue.
+  void pack_again();
   int64_t parameter_size(int32_t param) const { return context_.sizes.at(param); }
 
  private:
@@ -212,15 +232,20 @@ class Executor {
     void reset(size_t n);
   };
 
+  // The stages of a run: all, or those before, and after, the cotangents of outputs.
+  enum class Part : uint8_t { kAll, kForward, kBackward };
+
   void bind_structure(const std::shared_ptr<const Schedule>& schedule);
   void lay_out();
   void lay_out_scratch();
-  void bind(const Inputs<T>& inputs);
-  double run_locked(const Inputs<T>& inputs);
+  void bind(const Inputs<T>& inputs, Part part);
+  double run_locked(const Inputs<T>& inputs, Part part = Part::kAll);
   // True if a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
-  void plan_prologue();
-  double execute();
+  void plan_prologue(Part part);
+  // The phases of a part, as a range of those of the plan.
+  std::pair<size_t, size_t> phases_of(Part part) const;
+  double execute(Part part);
   void walk(int32_t thread, int32_t threads);
   void walk_all(int32_t thread, int32_t threads);
   void wait(const Counter& done, int32_t units) const;
@@ -261,7 +286,12 @@ class Executor {
 
   std::shared_ptr<T> gradient_block_;
   int64_t gradient_elements_ = 0;
-  Memory arena_, ones_, zeros_, counts_;
+  std::shared_ptr<Memory> arena_;  // the last run's
+  std::shared_ptr<Memory> own_arena_ = std::make_shared<Memory>();
+  MemoryPool arenas_;  // for forward runs
+  Memory ones_, zeros_, counts_;
+  std::pair<size_t, size_t> phases_{0, 0};        // phases of the present run
+  int64_t generation_ = 0;                        // number of writes to parameters
   std::vector<PackedAt> packed_at_;               // per weight
   std::vector<bool> stale_;                       // weight must be packed again
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights

@@ -88,8 +88,10 @@ std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& s
     throw std::out_of_range("buffer " + std::to_string(buffer) + " is no output of the program");
   }
   const Buffer& b = program.buffers[buffer];
-  Space all = b.space;  // rows of vertices, or edges, of all kinds
-  if (is_vertex(all) || is_edge(all)) {
+  Space all = b.space;  // rows of vertices, edges or pairs of all kinds
+  if (is_pairs(all)) {
+    all = whole_of(all);
+  } else if (is_vertex(all) || is_edge(all)) {
     const Space first = is_vertex(all) ? kVertexStructure0 : kEdgeStructure0;
     all = first + 2 * structure_of(program, all);
   }
@@ -103,9 +105,10 @@ void to_caller(const Program& program, const Spaces& spaces, const Schedule& sch
   const Buffer& b = program.buffers[buffer];
   const RowRange range = spaces.rows(b.space);
   if (range.size() != rows) std::fill_n(out, rows * width, T(0));
-  const int32_t* order = is_vertex(b.space) ? schedule.order.data()
-                         : is_edge(b.space) ? schedule.edge_order.data()
-                                            : nullptr;
+  const int32_t* order = is_vertex(b.space)  ? schedule.order.data()
+                         : is_edge(b.space)  ? schedule.edge_order.data()
+                         : is_pairs(b.space) ? schedule.pair_order(link_number(b.space))
+                                             : nullptr;
   for (int32_t r = range.begin; r < range.end; ++r, values += width) {
     std::copy_n(values, width, out + (order ? order[r] : r) * width);
   }

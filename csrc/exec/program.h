@@ -180,6 +180,9 @@ struct Program {
   std::vector<Stage> stages;
   int32_t loss = -1;             // buffer in kOneSpace, or -1
   std::vector<int32_t> outputs;  // arena buffers that the caller may read after a run
+  // Stages that run before the cotangents of outputs are known, if they come from the caller; -1:
+  // all stages run at once.
+  int32_t forward_stages = -1;
 };
 
 }  // namespace cavs

@@ -70,7 +70,7 @@ Output<T> Executor<T>::output(int32_t buffer) const {
   check_ran();
   const auto [rows, width] = output_shape(*program_, spaces_, buffer);
   Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
-  const T* values = arena_.as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
+  const T* values = arena_->as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
   to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
   return out;
 }

@@ -1,8 +1,9 @@
-// A step in parts: which gradients are final while a run works, views of them, and the update by
-// the caller's sums.
+// A step in parts: forward, then backward; which gradients are final while a run works, views of
+// them, and the update by the caller's sums.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "exec/host_io.h"
 
@@ -119,6 +120,48 @@ void GradientProgress::fill(int32_t value) {
 }
 
 template <class T>
+std::pair<size_t, size_t> Executor<T>::phases_of(Part part) const {
+  const std::vector<Phase>& all = plan_.phases;
+  if (part == Part::kAll) return {0, all.size()};
+  const auto first = std::partition_point(all.begin(), all.end(),
+                                          [&](const Phase& phase) {
+                                            return phase.stage < program_->forward_stages;
+                                          }) -
+                     all.begin();
+  return part == Part::kForward ? std::pair<size_t, size_t>(0, first)
+                                : std::pair<size_t, size_t>(first, all.size());
+}
+
+template <class T>
+std::shared_ptr<ForwardRun> Executor<T>::forward(const Inputs<T>& inputs) {
+  const std::lock_guard lock(mutex_);
+  if (program_->forward_stages < 0) throw std::logic_error("the program runs all stages at once");
+  arena_ = nullptr;  // before another block is taken: this one may be free
+  arena_ = arenas_.take();
+  run_locked(inputs, Part::kForward);
+  return std::make_shared<ForwardRun>(
+      ForwardRun{arena_, inputs.schedule, inputs.seed, inputs.step, generation_});
+}
+
+template <class T>
+void Executor<T>::backward(ForwardRun& run, const Inputs<T>& inputs) {
+  const std::lock_guard lock(mutex_);
+  if (run.arena == nullptr) throw std::logic_error("the run has had its backward run");
+  if (run.generation != generation_) throw std::logic_error("parameters were written since");
+  if (inputs.schedule != run.schedule || inputs.seed != run.seed || inputs.step != run.step) {
+    throw std::logic_error("the inputs are those of another run");
+  }
+  arena_ = std::exchange(run.arena, nullptr);  // backward writes over the values
+  run_locked(inputs, Part::kBackward);
+}
+
+template <class T>
+bool Executor<T>::is_outdated(const ForwardRun& run) const {
+  const std::lock_guard lock(mutex_);
+  return run.generation != generation_;
+}
+
+template <class T>
 void Executor<T>::arm_gradients() {
   const std::lock_guard lock(mutex_);
   if (!progress_.watched()) planned_threads_ = 0;  // the plan must produce slabs
@@ -200,6 +243,10 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
 }
 
 #define CAVS_INSTANTIATE(T)                                                                 \
+  template std::pair<size_t, size_t> Executor<T>::phases_of(Part) const;                    \
+  template std::shared_ptr<ForwardRun> Executor<T>::forward(const Inputs<T>&);              \
+  template void Executor<T>::backward(ForwardRun&, const Inputs<T>&);                       \
+  template bool Executor<T>::is_outdated(const ForwardRun&) const;                          \
   template void Executor<T>::arm_gradients();                                               \
   template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                \
   template GradientView<T> Executor<T>::gradient_view(int32_t) const;                       \

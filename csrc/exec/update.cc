@@ -116,6 +116,7 @@ void Executor<T>::apply_optimizer(const Update<T>& update,
       apply(p.width, p.values + r * p.width, row(r));
     }
   });
+  ++generation_;
   for (size_t i = 0; i < update.trainable.size(); ++i) {
     if (!update.trainable[i]) continue;
     for (int32_t w : weights_of_[i]) stale_[w] = true;

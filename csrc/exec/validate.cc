@@ -52,6 +52,9 @@ class Validator : AccessChecks {
     used_.assign(p_.instructions.size(), false);
     for (stage_ = 0; stage_ < stages; ++stage_) check_stage(p_.stages[stage_]);
     label_ = "program";
+    need(p_.forward_stages >= -1 && p_.forward_stages <= stages,
+         std::to_string(p_.forward_stages) + " stages before cotangents of " +
+             std::to_string(stages));
     if (p_.loss >= 0) {
       check_buffer_id(p_.loss);
       const Buffer& b = p_.buffers[p_.loss];

@@ -1,0 +1,66 @@
+"""Results of a run in the caller's terms: names, shapes, and rows in the order of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cavs.frontend.parameter import Parameter
+from cavs.ir import Graph
+from cavs.passes.differentiate import INPUT, float_features
+from cavs.runtime.interface import Array, BatchLike
+from cavs.runtime.variant import Build
+
+
+def outputs_of(
+    build: Build, graph: Graph, rows: Any, batch: BatchLike, prefix: str = ""
+) -> dict[str, Array]:
+    """Return the outputs of the last run but the loss, with rows in the order of ``batch``.
+
+    graph: the traced one. rows: the batch, or its distinct vertices. prefix: of the names of those
+    that are returned.
+    """
+    found = {}
+    for name, buffer in build.compiled.program.outputs.items():
+        if name == "loss" or not name.startswith(prefix) or name not in graph.outputs:
+            continue
+        values = build.executor.output(buffer)
+        t = graph.outputs[name].type
+        if rows is not batch and t.domain.base == "vertex":
+            distinct = rows.distinct_of(t.domain.structure)
+            values = values if distinct is None else values[distinct]
+        found[name] = values.reshape(values.shape[0], *t.shape)
+    return found
+
+
+def parameter_gradients(
+    build: Build, parameters: Mapping[str, Parameter], dtype: np.dtype[Any]
+) -> dict[str, Array]:
+    """Return the dense gradients of trainable parameters by the last run."""
+    kinds = build.compiled.program.gradients
+    return {
+        name: build.executor.gradient(number)
+        if kinds.get(name, "none") != "none"
+        else np.zeros(p.shape, dtype)
+        for number, (name, p) in enumerate(parameters.items())
+        if p.trainable
+    }
+
+
+def input_gradients(build: Build, graph: Graph, batch: Any) -> dict[str, Array]:
+    """Return the gradients by all float features that the traced ``graph`` reads, by the last run.
+
+    That by a feature of a type has a row for each vertex of the type, as the feature has.
+    """
+    found = {}
+    features = {n.attr("name"): n for n in float_features(graph)}  # a name may have several nodes
+    for name, feature in features.items():
+        rows = build.executor.output(build.compiled.program.outputs[f"{INPUT}{name}"])
+        if of := dict(feature.attrs).get("vertex_type"):
+            structure = feature.type.domain.structure
+            graphs = batch.graphs[structure] if structure else batch
+            rows = rows[graphs.is_of(of)]
+        found[name] = rows.reshape(len(rows), *feature.shape)
+    return found
