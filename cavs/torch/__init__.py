@@ -1,0 +1,18 @@
+"""Vertex functions and models of cavs as modules of PyTorch, on the CPU.
+
+``Module`` has torch Parameters on the memory of the model's own and takes part in autograd; see
+docs/torch.md. Importing it needs the package torch, which ``import cavs`` never imports.
+"""
+
+from cavs.errors import ConfigError
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ConfigError(
+        "cavs.torch needs the Python package torch", hint='pip install "cavs[torch]"'
+    ) from error
+
+from cavs.torch.module import Module
+
+__all__ = ["Module"]

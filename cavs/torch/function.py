@@ -1,0 +1,80 @@
+"""A run of a session as a function of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from cavs.runtime.forward_run import ForwardRun
+from cavs.runtime.interface import BatchLike
+from cavs.runtime.session import Session
+
+
+class Call(NamedTuple):
+    """A call of a module: its batch, the names of its inputs, and how it is run.
+
+    parameters: their names, in the order of the arguments of `Run`. outputs: receives the names.
+    latest: the numbers of all calls so far, the last of which has read the parameters last.
+    """
+
+    session: Session
+    batch: BatchLike
+    inputs: Sequence[str]
+    parameters: Sequence[str]
+    dropout: bool
+    seed: int
+    outputs: list[str]
+    number: int
+    latest: list[int]
+
+    def read_parameters(self) -> None:
+        """Let the session read them again, if another call may have read other values since."""
+        if self.latest[0] != self.number:
+            self.session.pack_again()
+            self.latest[0] = self.number
+
+    def forward(self, inputs: bool) -> ForwardRun:
+        """Run forward; inputs: with what gradients by float features need."""
+        return self.session.forward(self.batch, inputs=inputs, dropout=self.dropout, seed=self.seed)
+
+
+class Run(torch.autograd.Function):  # type: ignore[misc]
+    """One call of the engine forward and one backward.
+
+    Arguments are a `Call`, the tensors of its inputs, and the parameters. A further backward run of
+    a graph that the caller retains runs forward again: the first one writes over its values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        needed = any(ctx.needs_input_grad[1 : 1 + len(call.inputs)])
+        run = call.forward(needed)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)  # autograd refuses backward if one was written since
+        ctx.call, ctx.run, ctx.inputs = call, run, needed
+        call.outputs.extend(run.outputs)
+        return tuple(torch.from_numpy(rows) for rows in run.outputs.values())
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        tensors, call = ctx.saved_tensors, ctx.call
+        given = {
+            name: d.numpy()
+            for name, d in zip(call.outputs, cotangents, strict=True)
+            if d is not None
+        }
+        call.read_parameters()
+        if ctx.run.finished:  # the caller retains the graph
+            ctx.run = call.forward(ctx.inputs)
+        found = ctx.run.backward(given)
+        gradients = [found.inputs.get(name) for name in call.inputs]
+        gradients += [found.parameters.get(name) for name in call.parameters]
+        needed = ctx.needs_input_grad[1:]
+        return None, *(
+            None if g is None or not needs else torch.from_numpy(g).reshape(t.shape)
+            for g, needs, t in zip(gradients, needed, tensors, strict=True)
+        )
