@@ -26,7 +26,7 @@ MEMORY_TESTS := $(RACE_TESTS) $(addprefix tests/cuda/executor/,test_operators.py
 	test_engine.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench sanitize sanitize-cuda build clean
+.PHONY: help demo test lint format bench wheel sanitize sanitize-cuda build clean
 .PHONY: test-packages named-data checks ruff ruff-format clang-format mypy layers rewrite sanitized-engine
 
 help:  ## list the targets
@@ -54,6 +54,12 @@ bench: named-data build $(STAMP)-bench  ## measure quickly against the rivals; w
 named-data:
 	@test -n "$$CAVS_DATA" || { echo "no data named: make bench CAVS_DATA=DIR (DIR holds sst/ and wikitext2/)," \
 		"or CAVS_DATA=random for drawn samples" >&2; exit 2; }
+
+wheel: $(STAMP)-requirements $(STAMP)-wheel  ## build a wheel for other machines into dist, and try it
+	rm -rf $(VENV)/wheels
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(VENV)/wheels .
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist $(VENV)/wheels/cavs-*.whl
+	$(BIN)/python tests/try_wheel.py dist
 
 sanitize:  ## run the tests on an engine built with ASan and UBSan, then look for leaks
 	@$(MAKE) --no-print-directory VENV=$(SANITIZE_VENV) sanitized-engine
@@ -91,12 +97,12 @@ $(STAMP)-build: csrc/CMakeLists.txt $(STAMP)-requirements
 	$(PIP) --no-build-isolation -Ceditable.rebuild=true -Cbuild-dir=$(VENV)/engine --editable .
 	@touch $@
 
-$(STAMP)-test $(STAMP)-lint $(STAMP)-bench: $(STAMP)-%: pyproject.toml $(STAMP)-python
+$(STAMP)-test $(STAMP)-lint $(STAMP)-bench $(STAMP)-wheel: $(STAMP)-%: pyproject.toml $(STAMP)-python
 	$(PIP) --group $*
 	@touch $@
 
 # Both install packages that the other needs: not at the same time.
-$(STAMP)-test: | $(STAMP)-requirements
+$(STAMP)-test $(STAMP)-wheel: | $(STAMP)-requirements
 
 # A GPU needs an extra of the package in addition to the build.
 $(STAMP)-$(CUDA): pyproject.toml $(STAMP)-python
