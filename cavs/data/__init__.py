@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         read_json_trees,
         write_json_trees,
     )
-    from cavs.data.readers.networkx import from_networkx
+    from cavs.data.readers.networkx import from_networkx, to_networkx
     from cavs.data.readers.newick import from_newick, parse_newick, read_newick, write_newick
     from cavs.data.readers.newick_parser import NewickTree
     from cavs.data.readers.parsed_tree import BracketTree
@@ -54,6 +54,14 @@ if TYPE_CHECKING:
     )
     from cavs.data.readers.sentence import EmptyNode, Multiword, Sentence
     from cavs.data.readers.sst import Tree, parse_tree, read_sst, sst_graphs, write_sst
+    from cavs.data.readers.tensor_graphs import (
+        dgl_graphs,
+        from_dgl,
+        from_pyg,
+        pyg_graphs,
+        to_dgl,
+        to_pyg,
+    )
     from cavs.data.readers.text import chains, parallel_chains, read_text
     from cavs.data.readers.tree_shapes import binarise, collapse_unary, expand_unary, unbinarise
     from cavs.data.readers.vectors import WordVectors, read_vectors, write_vectors
@@ -83,13 +91,16 @@ __all__ = [
     "chains",
     "collapse_unary",
     "dependency_graphs",
+    "dgl_graphs",
     "expand_unary",
     "from_ast",
     "from_brackets",
     "from_conllu",
+    "from_dgl",
     "from_json",
     "from_networkx",
     "from_newick",
+    "from_pyg",
     "function_classes",
     "function_graphs",
     "load_functions",
@@ -101,6 +112,7 @@ __all__ = [
     "parse_newick",
     "parse_ptb",
     "parse_tree",
+    "pyg_graphs",
     "read_conllu",
     "read_conllx",
     "read_functions",
@@ -111,6 +123,9 @@ __all__ = [
     "read_text",
     "read_vectors",
     "sst_graphs",
+    "to_dgl",
+    "to_networkx",
+    "to_pyg",
     "unbinarise",
     "write_conllu",
     "write_conllx",
@@ -145,7 +160,11 @@ _READERS = {
         ("from_json", "parse_json_trees", "read_json_trees", "write_json_trees"),
         "readers.json_trees",
     ),
-    "from_networkx": "readers.networkx",
+    **dict.fromkeys(("from_networkx", "to_networkx"), "readers.networkx"),
+    **dict.fromkeys(
+        ("dgl_graphs", "from_dgl", "from_pyg", "pyg_graphs", "to_dgl", "to_pyg"),
+        "readers.tensor_graphs",
+    ),
     **dict.fromkeys(
         ("from_newick", "parse_newick", "read_newick", "write_newick"), "readers.newick"
     ),

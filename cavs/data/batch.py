@@ -13,15 +13,17 @@ from cavs import _engine
 from cavs.config import is_whole
 from cavs.data.engine_batch import EngineBatch
 from cavs.data.feature_table import FeatureTable
-from cavs.data.features import MAX_OPTIONAL, Array, FeatureDomain, FeatureSpec, feature_name
-from cavs.data.graph import Graph, names_of
-from cavs.data.merge import MergedBatch
-from cavs.data.vertex_types import (
-    TYPE,
-    VertexTypes,
-    number_of_bits,
-    type_names,
+from cavs.data.features import (
+    MAX_OPTIONAL,
+    Array,
+    FeatureDomain,
+    FeatureSpec,
+    feature_name,
+    names_of,
 )
+from cavs.data.graph import Graph
+from cavs.data.merge import MergedBatch
+from cavs.data.vertex_types import TYPE, VertexTypes, number_of_bits, type_names
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]

@@ -257,3 +257,14 @@ def check_features(
             if not may_be_empty or rows or not isinstance(values, list | tuple) or values
         }
     )
+
+
+def names_of(schema: tuple[Any, ...]) -> list[str]:
+    """Return the names of the features of a schema, in its order."""
+    return [entry[0] for group in schema for entry in group]
+
+
+def names_where(schema: tuple[Any, ...], chosen: Sequence[bool]) -> frozenset[str]:
+    """Return the names of the features of a schema whose flag in ``chosen`` is set."""
+    where = zip(names_of(schema), chosen, strict=True)
+    return frozenset(name for name, is_chosen in where if is_chosen)

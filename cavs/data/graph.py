@@ -14,7 +14,14 @@ from numpy.typing import ArrayLike
 from cavs import _engine
 from cavs._engine import Graph as EngineGraph
 from cavs.config import is_whole
-from cavs.data.features import NO_FEATURES, Array, check_features, feature_name
+from cavs.data.features import (
+    NO_FEATURES,
+    Array,
+    check_features,
+    feature_name,
+    names_of,
+    names_where,
+)
 from cavs.data.structure import (
     Indices,
     as_indices,
@@ -413,6 +420,16 @@ class Graph(_engine.Sample):
         return _constructor("from_networkx")(graph, **options)
 
     @classmethod
+    def from_pyg(cls, data: Any, **options: Any) -> Graph:
+        """Return the graph of a Data of PyTorch Geometric; see ``cavs.data.from_pyg``."""
+        return _constructor("from_pyg")(data, **options)
+
+    @classmethod
+    def from_dgl(cls, graph: Any, **options: Any) -> Graph:
+        """Return the graph of a DGLGraph; see ``cavs.data.from_dgl``."""
+        return _constructor("from_dgl")(graph, **options)
+
+    @classmethod
     def from_ast(cls, source: ast.AST | str | bytes, **options: Any) -> Graph:
         """Return the graph of Python code; see ``cavs.data.from_ast``."""
         return _constructor("from_ast")(source, **options)
@@ -460,17 +477,6 @@ class Graph(_engine.Sample):
             f"Graph({name}{self.num_vertices} vertices, {self.num_edges} edges, "
             f"depth {self.depth}{features})"
         )
-
-
-def names_of(schema: tuple[Any, ...]) -> list[str]:
-    """Return the names of the features of a schema, in its order."""
-    return [entry[0] for group in schema for entry in group]
-
-
-def names_where(schema: tuple[Any, ...], chosen: Sequence[bool]) -> frozenset[str]:
-    """Return the names of the features of a schema whose flag in ``chosen`` is set."""
-    where = zip(names_of(schema), chosen, strict=True)
-    return frozenset(name for name, is_chosen in where if is_chosen)
 
 
 def _rebuild(

@@ -1,14 +1,16 @@
-"""Graphs of networkx."""
+"""Graphs of networkx, in and out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cavs.data.graph import Graph
 from cavs.data.readers.attributes import NO_TYPE_FEATURES, attributes, typed_attributes
 from cavs.data.structure import graph_error, graph_label
-from cavs.errors import FeatureError, GraphError
+from cavs.errors import ConfigError, FeatureError, GraphError, user_line
 
 _SET = "graph.nodes[node][name] = value, graph.edges[edge][name] = value, graph.graph[name] = value"
 
@@ -81,3 +83,54 @@ def from_networkx(
         if error.vertex >= 0:
             error.add_note(f"vertex {error.vertex} is node {nodes[error.vertex][0]!r}")
         raise
+
+
+def to_networkx(graph: Graph) -> Any:
+    """Return a networkx DiGraph of a graph, with edges from child to parent.
+
+    `from_networkx` reads it: features become attributes of their names, left out where an index is
+    -1, and a type of vertices the attribute ``type``. GraphError for what a DiGraph cannot express:
+    a child that a vertex has twice, and empty positions. ConfigError without networkx.
+    """
+    try:
+        import networkx as nx
+    except ImportError as error:
+        raise ConfigError(
+            f"to_networkx needs networkx: {error}",
+            where=user_line(),
+            hint='pip install "cavs[graphs]"',
+        ) from None
+    made = nx.DiGraph(name=graph.name) if graph.name else nx.DiGraph()
+    made.graph.update(_attributes_of(graph.graph_features, None))
+    row_of_type: dict[str, int] = {}
+    for v, of in enumerate(graph.types or [""] * graph.num_vertices):
+        found = _attributes_of(graph.features, v)
+        if of:
+            row = row_of_type.setdefault(of, 0)
+            row_of_type[of] += 1
+            found |= {"type": of, **_attributes_of(graph.typed_features.get(of, {}), row)}
+        made.add_node(v, **found)
+    edge = 0
+    for v in range(graph.num_vertices):
+        for child in graph.children(v):
+            if child < 0 or made.has_edge(child, v):
+                what = f"has child {child} twice" if child >= 0 else "has an empty position"
+                raise graph_error(
+                    graph.name,
+                    f"vertex {v} {what}, which a DiGraph of networkx cannot express",
+                    v,
+                    hint="graph.children(v) lists the children by position",
+                )
+            made.add_edge(child, v, **_attributes_of(graph.edge_features, edge))
+            edge += 1
+    return made
+
+
+def _attributes_of(features: Mapping[str, Any], row: int | None) -> dict[str, Any]:
+    """Return the values of a row, or of the only one, that are not absent."""
+    rows = {key: x if row is None else x[row] for key, x in features.items()}
+    return {
+        key: x.tolist()
+        for key, x in rows.items()
+        if x.ndim or not (np.issubdtype(x.dtype, np.integer) and x < 0)
+    }
