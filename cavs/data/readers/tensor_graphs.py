@@ -227,8 +227,8 @@ def _read_pyg(
         return found
 
     edges = _array(data.edge_index, "edge_index")
-    found = [chosen(names) for names in (features, edge_features, graph_features)]
-    return _Tensors(edges, *found, vertices)
+    of_vertices, of_edges = chosen(features), chosen(edge_features)
+    return _Tensors(edges, of_vertices, of_edges, chosen(graph_features), vertices)
 
 
 def _read_dgl(
