@@ -50,6 +50,7 @@ class Run(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the model, in the order of ``call.outputs``."""
         needed = any(ctx.needs_input_grad[1 : 1 + len(call.inputs)])
         run = call.forward(needed)
         ctx.set_materialize_grads(False)
@@ -61,6 +62,7 @@ class Run(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        """Return a gradient, or None, for each argument of `forward`."""
         tensors, call = ctx.saved_tensors, ctx.call
         given = {
             name: d.numpy()
