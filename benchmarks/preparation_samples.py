@@ -1,4 +1,4 @@
-"""Preparation of a step on samples of two structures: collation and schedule, on one thread.
+"""Preparation of a step on samples of two structures: collation, merging and the schedule.
 
 The tagger has links from words to their characters, the translator a link of all words of a target
 with all of a source. Times as in `benchmarks.preparation`: of a step, of preparation right after

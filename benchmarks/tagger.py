@@ -26,10 +26,10 @@ import numpy.typing as npt
 
 import cavs
 from benchmarks.bounds import report_turns
-from benchmarks.dynet_process import DYNET, DyNet
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
+from benchmarks.rival_process import DYNET, RivalProcess
 from benchmarks.samples import data_folder
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
@@ -136,13 +136,14 @@ def runners(
     model.initialize(0)
     others: dict[str, Pass] = {}
     with ExitStack() as stack:
-        if os.environ.get(DYNET):
+        if python := os.environ.get(DYNET):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             plain = [
                 [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in batch]
                 for batch in batches
             ]
-            dynet = DyNet("tagger_dynet", model, {"lr": LR, "batches": plain}, folder)
+            given = {"lr": LR, "batches": plain}
+            dynet = RivalProcess(python, "tagger_dynet", model, given, folder)
             stack.enter_context(dynet.process)  # closes its input and waits
             others["dynet"] = dynet.run
         samples = [[sample(s) for s in sentences] for sentences in batches]

@@ -1,9 +1,9 @@
 """The lattice LSTM of `benchmarks.lattice_lstm` in DyNet, in a process of its own.
 
-The first argument names a folder that holds ``batches.json``, lists of lattices as (characters,
-tags, words), and ``parameters.npz``, named as those of cavs. For each line of standard input it
-computes the losses of all batches and prints the seconds and the last loss. The output layer and
-the loss run once over the characters of a batch.
+The first argument names a folder that holds ``batches.json``, with lists of lattices as
+(characters, tags, words), and ``parameters.npz``, named as those of cavs. For each line of standard
+input it computes the losses of all batches and prints the seconds and the last loss. The output
+layer and the loss run once over the characters of a batch.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Tagger:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    batches = json.loads((folder / "batches.json").read_text())
+    batches = json.loads((folder / "batches.json").read_text())["batches"]
     tagger = Tagger(np.load(folder / "parameters.npz"))
     for _ in sys.stdin:
         begin = time.perf_counter()

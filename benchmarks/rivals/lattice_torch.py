@@ -1,16 +1,29 @@
-"""The lattice LSTM of `benchmarks.lattice_lstm` in PyTorch, batched by hand for each character."""
+"""The lattice LSTM of `benchmarks.lattice_lstm` in PyTorch, batched by hand for each character.
+
+It has a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rivals.hand_batched import tensors
+
+class Lattice(NamedTuple):
+    """Characters, their tags, and words, as `benchmarks.lattice_lstm.Lattice` has them."""
+
+    chars: list[int]
+    tags: list[int]
+    words: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Plan:
     steps: list[Step]
 
 
-def plan(lattices: Sequence[Any]) -> Plan:
+def plan(lattices: Sequence[Lattice]) -> Plan:
     """Return a batch of lattices."""
     ordered = sorted(lattices, key=lambda lattice: -len(lattice.chars))
     lengths = np.array([len(lattice.chars) for lattice in ordered])
@@ -69,10 +82,10 @@ def plan(lattices: Sequence[Any]) -> Plan:
 
 
 class Grouped:
-    """The loss, with the parameters of the model of cavs."""
+    """The loss, with the parameters of the model of cavs by name."""
 
-    def __init__(self, model: Any) -> None:
-        self.of = tensors(model)
+    def __init__(self, of: Mapping[str, torch.Tensor]) -> None:
+        self.of = of
 
     def gates(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
         """Return the gates of characters or words from their embeddings alone, in one product."""
@@ -108,15 +121,21 @@ class Grouped:
         return float(F.cross_entropy(logits, batch.tags))
 
 
-def inference(
-    model: Any, batches: Sequence[Sequence[Any]], threads: int
-) -> tuple[Callable[[Plan], float], list[Plan]]:
-    """Return a function that returns the loss of a batch, and the batches."""
-    torch.set_num_threads(threads)
-    network = Grouped(model)
+def main() -> None:
+    """Compute the losses of all batches for each line of standard input.
 
-    def loss(batch: Plan) -> float:
+    The first argument names a folder that holds ``parameters.npz`` and ``batches.json``, with
+    ``threads`` and lists of lattices as (characters, tags, words). Prints the seconds and the last
+    loss.
+    """
+    folder = Path(sys.argv[1])
+    given = json.loads((folder / "batches.json").read_text())
+    torch.set_num_threads(given["threads"])
+    values = np.load(folder / "parameters.npz")
+    network = Grouped({name: torch.from_numpy(values[name]) for name in values})
+    plans = [plan([Lattice(*lattice) for lattice in batch]) for batch in given["batches"]]
+    for _ in sys.stdin:
+        begin = time.perf_counter()
         with torch.inference_mode():
-            return network.loss(batch)
-
-    return loss, [plan(lattices) for lattices in batches]
+            losses = [network.loss(each) for each in plans]
+        print(f"DONE {time.perf_counter() - begin} {losses[-1]}", flush=True)

@@ -1,9 +1,8 @@
-"""A rival in DyNet: a process of its own, whose Python has DyNet."""
+"""A rival in a process of its own, which may have another Python, and threads of its own."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,28 @@ from typing import Any
 import numpy as np
 
 import cavs
+from benchmarks.samples import ROOT
 
-DYNET = "CAVS_BENCH_PYTHON_DYNET"  # names that Python
+DYNET = "CAVS_BENCH_PYTHON_DYNET"  # names a Python that has DyNet
 
 
-class DyNet:
+class RivalProcess:
     """A process that runs a program of `benchmarks.rivals` on batches, as often as it is told.
 
-    program: its module. parameters: those of the model, from which it starts. batches: JSON values
-    for its ``batches.json``.
+    python: its interpreter. program: its module. model: gives its first parameters. batches: JSON
+    values for its ``batches.json``. folder: an empty one for its files.
     """
 
-    def __init__(self, program: str, model: cavs.Model, batches: Any, folder: str) -> None:
+    def __init__(
+        self, python: str, program: str, model: cavs.Model, batches: Any, folder: str
+    ) -> None:
+        self.program = program
         values = {name: p.value for name, p in model.parameters().items()}
         np.savez(Path(folder) / "parameters.npz", **values)
         (Path(folder) / "batches.json").write_text(json.dumps(batches))
         self.process = subprocess.Popen(
-            [os.environ[DYNET], "-c", f"import {program} as p; p.main()", folder],
-            cwd=Path(__file__).parent / "rivals",
+            [python, "-c", f"from benchmarks.rivals import {program} as p; p.main()", folder],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,4 +47,4 @@ class DyNet:
             if line.startswith("DONE "):
                 seconds, loss = map(float, line.split()[1:])
                 return seconds, loss
-        raise SystemExit(f"DyNet has ended with status {process.wait()}")
+        raise SystemExit(f"{self.program} has ended with status {process.wait()}")
