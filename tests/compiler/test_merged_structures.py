@@ -13,6 +13,7 @@ from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import program_cache
 from tests.compiled_once import compile_once
+from tests.compiler import test_typed_structures as typed
 from tests.compiler.test_structures import (
     ALL_ON,
     FLOAT32,
@@ -24,7 +25,7 @@ from tests.compiler.test_structures import (
     pair_of_sentences,
 )
 from tests.draws import examples
-from tests.oracle import agrees, assert_close, reference
+from tests.oracle import agrees, assert_close, drawn, reference
 from tests.random_structures import cases
 
 OFF = Passes(merge_vertices=False)
@@ -109,6 +110,9 @@ def test_words_with_equal_characters_share_their_chains():
     assert_close(*results, 1e-12, "output")
     _, expected = reference(session.model, batch, training=False)
     assert_close(results[0], expected["output"], FLOAT64, "output")
+    session.set_serial(True)
+    loss, _ = session.gradients(batch)
+    assert_close(loss, separate.gradients(batch)[0], FLOAT64, "loss, one vertex at a time")
 
 
 def test_training_equals_that_of_separate_vertices():
@@ -233,6 +237,19 @@ def test_a_cell_that_attends_reads_distinct_vertices():
     batch = cavs.batch(samples)
     session, _ = agrees(Translator(), batch, FLOAT64)
     assert distinct(session, batch) == {"source": 8, "target": 10}
+
+
+def test_vertices_with_types_are_merged():
+    """Columns, whose names are chains with types, are read by plans with types."""
+    rng = np.random.default_rng(4)
+    one, other = (typed.sample([[], [], [0, 1]], ["scan", "scan", "join"], rng) for _ in range(2))
+    model, batch = drawn(typed.PlanCost(), 0.5), cavs.batch([one, other, one])
+    session, _ = agrees(model, batch, FLOAT64)
+    found = distinct(session, batch)
+    assert found["plan"] == 9 and found["columns"] < 9
+    _, expected = reference(model, batch, training=False)
+    for name, rows in session.evaluate(batch).outputs.items():
+        assert_close(rows, expected[name], FLOAT64, name)
 
 
 def test_vertices_that_read_their_readers_stay_separate():

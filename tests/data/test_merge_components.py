@@ -189,6 +189,18 @@ def sample_of(a, b):
     return cavs.Sample(a=Graph.chain(a) if a else Graph([]), b=Graph.chain(b))
 
 
+@pytest.mark.parametrize("components", [False, True])
+def test_structures_without_vertices_or_with_parents_first(components):
+    graphs = Graph([[1, 2], [2], []]), Graph([]), Graph([[1], []])
+    whole = batch([cavs.Sample(a=graph, b=Graph.chain(1)) for graph in graphs])
+    merged = whole.graphs["a"].merged((), components=components)
+    assert merged.num_vertices == (5 if components else 3)
+    assert merged.distinct.tolist() == ([0, 1, 2, 3, 4] if components else [2, 1, 0, 1, 0])
+    empty = batch([cavs.Sample(a=Graph([]), b=Graph.chain(1))])
+    found = empty.merged((MergedStructure("a", ("x",), components), MergedStructure("b", ())))
+    assert found.num_vertices == 1 and found.graphs["a"].num_edges == 0
+
+
 def test_components_have_no_leaves_of_numbers():
     one = batch([Graph.chain(2)])
     with pytest.raises(ValueError, match="not distinguished by their use"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 import cavs
 from cavs import nn, ops
+from cavs.runtime import program_cache
 from tests.compiler.test_structures import (
     ALL_ON,
     FLOAT64,
@@ -50,6 +53,13 @@ def test_a_device_equals_the_oracle(device, case):
     session, _ = agrees(model, cavs.batch(samples), 1e-9, device=device)
     agrees(model, cavs.batch(samples[::-1][:2]), 1e-9, device=device)
     assert session.device is device
+
+
+@examples(2, RANDOM, most=50)
+@given(cases(most=2, mergeable=True))
+def test_merged_structures_equal_the_oracle(device, case):
+    with mock.patch.object(program_cache, "MIN_MERGED", 1):
+        compare(*case, FLOAT64, dtype=np.float64, passes=ALL_ON, device=device)
 
 
 @examples(3, RANDOM, most=50)
