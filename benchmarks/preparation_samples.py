@@ -82,7 +82,8 @@ def share(case: Case, rounds: int) -> dict[str, Any]:
     batches = [samples[i : i + size] for i in range(0, len(samples), size)]
     vertices = sum(sample.num_vertices for sample in samples) / len(batches)
     found = in_turns(prepare, train, batches, rounds)
-    return {"case": asdict(case), "title": case.title, "vertices": vertices, **found}
+    record = {name: value for name, value in asdict(case).items() if name != "data"}  # a path
+    return {"case": record, "title": case.title, "vertices": vertices, **found}
 
 
 def table(found: list[dict[str, Any]]) -> str:

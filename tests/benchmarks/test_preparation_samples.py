@@ -17,6 +17,7 @@ def test_shares_of_a_step(treebank: str, model: str, vertices: int | None) -> No
     found = share(Case(model, 4, 1, 2, 1, treebank), rounds=2)
     assert vertices is None or found["vertices"] == vertices
     assert min(found[name]["median"] for name in ("step", "between", "alone", "share")) > 0
+    assert "data" not in found["case"]
     assert found["title"] == f"{model} training, h 4, bs 1, 1 thread"
 
 
