@@ -127,11 +127,12 @@ def _furthest(found, exact):
     return {k: max(float(np.abs(f[k] - x).max(initial=0)) for f in found) for k, x in exact.items()}
 
 
-def too_steep(graph, batch, exact, tolerance, *, seed=0, step=0, draws=8):
+def too_steep(graph, batch, exact, tolerance, *, seed=0, step=0, draws=8, features=None):
     """Return True if rounding alone moves an output of ``graph`` by a quarter of ``tolerance``.
 
     Every intermediate value is off by up to half a unit in the last place of float32. No
-    computation in float32 can then be expected to stay within the tolerance.
+    computation in float32 can then be expected to stay within the tolerance. features: that are
+    read besides those of the batch.
     """
     rng = np.random.default_rng(0)
     combine = interpreter._combine
@@ -143,6 +144,7 @@ def too_steep(graph, batch, exact, tolerance, *, seed=0, step=0, draws=8):
         return value * (1 + 2.0**-24 * rng.uniform(-1, 1, np.shape(value)))
 
     inputs = inputs_of(batch, seed, step)
+    inputs.features.update(features or {})
     with mock.patch.object(interpreter, "_combine", off):
         moved = _furthest([interpret(graph, inputs) for _ in range(draws)], exact)
     return any(m > tolerance / 4 * scale_of(exact[k], tolerance) for k, m in moved.items())

@@ -60,7 +60,7 @@ def compare(model, batch, tolerance, *, serial=False, **options):
         session.set_serial(True)
     loss, gradients, inputs = session.gradients(batch, inputs=True, **AT)
     known = {k for k in expected if k.startswith("input:")}
-    assert {f"input:{k}" for k in inputs} == known
+    assert {f"input:{k}" for k in inputs} >= known
     try:
         assert_close(loss, expected["loss"], tolerance, "loss")
         for name, found in gradients.items():
@@ -68,11 +68,10 @@ def compare(model, batch, tolerance, *, serial=False, **options):
             assert_close(found, expected.get(f"grad:{name}", unused), tolerance, name)
         for name, found in inputs.items():
             assert found.dtype == session.dtype
-            shape = expected[f"input:{name}"].shape
-            assert found.shape == shape
             if len(found):
                 assert found.shape == np.shape(batch[name])
-            assert_close(found, expected[f"input:{name}"], tolerance, name)
+            unread = np.zeros(found.shape)  # but for values that the loss does not depend on
+            assert_close(found, expected.get(f"input:{name}", unread), tolerance, name)
     except AssertionError:
         if session.dtype == np.float32 and too_steep(graph, batch, expected, tolerance, **AT):
             reject()
