@@ -80,7 +80,7 @@ def compare(model, batch, tolerance, *, serial=False, inputs=True, dropout=True,
     return session
 
 
-@examples(40)
+@examples(20)
 @given(models(smooth=True), batches(), st.booleans())
 def test_random_cells_equal_the_oracle(model, batch, inputs):
     batch = traced_parameters(model, batch)
@@ -89,13 +89,13 @@ def test_random_cells_equal_the_oracle(model, batch, inputs):
         compare(model, batch, FLOAT32, inputs=inputs, dtype=np.float32)
 
 
-@examples(20)
+@examples(10)
 @given(models(), batches(), st.booleans())
 def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
     compare(model, traced_parameters(model, batch), FLOAT64, serial=serial)
 
 
-@examples(20)
+@examples(10)
 @given(models(), batches(), st.sampled_from(sorted(vars(Passes()))))
 def test_each_pass_can_be_switched_off(model, batch, name):
     passes = replace(ALL_ON, **{name: False})
@@ -108,7 +108,7 @@ def test_all_passes_off(model, batch):
     compare(model, traced_parameters(model, batch), FLOAT64, passes=OFF)
 
 
-@examples(10)
+@examples(5)
 @given(models(), batches(), st.sampled_from(save_memory.PLANS))
 def test_programs_that_hold_less(model, batch, plan):
     always = mock.Mock(return_value=True)

@@ -79,7 +79,7 @@ def compare(model, batch, tolerance, *, serial=False, **options):
     return inputs
 
 
-@examples(40)
+@examples(15)
 @given(models(smooth=True), batches())
 def test_random_cells_equal_the_oracle(model, batch):
     batch = traced_parameters(model, batch)
@@ -88,26 +88,26 @@ def test_random_cells_equal_the_oracle(model, batch):
         compare(model, batch, FLOAT32, dtype=np.float32)
 
 
-@examples(20)
+@examples(10)
 @given(models(), batches(), st.booleans())
 def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
     compare(model, traced_parameters(model, batch), FLOAT64, serial=serial)
 
 
-@examples(20)
+@examples(10)
 @given(models(), batches(), st.sampled_from(sorted(vars(Passes()))))
 def test_each_pass_can_be_switched_off(model, batch, name):
     passes = replace(ALL_ON, **{name: False})
     compare(model, traced_parameters(model, batch), FLOAT64, passes=passes)
 
 
-@examples(6)
+@examples(3)
 @given(models(), batches())
 def test_all_passes_off(model, batch):
     compare(model, traced_parameters(model, batch), FLOAT64, passes=OFF)
 
 
-@examples(10)
+@examples(5)
 @given(models(), batches(), st.sampled_from(save_memory.PLANS))
 def test_programs_that_hold_less(model, batch, plan):
     always = mock.Mock(return_value=True)
@@ -141,7 +141,7 @@ def slope(graph, inputs, direction, eps):
     return (4 * narrow - wide) / 3
 
 
-@examples(15)
+@examples(8)
 @given(models(smooth=True), batches(max_vertices=6, max_graphs=2), st.integers(0, 2**31))
 def test_gradients_equal_finite_differences(model, batch, seed):
     batch = traced_parameters(model, batch)

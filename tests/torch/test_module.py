@@ -20,6 +20,8 @@ from tests.random_cells import batches, models, traced_parameters
 from tests.runtime.test_input_gradients import CHAIN, ROOTS, SHARED, Encoder, graph_of
 
 torch = pytest.importorskip("torch", reason="cavs.torch needs the package torch")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from cavs.torch import Module  # noqa: E402
 
 torch.set_num_threads(1)
@@ -188,6 +190,26 @@ def test_several_calls_before_one_backward(cell):
         found.append([x.grad, y.grad, *(p.grad.clone() for p in module.parameters())])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours.numpy(), theirs.numpy(), 1e-11, "gradient")
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_activations(cell, reentrant):
+    """torch runs forward again in backward, by `torch.utils.checkpoint`."""
+    module, batch = Module(cell), batch_of()
+    x, found = rows_of(batch).requires_grad_(), []
+    for run in (lambda x: module(batch, x=x), lambda x: _checkpointed(module, batch, x, reentrant)):
+        module.zero_grad()
+        x.grad = None
+        run(x).sum().backward()
+        found.append([x.grad, *(p.grad.clone() for p in module.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def _checkpointed(module, batch, x, reentrant):
+    def run(x):
+        return module(batch, x=x)
+
+    return checkpoint(run, x, use_reentrant=reentrant)
 
 
 class Readout(cavs.Model):
