@@ -1,7 +1,8 @@
 """Vertex functions and models of cavs as modules of PyTorch, on the CPU.
 
-``Module`` has torch Parameters on the memory of the model's own and takes part in autograd; see
-docs/torch.md. Importing it needs the package torch, which ``import cavs`` never imports.
+``Module`` has torch Parameters on the memory of the model's own and takes part in autograd,
+``collate`` makes batches for the DataLoader of torch; see docs/torch.md. Importing it needs the
+package torch, which ``import cavs`` never imports.
 """
 
 from cavs.errors import ConfigError
@@ -13,6 +14,7 @@ except ImportError as error:
         "cavs.torch needs the Python package torch", hint='pip install "cavs[torch]"'
     ) from error
 
+from cavs.torch.collate import collate
 from cavs.torch.module import Module
 
-__all__ = ["Module"]
+__all__ = ["Module", "collate"]
