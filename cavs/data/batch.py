@@ -193,6 +193,7 @@ class GraphBatch(EngineBatch):
                 )
         found = object.__new__(GraphBatch)
         vars(found).update(vars(self), _table=self._table.with_graph_rows(given), _merged={})
+        found._enumerate()
         return found
 
     def graph_label(self, index: int) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +16,26 @@ from cavs import _engine
 from cavs.data.structure import Indices
 
 _NO_LINKS: Mapping[str, Any] = MappingProxyType({})
+_NUMBERS = itertools.count(2)  # compilers of programs treat 0 and 1 as constants
+_BATCHES: WeakValueDictionary[int, EngineBatch] = WeakValueDictionary()
+
+
+def batch_of(number: int) -> EngineBatch | None:
+    """Return the batch with ``number``; None if there is none any more."""
+    return _BATCHES.get(number)
 
 
 class EngineBatch(ABC):
     """Vertices that run together, with a schedule for each way to run them.
 
     topology: of these vertices. merged_from: the batch whose distinct vertices they are, and for
-    each of its vertices the one that represents it; None if they are those of a batch.
+    each of its vertices the one that represents it; None if they are those of a batch. number: of
+    the batch in this process, see `batch_of`. sizes: numbers of vertices, edges and graphs.
     """
 
     topology: _engine.GraphBatch
+    number: int
+    sizes: tuple[int, int, int]
 
     def __init__(
         self,
@@ -32,6 +44,12 @@ class EngineBatch(ABC):
     ) -> None:
         self.topology, self._merged_from = topology, merged_from
         self._schedules: dict[Any, _engine.Schedule] = {}
+        self.sizes = topology.num_vertices, topology.num_edges, topology.num_graphs
+        self._enumerate()
+
+    def _enumerate(self) -> None:
+        self.number = next(_NUMBERS)
+        _BATCHES[self.number] = self
 
     @property
     def structures(self) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from cavs.runtime.forward_run import ForwardRun
-from cavs.runtime.interface import BatchLike
+from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.session import Session
 
 
@@ -40,6 +40,25 @@ class Call(NamedTuple):
         """Run forward; inputs: with what gradients by float features need."""
         return self.session.forward(self.batch, inputs=inputs, dropout=self.dropout, seed=self.seed)
 
+    def backward(
+        self, run: ForwardRun, inputs: bool, cotangents: Sequence[torch.Tensor | None]
+    ) -> tuple[ForwardRun, list[Array | None]]:
+        """Return the run whose values were used, and a gradient for each input and parameter.
+
+        It is another one if ``run`` is finished, as the caller retains the graph of autograd.
+        """
+        given = {
+            name: d.numpy()
+            for name, d in zip(self.outputs, cotangents, strict=True)
+            if d is not None
+        }
+        self.read_parameters()
+        if run.finished:
+            run = self.forward(inputs)
+        found = run.backward(given)
+        gradients = [found.inputs.get(name) for name in self.inputs]
+        return run, gradients + [found.parameters.get(name) for name in self.parameters]
+
 
 class Run(torch.autograd.Function):  # type: ignore[misc]
     """One call of the engine forward and one backward.
@@ -63,18 +82,8 @@ class Run(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return a gradient, or None, for each argument of `forward`."""
-        tensors, call = ctx.saved_tensors, ctx.call
-        given = {
-            name: d.numpy()
-            for name, d in zip(call.outputs, cotangents, strict=True)
-            if d is not None
-        }
-        call.read_parameters()
-        if ctx.run.finished:  # the caller retains the graph
-            ctx.run = call.forward(ctx.inputs)
-        found = ctx.run.backward(given)
-        gradients = [found.inputs.get(name) for name in call.inputs]
-        gradients += [found.parameters.get(name) for name in call.parameters]
+        tensors = ctx.saved_tensors
+        ctx.run, gradients = ctx.call.backward(ctx.run, ctx.inputs, cotangents)
         needed = ctx.needs_input_grad[1:]
         return None, *(
             None if g is None or not needs else torch.from_numpy(g).reshape(t.shape)

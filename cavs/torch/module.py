@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,13 @@ from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
 from cavs.frontend.values import Pushed
 from cavs.frontend.vertex import VertexFunction
-from cavs.runtime.interface import Array, BatchLike
+from cavs.runtime.forward_run import ForwardRun
+from cavs.runtime.interface import BatchLike
 from cavs.runtime.session import Session
 from cavs.torch.function import Call, Run
-from cavs.torch.tensor_batch import check_domains, with_tensors
+from cavs.torch.operator import Outputs, outputs_by_number, outputs_of, register
+from cavs.torch.tensor_batch import check_domains, with_specs, with_tensors
+from cavs.torch.torch_parameter import TorchParameter
 
 _FLOATS = (torch.float32, torch.float64)
 # A batch may have features of its own by the names of tensors: equal vertices are not searched for.
@@ -38,64 +40,6 @@ class _FunctionModel(Model):
     def forward(self, batch: SymbolicBatch) -> Any:
         found = self.function(batch.graph, **{name: batch[name] for name in self._names})
         return dict(found._items()) if isinstance(found, Pushed) else found
-
-
-@dataclass(eq=False)
-class _Shared:
-    """A parameter of cavs and the torch Parameter on its memory, which ``owner`` has by ``key``."""
-
-    name: str
-    parameter: Parameter
-    owner: torch.nn.Module
-    key: str
-    array: Array
-    address: int = 0
-    version: int = 0
-
-    @property
-    def tensor(self) -> Any:
-        return self.owner._parameters[self.key]
-
-    def attach(self) -> None:
-        """Let the tensor use the memory of the parameter, which has its values."""
-        self.array = self.parameter.current()
-        if self.owner._parameters.get(self.key) is None:
-            found = torch.nn.Parameter(
-                torch.from_numpy(self.array), requires_grad=self.parameter.trainable
-            )
-            self.owner.register_parameter(self.key, found)
-        else:
-            self.tensor.data = torch.from_numpy(self.array)
-        self.address, self.version = self.tensor.data_ptr(), self.tensor._version
-
-    def adopt(self) -> None:
-        """Take over the values and the dtype of a tensor that uses other memory."""
-        if self.tensor.data_ptr() == self.address and self.parameter.current() is self.array:
-            return
-        values = self.tensor.detach().numpy().copy()
-        if self.parameter.current().dtype != values.dtype:
-            self.parameter.convert(values.dtype)
-        self.parameter.current()[...] = values
-        self.parameter.written()
-        self.attach()
-
-    def follow(self) -> Any:
-        """Return the tensor, after its values have been declared written if torch has written."""
-        tensor = self.owner._parameters.get(self.key)
-        replaced = tensor is None or tensor.data_ptr() != self.address
-        if replaced or self.parameter.current() is not self.array:
-            raise ConfigError(
-                f"the parameter {self.name!r} no longer uses the memory of the model's own: it was "
-                "replaced",
-                where=user_line(),
-                hint="write new values in place, with torch.no_grad(): p.copy_(values); a session "
-                "of another dtype converts parameters, too",
-            )
-        if tensor._version != self.version:
-            self.version = tensor._version
-            self.parameter.written()
-        self.parameter.trainable = tensor.requires_grad
-        return tensor
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]
@@ -142,7 +86,9 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         self._session: Session | None = None
         self._calls, self._latest = 0, [0]  # see Call
         self._dtype = torch.float32
-        self._shared: list[_Shared] = []
+        self._number = register(self)
+        self._outputs: Outputs | None = None  # as compiled programs know them
+        self._shared: list[TorchParameter] = []
         for name, parameter in self._model.parameters().items():
             self._share(name.removeprefix(_FUNCTION), parameter)
 
@@ -154,7 +100,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
                 if part not in owner._modules:
                     owner.add_module(part, torch.nn.Module())
                 owner = owner._modules[part]
-            shared = _Shared(name, parameter, owner, key, parameter.current())
+            shared = TorchParameter(name, parameter, owner, key, parameter.current())
             shared.attach()
         except KeyError as error:
             raise ConfigError(
@@ -192,32 +138,97 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         super().__setstate__(state)
         for shared in self._shared:
             shared.address = 0  # the copies of tensor and array have memory of their own
+        self._number = register(self)
         self._adopt(self._dtype)
 
     # ---- running -----------------------------------------------------------------------------
 
     def forward(self, batch: BatchLike, **inputs: torch.Tensor) -> Any:
         """Return a tensor, or tensors by name, for the outputs of the model."""
-        self._check_inputs(tuple(inputs))
-        given = with_tensors(batch, inputs, self._dtype, self._domains) if inputs else batch
-        tensors = [shared.follow() for shared in self._shared]
-        session = self._running_session()
-        session.pack_again()  # writes by way of Tensor.data leave no trace
-        self._calls += 1
-        self._latest[0] = self._calls
-        seed = int(torch.randint(2**31, ()))
-        wanted = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (*inputs.values(), *tensors)
-        )
-        if wanted:
-            names = list(session.parameters)
-            numbers = self._calls, self._latest
-            call = Call(session, given, tuple(inputs), names, self.training, seed, [], *numbers)
+        if torch.compiler.is_compiling():
+            return self._compiled(batch, inputs)
+        session, given, seed = self._begin(batch, inputs)
+        tensors = [shared.tensor for shared in self._shared]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs.values(), *tensors)):
+            call = self._call(session, given, tuple(inputs), seed)
             rows = Run.apply(call, *inputs.values(), *tensors)
             found = dict(zip(call.outputs, rows, strict=True))
         else:
             found = self._infer(session, given, seed)
         return found["output"] if set(found) == {"output"} else found
+
+    def _begin(
+        self, batch: BatchLike, inputs: Mapping[str, torch.Tensor]
+    ) -> tuple[Session, BatchLike, int]:
+        """Return a session that knows the parameters, the inputs of a run, and a seed."""
+        self._check_inputs(tuple(inputs))
+        given = with_tensors(batch, inputs, self._dtype, self._domains) if inputs else batch
+        for shared in self._shared:
+            shared.follow()
+        session = self._running_session()
+        session.pack_again()  # writes by way of Tensor.data leave no trace
+        self._calls += 1
+        self._latest[0] = self._calls
+        return session, given, int(torch.randint(2**31, ()))
+
+    def _call(self, session: Session, given: BatchLike, inputs: Sequence[str], seed: int) -> Call:
+        numbers = self._calls, self._latest
+        return Call(
+            session, given, inputs, list(session.parameters), self.training, seed, [], *numbers
+        )
+
+    def _compiled(self, batch: Any, inputs: dict[str, torch.Tensor]) -> Any:
+        """Call by the operator, which torch.compile takes into its programs."""
+        parameters = [shared.tensor for shared in self._shared]
+        names, given = ",".join(inputs), list(inputs.values())
+        torch.ops.cavs.prepare(batch.number, self._number, names, given)
+        outputs = outputs_by_number(self._number)
+        wanted = [t.requires_grad and torch.is_grad_enabled() for t in (*given, *parameters)]
+        rows, _ = torch.ops.cavs.run(
+            batch.number,
+            self._number,
+            list(batch.sizes),
+            outputs.text,
+            names,
+            given,
+            parameters,
+            any(wanted),
+            any(wanted[: len(given)]),
+            outputs.call,
+        )
+        found = dict(zip(outputs.names, rows, strict=True))
+        return found["output"] if outputs.names == ("output",) else found
+
+    def _learn_outputs(
+        self, batch: BatchLike, names: Sequence[str], inputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Find the outputs for a batch and inputs, which may have no values yet."""
+        self._check_inputs(tuple(names))
+        given = with_specs(batch, dict(zip(names, inputs, strict=True)), self._domains)
+        self._outputs = outputs_of(self._model, given)
+
+    def _execute(
+        self,
+        batch: BatchLike,
+        inputs: Mapping[str, torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        gradients: bool,
+        by_inputs: bool,
+    ) -> tuple[dict[str, torch.Tensor], Call | None, ForwardRun | None]:
+        """Return the outputs by name, and if ``gradients`` follow the run that they need.
+
+        parameters: as the compiled program has them, which must be those of the module.
+        """
+        session, given, seed = self._begin(batch, inputs)
+        for shared, tensor in zip(self._shared, parameters, strict=True):
+            if tensor.data_ptr() != shared.address:
+                raise shared.replaced_error()
+        if not gradients:
+            return self._infer(session, given, seed), None, None
+        call = self._call(session, given, tuple(inputs), seed)
+        run = call.forward(by_inputs)
+        call.outputs.extend(run.outputs)
+        return {k: torch.from_numpy(rows) for k, rows in run.outputs.items()}, call, run
 
     def _infer(self, session: Session, batch: BatchLike, seed: int) -> dict[str, torch.Tensor]:
         """Return the outputs without gradients; of the program for inference if nothing drops."""

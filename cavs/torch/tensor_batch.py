@@ -63,10 +63,26 @@ def with_tensors(
                 f"Module(..., domains={{{name!r}: 'graph'}}) gives one row for each graph",
             )
         rows[name] = tensor.detach().contiguous().numpy()
-        specs[name] = FeatureSpec(
-            domain, "float", tuple(tensor.shape[1:]), False, known.type if known else ""
-        )
+        specs[name] = _spec(tensor, known, domain)
     return cast("BatchLike", TensorBatch(batch, rows, specs))
+
+
+def with_specs(
+    batch: BatchLike, tensors: Mapping[str, torch.Tensor], domains: Mapping[str, FeatureDomain]
+) -> BatchLike:
+    """Return ``batch`` with the types of ``tensors``, whose values are not known yet."""
+    schema = batch.feature_schema()
+    specs = {}
+    for name, tensor in tensors.items():
+        known = schema.get(name)
+        domain = known.domain if known is not None else domains.get(name, "vertex")
+        specs[name] = _spec(tensor, known, domain)
+    return cast("BatchLike", TensorBatch(batch, {}, specs))
+
+
+def _spec(tensor: torch.Tensor, known: Any, domain: FeatureDomain) -> FeatureSpec:
+    of = known.type if known is not None else ""
+    return FeatureSpec(domain, "float", tuple(map(int, tensor.shape[1:])), False, of)
 
 
 def _check(name: str, tensor: Any, dtype: torch.dtype) -> None:

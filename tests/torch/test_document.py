@@ -12,6 +12,7 @@ from tests.test_documents import blocks, matches
 pytest.importorskip("torch", reason="cavs.torch needs the package torch")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 def test_the_code_runs():
     names = {}
     for code, expected in blocks("docs/torch.md"):
