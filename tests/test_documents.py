@@ -88,8 +88,9 @@ def test_the_commands_of_the_tutorial_run(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(commands.splitlines()) == 9 and (tmp_path / "model.dot").exists()
+    assert len(commands.splitlines()) == 10 and (tmp_path / "model.dot").exists()
     assert (tmp_path / "runs/sum_model/report.html").exists()
+    assert "</html>" in (tmp_path / "explained.html").read_text(encoding="utf-8")
     for shown in ("best epoch", "accuracy", "== trace", "vertices/s", "of the optimiser"):
         assert shown in done.stdout, shown
 

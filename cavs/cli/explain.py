@@ -1,4 +1,4 @@
-"""``cavs explain MODEL``: every pass of the compiler and the run of one batch; or a drawing."""
+"""``cavs explain MODEL``: every pass of the compiler and a run, as text or a page; or a drawing."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
         "--inference", action="store_true", help="without gradients and update (default: training)"
     )
     passes.add_argument(parser)
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write the explanation as one page that needs no network and no script, with pictures "
+        "of the schedule, the step and its memory",
+    )
     group = parser.add_argument_group("drawings")
     group.add_argument(
         "--draw",
@@ -53,10 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser, entry: Entry) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the graph after every pass, the program, and a report of one step.
+    """Print the graph after every pass, the program, and a report of one step, or write a page.
 
     The step trains, with the optimiser of ``cavs train`` for the model, or infers.
     """
+    if args.html is not None and (args.draw is not None or args.out is not None):
+        other = f"--draw {args.draw}" if args.draw is not None else f"--out {args.out}"
+        raise ConfigError(
+            f"--html {args.html} and {other} exclude each other",
+            hint="--html FILE writes the explanation as a page; a drawing needs a command of its "
+            "own: --draw and --out without --html",
+        )
     if args.out is not None and args.draw is None:
         raise ConfigError(
             f"--out {args.out} without a drawing",
@@ -73,15 +86,17 @@ def run(args: argparse.Namespace) -> int:
         _write(_drawing(args.draw, task.model, batch, where, not args.inference), args.out)
         return 0
     optimizer = options.make_optimizer(options.training_defaults(entry), 1)
-    print(
-        explain(
-            task.model,
-            batch,
-            training=not args.inference,
-            **where,
-            optimizer=optimizer,
-        )
+    explained = explain(
+        task.model,
+        batch,
+        training=not args.inference,
+        **where,
+        optimizer=optimizer,
     )
+    if args.html is None:
+        print(explained)
+    else:
+        print(f"written: {explained.write_html(args.html)}")
     return 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -16,7 +18,17 @@ from cavs.cuda.device import Device
 from cavs.cuda.engine import persistent_plan
 from cavs.cuda.persistent import describe
 from cavs.cuda.storage import half_buffers
+from cavs.data.source import as_path
+from cavs.data.whole_file import write_whole
 from cavs.frontend.model import Model
+from cavs.inspect.explained_model import functions_in, kinds_and_tasks
+from cavs.inspect.explanation import page
+from cavs.inspect.explanation_report import (
+    BodyReport,
+    BufferReport,
+    ExplanationReport,
+    StageReport,
+)
 from cavs.inspect.loop_report import LoopReport, loops_of
 from cavs.inspect.measure import Measured, Rule, RunReport, measured, unchanged
 from cavs.inspect.run_text import run_lines
@@ -36,52 +48,24 @@ class _Mode(TypedDict):
 
 
 @dataclass(frozen=True)
-class BodyReport:
-    """Nodes that run together. when: eager, loop or lazy; why: the reason."""
-
-    when: str
-    where: str
-    why: str
-    stage: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BufferReport:
-    """A buffer of the program; it is alive from stage ``first`` to stage ``last``, inclusive.
-
-    bytes: of its rows in this batch; 0 where it has no storage of its own in the arena.
-    """
-
-    name: str
-    value: str
-    role: str
-    space: str
-    width: int
-    first: int
-    last: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(ExplanationReport):
     """The pipeline of a model for batches like one batch; ``str()`` of it is the report.
 
-    stages: name and text after every pass. kernels: number of the instruction and its lines.
-    cuda: the same kernels as CUDA C, from which the engine for GPUs compiles its own.
-    not_batched: work that ran in more or smaller pieces than it might, and why. persistent: on a
-    device, the loops whose narrow tasks one kernel can walk, and the resources of each.
+    `html` is the report as a page, which `write_html` writes.
     """
 
-    stages: tuple[tuple[str, str], ...]
-    bodies: tuple[BodyReport, ...]
-    program: str
-    kernels: dict[int, tuple[str, ...]]
-    cuda: dict[int, str]
-    buffers: tuple[BufferReport, ...]
-    not_batched: tuple[str, ...] = ()
-    run: RunReport | None = None
-    persistent: tuple[str, ...] = ()
+    def html(self) -> str:
+        """Return the report as one HTML page, which loads nothing and needs no script."""
+        return page(self)
+
+    def write_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page of `html` into the file ``path``, whole or not at all; return its path.
+
+        ConfigError if that cannot be written.
+        """
+        target = as_path(path)
+        write_whole(target, self.html())
+        return target
 
     def __repr__(self) -> str:
         return str(self)  # for a prompt
@@ -223,6 +207,8 @@ def explain(
     assert variant is not None
     after = _after_gather(compiled)
     maps = [n for n, i in enumerate(program.instructions) if i.traits.fused]
+    kinds, tasks = kinds_and_tasks(program, schedule, loops)
+    start = first_backward(program)
     return Explanation(
         stages=tuple(compiled.stages),
         bodies=tuple(_body(b, after) for b in compiled.partition.bodies),
@@ -234,6 +220,14 @@ def explain(
             compiled, variant, batch, session.passes, loops, found.report if found else {}
         ),
         persistent=_persistent(session, program, precision),
+        model=type(model).__name__,
+        training=training,
+        functions=functions_in(model),
+        kinds=kinds,
+        tasks=tasks,
+        order=tuple(
+            StageReport(s.label, s.type, 0 < start <= n) for n, s in enumerate(program.stages)
+        ),
         run=None
         if found is None
         else _ran(found, session, compiled, batch, scheduled, schedule, present, buffers, loops),

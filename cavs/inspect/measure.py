@@ -147,7 +147,7 @@ class RunReport:
 
 
 class Measured(NamedTuple):
-    """Times, True if there was an update, bytes of the optimiser's states, the engine's report."""
+    """Times, True if there was an update, bytes of the optimiser's states, report of the median."""
 
     times: Times
     updated: bool
@@ -166,7 +166,7 @@ def measured(
     step = _step(session, training, with_loss, rule)
     for _ in range(DECIDED if session.overlaps else WARM):
         step.run(batch)
-    found: list[Times] = []
+    found: list[tuple[Times, dict[str, Any]]] = []
     began, most = time.perf_counter(), 1 if session.overlaps else RUNS
     while len(found) < most and (not found or time.perf_counter() - began < SECONDS):
         again, collate, prepare = _again(session, batch, training)
@@ -174,10 +174,12 @@ def measured(
         started = time.perf_counter()
         step.run(batch if session.overlaps else again)  # a device replays known batches
         wall = time.perf_counter() - started
-        found.append(_times(session.report(training), wall, collate, prepare))
-    found.sort(key=lambda t: t.wall)
-    times = replace(found[len(found) // 2], runs=len(found))
-    return Measured(times, step.updated, step.state_bytes, session.report(training))
+        report = session.report(training)
+        found.append((_times(report, wall, collate, prepare), report))
+    found.sort(key=lambda run: run[0].wall)
+    median, report = found[len(found) // 2]
+    times = replace(median, runs=len(found))
+    return Measured(times, step.updated, step.state_bytes, report)
 
 
 def _times(r: dict[str, Any], wall: float, collate: float | None, prepare: float | None) -> Times:

@@ -16,7 +16,7 @@ class InstructionReport:
     gather: of states, or their cotangents, read through the edges of the graphs. scatter: written
     to the rows that gather reads. other_reads: through other indices, such as lookups; operands
     that are read row by row are not counted. other_writes: everything else that is written, also
-    values that stay in a cache.
+    values that stay in a cache. seconds: summed over threads; 0 on a device, which times stages.
     """
 
     label: str
@@ -25,6 +25,12 @@ class InstructionReport:
     scatter: int
     other_reads: int
     other_writes: int
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """All bytes that are counted."""
+        return self.gather + self.scatter + self.other_reads + self.other_writes
 
 
 def traffic_of(
@@ -47,6 +53,7 @@ def traffic_of(
                 scatter,
                 line["indexed_bytes"] - line["gather_bytes"],
                 line["write_bytes"] - scatter,
+                line["seconds"],
             )
         )
     return tuple(found)

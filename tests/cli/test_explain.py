@@ -100,3 +100,28 @@ def build(args, assets=None):
     assert 'digraph "sample"' in shown and shown.count("subgraph cluster") == 2
     assert main(["explain", "spelled.py", "--draw", "function"]) == 1
     assert "this SampleBatch has the structures a, b" in capsys.readouterr().err
+
+
+def test_an_explanation_is_a_page(capsys):
+    assert main(["explain", TREE, "--html", "a.html"]) == 0
+    assert capsys.readouterr().out == "written: a.html\n"
+    page = Path("a.html").read_text(encoding="utf-8")
+    assert "<dd>Classifier</dd>" in page and "<dd>training</dd>" in page
+    assert main(["explain", TREE, "--html", "a.html", "--inference"]) == 0
+    assert "<dd>inference</dd>" in Path("a.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--html", "a.html", "--draw", "graph"], "--html a.html and --draw graph exclude"),
+        (["--html", "a.html", "--out", "a.dot"], "--html a.html and --out a.dot exclude"),
+        (["--html", "no/such/a.html"], "cannot write no/such/a.html: No such file"),
+        (["--html", "."], "cannot write .: it exists and is not a file"),
+    ],
+)
+def test_errors_of_pages(options, message, capsys):
+    assert main(["explain", TREE, *options]) == 1
+    err = capsys.readouterr().err
+    assert f"ConfigError: {message}" in err and "hint: " in err
+    assert not list(Path().iterdir())

@@ -10,6 +10,7 @@ import pytest
 from cavs.cli import main
 from cavs.runtime import session
 from cavs.train import read_checkpoint
+from tests.inspect.pages import Page
 from tests.models.test_models import OPTIONS, write_data
 
 NAME = "tree-lstm"
@@ -89,3 +90,13 @@ def test_bench_and_explain(opened, words, capsys, precision):
     assert record["infer"]["graphs_per_second"] > 0
     assert "loop" in run(capsys, "explain", NAME, *words, *on)
     assert opened == ["cuda", "cuda"]
+
+
+def test_an_explanation_of_a_device_is_a_page(opened, words, tmp_path, capsys):
+    page = tmp_path / "a.html"
+    found = run(capsys, "explain", NAME, *words, "--device", "cuda", "--html", page)
+    assert found == f"written: {page}\n"
+    text = page.read_text(encoding="utf-8")
+    Page(text)  # well-formed
+    for part in ("A device times stages, not instructions.", "Persistent kernels", "gather reads"):
+        assert part in text

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from cavs.inspect.html import document, html_text, key
 from cavs.inspect.report.charts import OVER, Chart, axis_of, charts_of
 from cavs.inspect.report.facts import facts_of, time_text, title_of
 from cavs.inspect.report.run_log import RunLog
 from cavs.inspect.report.scale import short
-from cavs.inspect.report.svg import chart_svg, html_text
+from cavs.inspect.report.svg import chart_svg
 
 _MAX_ROWS = 200  # in a table
 _STYLE = """
-:root{--back:#fff;--text:#1c1e21;--soft:#667;--grid:#e2e4e8;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;
---c3:#b03080;--c4:#8a6d00;--c5:#555;--bad:#c62828;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--back:#15171a;--text:#e6e7e9;--soft:#9aa0a8;--grid:#2c3036;
---c0:#56b4e9;--c1:#ff9a4d;--c2:#3ecf9f;--c3:#e58ac0;--c4:#e3c64a;--c5:#bbb;--bad:#ff6b6b}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:80rem;padding:1rem;background:var(--back);color:var(--text);
-font:16px/1.4 system-ui,sans-serif}
-h1{font-size:1.3rem;margin:0 0 .5rem;overflow-wrap:anywhere}
-dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem .8rem;margin:0 0 1rem}
-dt,.soft{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-label{margin-right:1rem}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;
-margin-top:1rem}
 #over-steps:not(:checked)~.steps,#over-time:not(:checked)~.time{display:none}
-figure{margin:0;min-width:0}figcaption{font-weight:600}
-.key{font-weight:400;color:var(--soft);margin-left:.6rem;white-space:nowrap}
-.key::before{content:"";display:inline-block;width:.9rem;height:.2rem;margin-right:.3rem;
-vertical-align:middle;background:var(--color)}
-svg{display:block;width:100%;height:auto;touch-action:pan-y}
-svg text{font-size:12.5px;fill:var(--soft)}
-.grid{stroke:var(--grid)}.axis{stroke:var(--soft)}
 .line{fill:none;stroke:var(--color);stroke-width:1.8;stroke-linejoin:round}
 .band{fill:var(--color);opacity:.2}.dot{fill:var(--color)}
 .invalid{fill:none;stroke:var(--color);stroke-width:2}
@@ -44,8 +25,6 @@ svg text{font-size:12.5px;fill:var(--soft)}
 .column rect{fill:transparent}.column path{stroke:none}
 .column:hover path,.column.shown path{stroke:var(--soft)}
 output{display:block;min-height:2.8em;font-size:.85rem;color:var(--soft);white-space:pre-line}
-.c0{--color:var(--c0)}.c1{--color:var(--c1)}.c2{--color:var(--c2)}.c3{--color:var(--c3)}
-.c4{--color:var(--c4)}.c5{--color:var(--c5)}
 .table{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.15rem .6rem;border-bottom:1px solid var(--grid)}
 td:last-child.text{text-align:left}
@@ -62,29 +41,20 @@ column.closest("figure").querySelector("output").textContent=
 column.querySelector("title").textContent.replaceAll("\\n","   ");
 });
 """
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _KEY = "dashed: a change; ticks: checkpoints; dotted: resumed; red: interrupted or failed; ring: "
 _KEY += "the best epoch; crosses: NaN or infinity; band: lowest and highest of averaged values"
 
 
 def page(log: RunLog, over: str) -> str:
     """Return the report of a run as HTML. over: ``"steps"`` or ``"time"``, shown at first."""
-    title = html_text(title_of(log))
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width,initial-scale=1">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
-            "<dl>",
-            *(f"<dt>{html_text(k)}</dt><dd>{html_text(v)}</dd>" for k, v in facts_of(log).items()),
-            "</dl>",
-            *_charts(log, over),
-            *_tables(log),
-            f"<script>{_SCRIPT}</script></body></html>",
-            "",
-        ]
-    )
+    body = [
+        "<dl>",
+        *(f"<dt>{html_text(k)}</dt><dd>{html_text(v)}</dd>" for k, v in facts_of(log).items()),
+        "</dl>",
+        *_charts(log, over),
+        *_tables(log),
+    ]
+    return document(title_of(log), _STYLE, body, _SCRIPT)
 
 
 def _charts(log: RunLog, over: str) -> Iterator[str]:
@@ -103,10 +73,7 @@ def _charts(log: RunLog, over: str) -> Iterator[str]:
 
 def _figure(chart: Chart, svg: str, unit: str) -> Iterator[str]:
     shown = f"{chart.title}, {chart.unit}" if chart.unit else chart.title
-    keys = (
-        f'<span class="key c{i % 6}">{html_text(line.label)}</span>'
-        for i, line in enumerate(chart.lines)
-    )
+    keys = (key(line.label, i) for i, line in enumerate(chart.lines))
     yield f"<figure><figcaption>{html_text(shown)}{''.join(keys)}</figcaption>"
     yield svg
     yield f"<output>{unit}</output></figure>"

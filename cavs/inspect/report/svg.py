@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from html import escape
 from itertools import pairwise
 
+from cavs.inspect.html import COLORS, html_text
 from cavs.inspect.report.charts import Axis, Chart, Line, Point
 from cavs.inspect.report.scale import Scale, scale_of, short
 
 WIDTH, HEIGHT = 480, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 470, 12, 222
-_COLORS = 6  # classes c0, c1, ... of the page
 _GAP = 2.0  # the least distance of two columns
 _MAX_MARKS = 3  # in the text of a column
-
-
-def html_text(text: str) -> str:
-    """Return text of a log as HTML, with characters that cannot be printed as escapes."""
-    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 def chart_svg(chart: Chart, axis: Axis) -> str:
@@ -80,7 +74,7 @@ class _Drawing:
 
     def line(self, line: Line, number: int) -> Iterator[str]:
         """Yield a line with the band of its lowest and highest values."""
-        color = f"c{number % _COLORS}"
+        color = f"c{number % COLORS}"
         for run in line.runs:
             if any(point.low < point.high for point in run):
                 yield f'<path class="band {color}" d="{self._band(run)}"/>'
