@@ -16,7 +16,7 @@ from cavs.inspect.explanation_report import BufferReport, ExplanationReport
 from cavs.inspect.html import html_text, key
 from cavs.inspect.report.scale import Scale
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 230, 66, 470, 10, 196
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 480, 236, 66, 470, 10, 196
 _LARGEST = 12  # buffers that are listed
 
 
@@ -127,5 +127,5 @@ def _picture(e: ExplanationReport, live: list[tuple[int, int]], most: int) -> It
     y = f"{top(most):.1f}"
     yield f'<line class="peak" x1="{_LEFT}" y1="{y}" x2="{_RIGHT}" y2="{y}"/>'
     yield f'<line class="axis" x1="{_LEFT}" y1="{_BOTTOM}" x2="{_RIGHT}" y2="{_BOTTOM}"/>'
-    yield f'<text x="{(_LEFT + _RIGHT) / 2:g}" y="{_HEIGHT - 2}" text-anchor="middle">stage</text>'
+    yield f'<text x="{(_LEFT + _RIGHT) / 2:g}" y="{_HEIGHT - 6}" text-anchor="middle">stage</text>'
     yield "</svg>"
