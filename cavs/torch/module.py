@@ -11,35 +11,21 @@ import torch
 from cavs.compiler.options import Passes
 from cavs.data.features import FeatureDomain
 from cavs.errors import ConfigError, user_line
-from cavs.frontend.batch import SymbolicBatch
 from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
-from cavs.frontend.values import Pushed
 from cavs.frontend.vertex import VertexFunction
 from cavs.runtime.forward_run import ForwardRun
+from cavs.runtime.host_inputs import FUNCTION, FunctionModel, check_domains, with_specs
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.session import Session
 from cavs.torch.function import Call, Run
 from cavs.torch.operator import Outputs, outputs_by_number, outputs_of, register
-from cavs.torch.tensor_batch import check_domains, with_specs, with_tensors
+from cavs.torch.tensor_batch import with_tensors
 from cavs.torch.torch_parameter import TorchParameter
 
 _FLOATS = (torch.float32, torch.float64)
 # A batch may have features of its own by the names of tensors: equal vertices are not searched for.
 _PASSES = Passes(merge_vertices=False)
-_FUNCTION = "function."  # begins the names of parameters of a vertex function
-
-
-class _FunctionModel(Model):
-    """A model of one vertex function. names: of the features that it takes as inputs."""
-
-    def __init__(self, function: VertexFunction, names: Sequence[str]) -> None:
-        self.function = function
-        self._names = tuple(names)
-
-    def forward(self, batch: SymbolicBatch) -> Any:
-        found = self.function(batch.graph, **{name: batch[name] for name in self._names})
-        return dict(found._items()) if isinstance(found, Pushed) else found
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]
@@ -77,7 +63,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
                 hint="give an instance of a cavs.VertexFunction or a cavs.Model",
             )
         self._function = model if isinstance(model, VertexFunction) else None
-        self._model = _FunctionModel(model, ()) if isinstance(model, VertexFunction) else model
+        self._model = FunctionModel(model, ()) if isinstance(model, VertexFunction) else model
         self._features, self._domains = tuple(features), dict(domains or {})
         check_domains(self._domains)
         self._inputs: tuple[str, ...] | None = (
@@ -90,7 +76,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         self._outputs: Outputs | None = None  # as compiled programs know them
         self._shared: list[TorchParameter] = []
         for name, parameter in self._model.parameters().items():
-            self._share(name.removeprefix(_FUNCTION), parameter)
+            self._share(name.removeprefix(FUNCTION), parameter)
 
     def _share(self, name: str, parameter: Parameter) -> None:
         *path, key = name.split(".")
@@ -250,8 +236,8 @@ class Module(torch.nn.Module):  # type: ignore[misc]
             return
         if self._inputs is None:
             self._inputs = names
-            assert isinstance(self._model, _FunctionModel)
-            self._model._names = (*names, *self._features)
+            assert isinstance(self._model, FunctionModel)
+            self._model.names = (*names, *self._features)
         elif set(names) != set(self._inputs):
             raise ConfigError(
                 f"inputs {', '.join(names) or 'none'}; the first call had "
