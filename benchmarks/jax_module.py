@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def steps(batch: Any, width: int, hidden: int, threads: int) -> dict[str, Callab
         return jax.tree.map(lambda p, g: p - 0.01 * g, parameters, gradients)
 
     def compiled(loss: Callable[[Any], Any], parameters: Any) -> Callable[[], float]:
-        @jax.jit
+        @partial(jax.jit, donate_argnums=0)
         def both(parameters: Any) -> Any:
             found, gradients = jax.value_and_grad(loss)(parameters)
             return found, updated(parameters, gradients)

@@ -23,8 +23,8 @@ from cavs.runtime.check import check_batch
 from cavs.runtime.host_inputs import FUNCTION, FunctionModel, check_domains
 from cavs.runtime.interface import BatchLike
 
-for _kind in (GraphBatch, SampleBatch):  # a batch may be an argument of a function under jit
-    jax.tree_util.register_static(_kind)
+for _batch in (GraphBatch, SampleBatch):  # a batch may be an argument of a function under jit
+    jax.tree_util.register_static(_batch)
 
 
 class Function:
@@ -157,7 +157,7 @@ class Function:
 
 def _array(noun: str, given: Any) -> Any:
     try:
-        return jnp.asarray(given)
+        return given if isinstance(given, jax.Array) else jnp.asarray(given)
     except (TypeError, ValueError):
         raise ConfigError(
             f"{noun} is {given!r:.60}, not an array",

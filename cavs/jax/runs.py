@@ -18,7 +18,7 @@ from cavs.runtime.session import Session
 
 # A batch may have features of its own by the names of inputs: equal vertices are not searched for.
 _PASSES = Passes(merge_vertices=False)
-_NUMBERS = 2**31  # of runs, which are int32
+_NUMBERS = 2**31  # numbers of runs are int32
 
 _Shapes = dict[str, tuple[int, ...]]
 
