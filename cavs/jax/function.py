@@ -84,6 +84,10 @@ class Function:
         values = {name: p.current().astype(found) for name, p in model.parameters().items()}
         return {name.removeprefix(self._prefix): jnp.array(v) for name, v in values.items()}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the programs, which a copy compiles again."""
+        return {**self.__dict__, "_runs": {}}
+
     @property
     def _prefix(self) -> str:
         return "" if self._is_model else FUNCTION

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import cavs
 from cavs import nn, ops
 from cavs.errors import CavsError, ConfigError, DTypeError, FeatureError, ShapeError
-from cavs.ir.interpret import interpret
-from cavs.passes.differentiate import COTANGENT
-from tests.draws import examples
-from tests.oracle import assert_close, drawn, inputs_of, traced
-from tests.random_cells import batches, models, traced_parameters
-from tests.runtime.test_input_gradients import CHAIN, ROOTS, SHARED, Encoder, graph_of, own_rows
+from tests.oracle import assert_close, drawn
+from tests.runtime.test_input_gradients import CHAIN, ROOTS, SHARED, Encoder, graph_of
 
 jax = pytest.importorskip("jax", reason="cavs.jax needs the package jax")
 import jax.numpy as jnp  # noqa: E402
@@ -24,15 +23,8 @@ from jax.test_util import check_grads  # noqa: E402
 from cavs.jax import Function  # noqa: E402
 from cavs.jax.runs import Runs  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("wide")
 FORMS = (CHAIN, [[]], SHARED, ROOTS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide():
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def batch_of(*forms, seed=0):
@@ -91,51 +83,6 @@ def test_a_vertex_function_equals_a_loop_in_jax(cell, dtype, compiled):
     h = function.apply(parameters, batch, x=x)
     inferred = jax.jit(lambda p, x: function.apply(p, batch, x=x))(parameters, x)
     same([h, inferred], [reference(parameters, batch, x)] * 2, 1e-5)
-
-
-@examples(6)
-@given(models(smooth=True), batches(), st.booleans())
-def test_random_cells_equal_the_oracle(model, batch, compiled):
-    batch = traced_parameters(model, batch)
-    function, key = Function(model), jax.random.key(7)
-    parameters, dense = function.init(dtype=jnp.float64), jnp.asarray(batch["dense"], jnp.float64)
-
-    def run(parameters, dense):
-        return function.apply(parameters, batch, key, dense=dense)
-
-    def pull_back(parameters, dense, cotangents):
-        outputs, vjp = jax.vjp(run, parameters, dense)
-        return outputs, vjp(cotangents(outputs) if callable(cotangents) else cotangents)
-
-    outputs = run(parameters, dense)
-    rng = np.random.default_rng(0)
-    cotangents = {k: jnp.asarray(rng.normal(size=x.shape)) for k, x in outputs.items()}
-    once = jax.jit(pull_back) if compiled else pull_back
-    outputs, (by_parameters, by_dense) = once(parameters, dense, cotangents)
-    whole = inputs_of(batch, seed=int(jax.random.bits(key, (), "uint32") >> 1))
-    whole.features.update({f"{COTANGENT}{k}": np.asarray(d) for k, d in cotangents.items()})
-    graph = traced(model, batch, inputs=True, outside=True)
-    expected = interpret(graph, whole)
-    expected |= own_rows(graph, expected, batch)
-    for name, rows in outputs.items():
-        assert_close(rows.reshape(np.shape(expected[name])), expected[name], 1e-9, name)
-    for name, g in by_parameters.items():
-        assert_close(g, expected.get(f"grad:{name}", np.zeros(g.shape)), 1e-9, name)
-    unread = np.zeros(by_dense.shape)
-    assert_close(by_dense, expected.get("input:dense", unread), 1e-9, "dense")
-
-
-@examples(4)
-@given(models(smooth=True), batches(max_vertices=5, max_graphs=2))
-def test_check_grads_of_random_cells(model, batch):
-    batch = traced_parameters(model, batch)
-    function = Function(model)
-    parameters, dense = function.init(dtype=jnp.float64), jnp.asarray(batch["dense"], jnp.float64)
-
-    def run(parameters, dense):
-        return function.apply(parameters, batch, dense=dense)
-
-    check_grads(run, (parameters, dense), order=1, modes=["rev"], eps=1e-6, atol=1e-5, rtol=1e-4)
 
 
 class Readout(cavs.Model):
@@ -394,6 +341,26 @@ def test_features_of_the_batch_are_inputs():
     parameters = function.init(dtype=jnp.float64)
     found = jax.jit(lambda p: function.apply(p, batch))(parameters)
     same(found, Function(cell).apply(parameters, batch, x=np.asarray(batch["x"], np.float64)), 1e-6)
+
+
+def test_a_batch_is_free_after_runs_without_jit(cell):
+    function = Function(cell)
+    batches = [batch_of() for _ in range(3)]
+    parameters, x = function.init(), rows_of(batches[0])
+    for batch in batches:
+        jax.grad(lambda p, batch=batch: function.apply(p, batch, x=x).sum())(parameters)
+    alive = [weakref.ref(batch) for batch in batches]
+    del batches, batch
+    gc.collect()
+    assert [found() for found in alive] == [None] * 3
+
+
+def test_copies_and_pickles(cell):
+    function, batch = Function(cell), batch_of()
+    parameters, x = function.init(), rows_of(batch)
+    expected = function.apply(parameters, batch, x=x)
+    for other in (copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+        same(other.apply(parameters, batch, x=x), expected, 0.0)
 
 
 # ---- errors --------------------------------------------------------------------------------------
