@@ -17,17 +17,13 @@ from collections.abc import Collection
 from cavs.data.features import link_parts, owner_of
 from cavs.data.merge_samples import MergedStructure
 from cavs.data.vertex_types import ROW
-from cavs.ir import Domain, Graph, Node, Structures, apply, rewrite
+from cavs.ir import Domain, Graph, Link, Node, Structures, apply, rewrite
 from cavs.ops.leaves import feature
 
 # Float feature: for how many vertices a distinct one stands. With a blank and the name of a
 # structure: one of that structure.
 COPIES = "#copies"
 PRESENT = "#present "  # + name: for how many where that int feature is present (>= 0)
-
-# Operators from one structure of a link to the other, by the end that their value belongs to.
-_TO_TARGET = {"take_linked", "sum_linked", "take_pairs"}
-_TO_SOURCE = {"sum_readers", "max_readers", "sum_pairs"}
 
 Distinguishing = tuple[str, ...] | tuple[MergedStructure, ...]
 
@@ -80,9 +76,10 @@ def why_separate(graph: Graph, training: bool = True, structure: str = "") -> st
             return f"each draws random numbers of its own (dropout or ops.normal {where})"
         if any(x.type.domain.base == "graph" for x in n.inputs):
             return "each reads a value of its graph"
-        if n.op.name in _TO_TARGET or domain.base == "pair" or _is_of_link(n):
+        link = _link_of(n)
+        if domain.base == "pair" or _is_of_link(n) or (link and link.target == structure):
             return "each reads along a link"
-        if n.op.name in _TO_SOURCE:
+        if link:
             return "each reads the vertices that read it along a link"
     if any(n.type.domain.base == "edge" for n in _outputs(graph, structure)):
         return "values of edges are asked for"
@@ -97,6 +94,14 @@ def why_separate(graph: Graph, training: bool = True, structure: str = "") -> st
 
 def _from_parents(graph: Graph, structure: str = "") -> bool:
     return any(slot.backward and slot.structure.of == structure for slot in graph.slots)
+
+
+def _link_of(node: Node) -> Link | None:
+    """Return the link along which an operator reads; None for other operators."""
+    for _, value in node.attrs:
+        if isinstance(value, Link):
+            return value
+    return next((x.type.domain.link for x in node.inputs if x.type.domain.link), None)
 
 
 def _is_of_link(node: Node) -> bool:
