@@ -13,7 +13,7 @@ import numpy as np
 from cavs.config import require, require_count, require_flag
 from cavs.errors import CheckpointError, ConfigError
 from cavs.train.batches import Collate, Loader, located
-from cavs.train.data_set import edge_types
+from cavs.train.data_set import edge_types, type_features
 from cavs.train.epoch import Parts, graphs_before
 from cavs.train.prefetch import prefetch
 from cavs.train.reader import Reader, shuffled
@@ -275,6 +275,8 @@ class StreamLoader(_Stream):
         if self.shuffle or not super()._skips(epoch):
             return False
         for _, graph in self._numbered(epoch):  # types of edge features, of the first with an edge
+            if getattr(graph, "type_names", None) is not None:
+                return False  # any graph may be the first with vertices of a type
             self._skipped(graph)
             if self._edge_types is not None:
                 break
@@ -283,6 +285,8 @@ class StreamLoader(_Stream):
     def _skipped(self, item: Any) -> None:
         if self._edge_types is None:
             self._edge_types = edge_types([item])
+        if getattr(item, "type_names", None) is not None:
+            self._type_features = {**type_features([item]), **(self._type_features or {})}
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -187,6 +187,20 @@ def test_edge_features_of_graphs_without_edges_are_known_to_a_resumed_stream():
     assert [list(b.edge_features) for b in resumed] == [["e"]] * 2
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_types_of_vertices_of_earlier_graphs_are_known_to_a_resumed_stream(skips):
+    joins = cavs.Graph([[]], types=["join"], features={"join": {"x": [[1.5]]}})
+    scans = [cavs.Graph([[]], types=["scan"], features={"scan": {"rows": [2.5]}})] * 5
+    graphs = Skipping([joins, *scans]) if skips else [joins, *scans]
+    first = StreamLoader(graphs, 2, prefetch=0)
+    next(iter(first))
+    resumed = StreamLoader(graphs, 2, prefetch=0)
+    resumed.load_state_dict(first.state_dict())
+    for loader, count in ((StreamLoader(graphs, 2, prefetch=0), 3), (resumed, 2)):
+        found = [{t: list(of) for t, of in b.typed_features.items()} for b in loader]
+        assert found == [{"join": ["x"], "scan": ["rows"]}] * count
+
+
 class Skipping:
     """Items that can be read from any number on; counts those that were read."""
 
