@@ -177,6 +177,11 @@ def test_graphs_of_a_batch_are_numbered():
             GraphError,
             r"several types of nodes(.|\n)*to_homogeneous",
         ),
+        (
+            lambda: from_pyg(Data(TREE, 4, x=np.eye(4)), features="x"),
+            FeatureError,
+            r"names of features are a list, not 'x'(.|\n)*\[\"x\"\]",
+        ),
         (lambda: from_dgl(3), GraphError, "a graph of DGL is needed, not 3"),
         (
             lambda: from_dgl(

@@ -191,6 +191,30 @@ def _array(value: Any, name: str) -> Array:
     return found
 
 
+def _chosen(values: Any, names: Iterable[str], lacks: str) -> dict[str, Array]:
+    """Return values by name as arrays; FeatureError for one that is missing, or no list of names.
+
+    lacks: the words before a missing name.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise FeatureError(
+            f"names of features are a list, not {names!r:.80}",
+            where=user_line(),
+            hint='features=["x"] takes one value of every node',
+        )
+    found = {}
+    for key in names:
+        if key not in values:
+            raise FeatureError(
+                f'{lacks} "{key}"; it has {", ".join(sorted(values.keys())) or "none"}',
+                where=user_line(),
+                hint="features, edge_features and graph_features are lists of names: those of "
+                "values of nodes, edges and graphs",
+            )
+        found[key] = _array(values[key], key)
+    return found
+
+
 def _read_pyg(
     data: Any,
     features: Iterable[str],
@@ -213,22 +237,11 @@ def _read_pyg(
     ptr = getattr(data, "ptr", None)
     vertices = np.array([data.num_nodes]) if ptr is None else np.diff(_array(ptr, "ptr"))
 
-    def chosen(names: Iterable[str]) -> dict[str, Array]:
-        found = {}
-        for key in names:
-            if key not in data:
-                raise FeatureError(
-                    f'{graph_label(name)} has no attribute "{key}"; it has '
-                    f"{', '.join(sorted(data.keys()))}",
-                    where=user_line(),
-                    hint="features, edge_features and graph_features are lists of attributes",
-                )
-            found[key] = _array(data[key], key)
-        return found
-
     edges = _array(data.edge_index, "edge_index")
-    of_vertices, of_edges = chosen(features), chosen(edge_features)
-    return _Tensors(edges, of_vertices, of_edges, chosen(graph_features), vertices)
+    lacks = f"{graph_label(name)} has no attribute"
+    groups = (features, edge_features, graph_features)
+    of_vertices, of_edges, whole = (_chosen(data, names, lacks) for names in groups)
+    return _Tensors(edges, of_vertices, of_edges, whole, vertices)
 
 
 def _read_dgl(
@@ -253,22 +266,10 @@ def _read_dgl(
             "vertices",
         )
 
-    def chosen(fields: Mapping[str, Any], names: Iterable[str], of: str) -> dict[str, Array]:
-        found = {}
-        for key in names:
-            if key not in fields:
-                raise FeatureError(
-                    f'{graph_label(name)}: {of} has no field "{key}"; it has '
-                    f"{', '.join(sorted(fields)) or 'none'}",
-                    where=user_line(),
-                    hint="features is a list of fields of ndata, edge_features of edata",
-                )
-            found[key] = _array(fields[key], key)
-        return found
-
     edges = np.stack([_array(ends, "edges") for ends in graph.edges(order="eid")])
-    of_vertices = chosen(graph.ndata, features, "ndata")
-    of_edges = chosen(graph.edata, edge_features, "edata")
+    label = graph_label(name)
+    of_vertices = _chosen(graph.ndata, features, f"{label}: ndata has no field")
+    of_edges = _chosen(graph.edata, edge_features, f"{label}: edata has no field")
     return _Tensors(edges, of_vertices, of_edges, whole, _array(graph.batch_num_nodes(), "nodes"))
 
 
