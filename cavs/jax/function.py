@@ -20,7 +20,7 @@ from cavs.frontend.vertex import VertexFunction
 from cavs.jax.derivatives import Call, run
 from cavs.jax.runs import Runs
 from cavs.runtime.check import check_batch
-from cavs.runtime.host_inputs import FUNCTION, FunctionModel, check_domains
+from cavs.runtime.host_inputs import FUNCTION, FunctionModel, check_domains, check_model
 from cavs.runtime.interface import BatchLike
 
 for _batch in (GraphBatch, SampleBatch):  # a batch may be an argument of a function under jit
@@ -40,6 +40,9 @@ class Function:
     features: of the batch, which are inputs of a vertex function besides the arrays. domains:
     "vertex" (the default), "edge" or "graph" for each array, by its name: what a row of it is for.
     keep: the most forward runs that wait for their backward runs; older ones are run again.
+
+    Raises ConfigError for another model, another domain, and ``keep`` below 1; `apply` says what it
+    raises.
     """
 
     def __init__(
@@ -50,12 +53,7 @@ class Function:
         domains: Mapping[str, FeatureDomain] | None = None,
         keep: int = 8,
     ) -> None:
-        if not isinstance(model, Model | VertexFunction):
-            raise ConfigError(
-                f"a function of {model!r:.60}",
-                where=user_line(),
-                hint="give an instance of a cavs.VertexFunction or a cavs.Model",
-            )
+        check_model(model, "function")
         require(is_whole(keep) and keep >= 1, "keep", keep, "a whole number of at least 1")
         self._is_model = isinstance(model, Model)
         self._model = copy.deepcopy(model)

@@ -10,14 +10,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cavs.compiler.options import Passes
 from cavs.frontend.model import Model
 from cavs.runtime.forward_run import ForwardRun, Gradients
+from cavs.runtime.host_inputs import PASSES
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.session import Session
 
-# A batch may have features of its own by the names of inputs: equal vertices are not searched for.
-_PASSES = Passes(merge_vertices=False)
 _NUMBERS = 2**31  # numbers of runs are int32
 
 _Shapes = dict[str, tuple[int, ...]]
@@ -32,7 +30,7 @@ class Runs:
 
     def __init__(self, model: Model, dtype: np.dtype[Any], keep: int) -> None:
         self.dtype = dtype
-        self.session = Session(model, dtype=dtype, passes=_PASSES)
+        self.session = Session(model, dtype=dtype, passes=PASSES)
         self._keep, self._lock = keep, threading.RLock()
         self._outstanding: OrderedDict[int, ForwardRun] = OrderedDict()
         self._calls = 0

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from cavs.compiler.options import Passes
 from cavs.data.features import FeatureDomain, FeatureSpec, owner_of
 from cavs.errors import ConfigError, FeatureError, user_line
 from cavs.frontend.batch import SymbolicBatch
 from cavs.frontend.model import Model
 from cavs.frontend.values import Pushed
 from cavs.frontend.vertex import VertexFunction
+from cavs.ir import Domain
+from cavs.runtime.features import rows_in
 from cavs.runtime.interface import Array, BatchLike
 
+# A batch may have features of its own by the names of inputs: equal vertices are not searched for.
+PASSES = Passes(merge_vertices=False)
 DOMAINS = ("vertex", "edge", "graph")
 FUNCTION = "function."  # begins the names of parameters of a FunctionModel
 
@@ -64,7 +69,7 @@ def with_inputs(
     for name, array in rows.items():
         known = schema.get(name)
         domain = known.domain if known is not None else domains.get(name, "vertex")
-        needed = len(batch[name]) if known is not None else _rows_of(batch, name, domain)
+        needed = len(batch[name]) if known is not None else _rows_for(batch, name, domain)
         if len(array) != needed:
             every = f"every {domain}" + (f" of type {known.type!r}" if known and known.type else "")
             raise FeatureError(
@@ -95,11 +100,19 @@ def _specs(
     return found
 
 
-def _rows_of(batch: Any, name: str, domain: FeatureDomain) -> int:
-    if domain == "graph":
-        return int(batch.num_graphs)
-    graphs = batch if batch.structures is None else batch.graphs[owner_of(name)[0]]
-    return int(graphs.num_vertices if domain == "vertex" else graphs.num_edges)
+def _rows_for(batch: BatchLike, name: str, domain: FeatureDomain) -> int:
+    several = batch.structures is not None and domain != "graph"
+    return rows_in(batch, Domain(domain, None, owner_of(name)[0] if several else ""))
+
+
+def check_model(model: object, noun: str) -> None:
+    """ConfigError for anything but a model or vertex function. noun: of what is made of it."""
+    if not isinstance(model, Model | VertexFunction):
+        raise ConfigError(
+            f"a {noun} of {model!r:.60}",
+            where=user_line(),
+            hint="give an instance of a cavs.VertexFunction or a cavs.Model",
+        )
 
 
 def check_domains(domains: Mapping[str, FeatureDomain]) -> None:

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from cavs.compiler.options import Passes
 from cavs.data.features import FeatureDomain
 from cavs.errors import ConfigError, user_line
 from cavs.frontend.model import Model
 from cavs.frontend.parameter import Parameter
 from cavs.frontend.vertex import VertexFunction
 from cavs.runtime.forward_run import ForwardRun
-from cavs.runtime.host_inputs import FUNCTION, FunctionModel, check_domains, with_specs
+from cavs.runtime.host_inputs import (
+    FUNCTION,
+    PASSES,
+    FunctionModel,
+    check_domains,
+    check_model,
+    with_specs,
+)
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.session import Session
 from cavs.torch.function import Call, Run
@@ -24,8 +30,6 @@ from cavs.torch.tensor_batch import with_tensors
 from cavs.torch.torch_parameter import TorchParameter
 
 _FLOATS = (torch.float32, torch.float64)
-# A batch may have features of its own by the names of tensors: equal vertices are not searched for.
-_PASSES = Passes(merge_vertices=False)
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]
@@ -56,12 +60,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         domains: Mapping[str, FeatureDomain] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, Model | VertexFunction):
-            raise ConfigError(
-                f"a module of {model!r:.60}",
-                where=user_line(),
-                hint="give an instance of a cavs.VertexFunction or a cavs.Model",
-            )
+        check_model(model, "module")
         self._function = model if isinstance(model, VertexFunction) else None
         self._model = FunctionModel(model, ()) if isinstance(model, VertexFunction) else model
         self._features, self._domains = tuple(features), dict(domains or {})
@@ -227,7 +226,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
     def _running_session(self) -> Session:
         dtype = np.float32 if self._dtype == torch.float32 else np.float64
         if self._session is None or self._session.dtype != dtype:
-            self._session = Session(self._model, dtype=dtype, passes=_PASSES)
+            self._session = Session(self._model, dtype=dtype, passes=PASSES)
         return self._session
 
     def _check_inputs(self, names: tuple[str, ...]) -> None:
