@@ -10,57 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from benchmarks.options import THREADS, OptionParser, at_least
-from benchmarks.ratios import quartiles, take_turns, timed
-
-CLASSES = 5
-
-
-def drawn_trees(count: int, longest: int, width: int, rng: np.random.Generator) -> list[Any]:
-    """Return binary trees of 1 to ``longest`` leaves, with a row and a label for each vertex."""
-    import cavs
-
-    graphs = []
-    for leaves in rng.integers(1, longest + 1, count):
-        children: list[list[int]] = [[] for _ in range(leaves)]
-        free = list(range(leaves))
-        while len(free) > 1:
-            at = int(rng.integers(len(free) - 1))
-            children.append(free[at : at + 2])
-            free[at : at + 2] = [len(children) - 1]
-        n = len(children)
-        features = {"x": rng.normal(size=(n, width)), "label": rng.integers(0, CLASSES, n)}
-        graphs.append(cavs.Graph(children, features))
-    return graphs
+from benchmarks.framework_steps import (
+    CLASSES,
+    Steps,
+    classifier,
+    compare,
+    options_of,
+    trainer_step,
+)
 
 
-def steps(batch: Any, width: int, hidden: int, threads: int) -> dict[str, Callable[[], float]]:
+def steps(batch: Any, width: int, hidden: int, threads: int) -> Steps:
     """Return a training step on ``batch`` by name."""
     import torch
 
     import cavs
     import cavs.torch
-    from cavs import nn, ops
+    from cavs import nn
 
     torch.set_num_threads(threads)
     cavs.set_num_threads(threads)
 
-    class Classifier(cavs.Model):
-        def __init__(self) -> None:
-            self.cell, self.out = nn.BinaryTreeLSTM(width, hidden), nn.Linear(hidden, CLASSES)
-
-        def forward(self, batch: Any) -> Any:
-            return self.out(self.cell(batch.graph, x=batch["x"]))
-
-        def loss(self, batch: Any) -> Any:
-            return ops.cross_entropy(self.forward(batch), batch["label"])
-
-    trainer = cavs.Trainer(Classifier(), cavs.optim.SGD(lr=0.01))
     labels = torch.tensor(batch["label"], dtype=torch.long)
     x = torch.tensor(batch["x"])
-    whole = cavs.torch.Module(Classifier())
+    whole = cavs.torch.Module(classifier(width, hidden))
     cell = cavs.torch.Module(nn.BinaryTreeLSTM(width, hidden))
     readout = torch.nn.Linear(hidden, CLASSES)
 
@@ -78,29 +51,14 @@ def steps(batch: Any, width: int, hidden: int, threads: int) -> dict[str, Callab
         return step
 
     return {
-        "trainer": lambda: trainer.step(batch),
+        "trainer": trainer_step(batch, width, hidden),
         "module": in_torch(lambda: whole(batch), whole),
         "layer": in_torch(lambda: readout(cell(batch, x=x)), cell, readout),
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OptionParser("benchmarks.torch_module", __doc__ or "")
-    parser.add_argument("--hidden", type=at_least(1), default=150, help="state size")
-    parser.add_argument("--width", type=at_least(1), default=300, help="size of a row of inputs")
-    parser.add_argument("--batch-size", type=at_least(1), default=64, help="trees of a batch")
-    parser.add_argument("--threads", type=THREADS, default=1, help="threads of both")
-    parser.add_argument("--rounds", type=at_least(1), default=40, help="steps of each")
-    options = parser.parse_args(arguments)
-    import cavs
-
-    trees = drawn_trees(options.batch_size, 40, options.width, np.random.default_rng(0))
-    batch = cavs.batch(trees)
-    runs = steps(batch, options.width, options.hidden, options.threads)
-    found = take_turns({name: timed(step) for name, step in runs.items()}, options.rounds, None)
-    for name, seconds in found["seconds"].items():
-        ratio = quartiles(found["ratios"][name], "{:.3f}")
-        print(f"{name:8} {quartiles(seconds, '{:.2f} ms', lambda s: 1e3 * s)}, {ratio} of trainer")
+    compare(options_of("torch_module", __doc__, arguments), steps)
     return 0
 
 
