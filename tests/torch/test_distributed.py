@@ -5,38 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import cavs
-from tests.oracle import assert_close, drawn
-from tests.runtime.test_input_gradients import CHAIN, ROOTS, SHARED, Encoder, graph_of
+from tests.oracle import assert_close
 
 torch = pytest.importorskip("torch", reason="cavs.torch needs the package torch")
 
-from cavs.torch import Module  # noqa: E402
+from tests.torch.classifier import Classifier, graphs  # noqa: E402
 
 RANKS, STEPS = 2, 3
-FORMS = (CHAIN, SHARED, ROOTS, [[]], CHAIN, ROOTS, SHARED, CHAIN)
-
-
-class Classifier(torch.nn.Module):
-    """A layer of torch before and after a module."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.before, self.after = torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)
-        self.cell = Module(drawn(Encoder(3), 0.5))
-
-    def forward(self, batch):
-        x = self.before(torch.tensor(batch["x"]).to(self.after.weight.dtype))
-        return self.after(self.cell(batch, x=x))
-
-
-def graphs():
-    rng = np.random.default_rng(0)
-    return [graph_of(form, rng) for form in FORMS]
 
 
 def train(model, batches, scale):

@@ -5,37 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.oracle import assert_close, drawn
-from tests.runtime.test_input_gradients import CHAIN, ROOTS, SHARED, Encoder, graph_of
+from tests.oracle import assert_close
 
 torch = pytest.importorskip("torch", reason="cavs.torch needs the package torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from cavs.torch import Module, collate  # noqa: E402
-
-FORMS = (CHAIN, SHARED, ROOTS, [[]], CHAIN)
-
-
-class Classifier(torch.nn.Module):
-    """A layer of torch before and after a module."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.before, self.after = torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)
-        self.cell = Module(drawn(Encoder(3), 0.5))
-
-    def forward(self, batch):
-        x = self.before(torch.tensor(batch["x"]).to(self.after.weight.dtype))
-        return self.after(self.cell(batch, x=x))
-
-
-def graphs():
-    rng = np.random.default_rng(0)
-    return [graph_of(form, rng) for form in FORMS]
+from cavs.torch import collate  # noqa: E402
+from tests.torch.classifier import Classifier, graphs  # noqa: E402
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -55,7 +33,7 @@ def test_a_lightning_module():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
-    data = [(graph, float(i + 1)) for i, graph in enumerate(graphs())]
+    data = [(graph, float(i + 1)) for i, graph in enumerate(graphs(5))]
     loader = DataLoader(data, batch_size=3, collate_fn=collate)
     task, expected = Task(), Classifier().double()
     with tempfile.TemporaryDirectory() as folder:
