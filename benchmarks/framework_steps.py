@@ -59,15 +59,15 @@ def trainer_step(batch: Any, width: int, hidden: int) -> Callable[[], float]:
     return lambda: float(trainer.step(batch))
 
 
-def options_of(name: str, about: str | None, arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of a program."""
+def options_of(name: str, about: str | None) -> OptionParser:
+    """Return a parser of the options of a program."""
     parser = OptionParser(f"benchmarks.{name}", about or "")
     parser.add_argument("--hidden", type=at_least(1), default=150, help="state size")
     parser.add_argument("--width", type=at_least(1), default=300, help="size of a row of inputs")
     parser.add_argument("--batch-size", type=at_least(1), default=64, help="trees of a batch")
     parser.add_argument("--threads", type=THREADS, default=1, help="threads of both")
     parser.add_argument("--rounds", type=at_least(1), default=40, help="steps of each")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def compare(given: argparse.Namespace, steps: Callable[[Any, int, int, int], Steps]) -> None:

@@ -83,7 +83,7 @@ def steps(batch: Any, width: int, hidden: int, threads: int) -> Steps:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = options_of("jax_module", __doc__, arguments)
+    options = options_of("jax_module", __doc__).parse_args(arguments)
     if options.threads == 1:
         flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"

@@ -58,7 +58,7 @@ def steps(batch: Any, width: int, hidden: int, threads: int) -> Steps:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    compare(options_of("torch_module", __doc__, arguments), steps)
+    compare(options_of("torch_module", __doc__).parse_args(arguments), steps)
     return 0
 
 
