@@ -112,21 +112,26 @@ void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void
 }
 
 void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
-  constexpr uintptr_t kNear =
-      64 << 10;  // size of a stack: addresses this close are the thread's own
-  if (address - reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) + kNear < 2 * kNear) return;
+  // Addresses so close, the size of a stack, are the thread's own; a module, or the memory of the
+  // device, may be mapped next to a stack.
+  constexpr uintptr_t kNear = 64 << 10;
   const Module& module = *launch_.module;
   const auto start = [](const char* from) { return reinterpret_cast<uintptr_t>(from); };
   const bool device = memory_.in_region(address);
+  const bool fixed =
+      address - start(module.shared) < start(module.shared_end) - start(module.shared);
+  const bool dynamic = address - start(module.dynamic) < module.dynamic_size;
+  const uintptr_t here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  if (!device && !fixed && !dynamic && address - here + kNear < 2 * kNear) return;
   uintptr_t shared = 0;  // offset of the word in static, then dynamic shared memory
   if (device) {
     if (!memory_.device(address, bytes))
       fail(kIllegalAddress, "access to " + memory_.describe(address), at);
     const std::string race = launches_.access(address, bytes, write);
     if (!race.empty()) fail(kLaunchFailed, race, at);
-  } else if (address - start(module.shared) < start(module.shared_end) - start(module.shared)) {
+  } else if (fixed) {
     shared = address - start(module.shared) / 4 * 4 + kMostDynamic;
-  } else if (address - start(module.dynamic) < module.dynamic_size) {
+  } else if (dynamic) {
     if (address - start(module.dynamic) + bytes > launch_.dynamic_shared)
       fail(kIllegalAddress,
            "access beyond the " + std::to_string(launch_.dynamic_shared) +
