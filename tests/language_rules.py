@@ -154,7 +154,7 @@ PLAIN = set(
         """
         access addition all architecture array at attention auto attribute axis b back backward
         balance balancer balancing base batch benchmark binary binding bit block body
-        bracket branch broadcast bucket build builder byte cache cached candidate cast
+        bracket branch broadcast bucket build builder byte cache cached candidate case cast
         cell chain channel choose clock cluster code codegen collate collective comm common
         communication communicator compile compiled compiler compressed compression
         compute config constant context copy cosine cost count cross csrc data decay

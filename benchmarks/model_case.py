@@ -1,0 +1,88 @@
+"""A model with batches and rivals, as each module of `benchmarks.model_cases` gives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import cavs
+from benchmarks.ratios import Pass, timed
+from benchmarks.rival_process import DYNET, RivalProcess
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that the command gives. data: the folder of data sets, empty: $CAVS_DATA."""
+
+    batches: int
+    batch_size: int
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A model of `models` with batches of its data, for `cavs` and for rivals.
+
+    model: returns a new model, not yet initialized.
+    batches: lists of graphs or samples, which `cavs` collates within the time that is measured.
+    units, unit: the number of words, gates, ... of all batches, and its name.
+    hidden: the size of its states, for the table.
+    rivals: the programs of `benchmarks.rivals` by library, ``{"torch": "jets_torch"}``; see
+    `benchmarks.rivals.program`.
+    plain: the batches as JSON values, for the rivals.
+    lr: the learning rate of SGD, with which all train.
+    reasons: why `cavs` is less than twice as fast as the fastest rival, by mode ("training" or
+    "inference"); empty where it is.
+    tolerance: the relative difference allowed between losses after the first pass.
+    """
+
+    model: Callable[[], cavs.Model]
+    batches: Sequence[Sequence[Any]]
+    units: int
+    unit: str
+    hidden: int
+    rivals: dict[str, str]
+    plain: Any
+    lr: float = 0.01
+    reasons: dict[str, str] | None = None
+    tolerance: float = 1e-3
+
+
+def own_pass(case: ModelCase, model: cavs.Model, training: bool, threads: int) -> Pass:
+    """Return a pass of `cavs` over the batches, which takes steps or evaluates the loss."""
+    session = cavs.Session(model, threads=threads)
+    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=case.lr), session=session)
+
+    def run() -> float:
+        if training:
+            return [float(trainer.step(cavs.batch(batch))) for batch in case.batches][-1]
+        return [float(session.evaluate(cavs.batch(batch)).loss) for batch in case.batches][-1]
+
+    return timed(run)
+
+
+@contextmanager
+def passes(case: ModelCase, training: bool, threads: int) -> Iterator[dict[str, Pass]]:
+    """Give a pass over the batches by each runner, from the same parameters.
+
+    Each rival has a process of its own, which ends with the context; DyNet takes part where
+    $CAVS_BENCH_PYTHON_DYNET names a Python that has it, and has one thread.
+    """
+    model = case.model()
+    model.initialize(0)
+    given = {"threads": threads, "lr": case.lr, "training": training, "batches": case.plain}
+    pythons = {"torch": sys.executable, "dynet": os.environ.get(DYNET, "")}
+    found: dict[str, Pass] = {}
+    with ExitStack() as stack:
+        for library, program in case.rivals.items():
+            if python := pythons[library]:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                rival = RivalProcess(python, program, model, given, folder)
+                stack.enter_context(rival.process)  # closes its input and waits
+                found[library] = rival.run
+        yield {"cavs": own_pass(case, model, training, threads), **found}

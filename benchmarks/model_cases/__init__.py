@@ -1,0 +1,1 @@
+"""Cases of `benchmarks.models`: a module for each model of `models`, of the same name."""

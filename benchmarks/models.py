@@ -1,0 +1,125 @@
+"""Each model of `models` against the fastest rival that can be installed, training and inference.
+
+A row is a model in one mode. `cavs` collates its batches within the time that is measured; a rival
+in PyTorch is batched by hand, with indices prepared before; DyNet builds its graphs and batches
+them itself, and takes part where $CAVS_BENCH_PYTHON_DYNET names a Python that has it. All train
+with SGD from the same parameters on the same batches, or compute their losses, in turns; first the
+losses are compared. A model is added by a module of its name in `benchmarks.model_cases`, whose
+function ``case`` returns a `benchmarks.model_case.ModelCase`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks import model_cases
+from benchmarks.bounds import Row, checked, missed, verdict
+from benchmarks.harness import markdown, write_report
+from benchmarks.model_case import ModelCase, Sizes, passes
+from benchmarks.options import at_least
+from benchmarks.ratios import quartiles, take_turns
+from benchmarks.result_paths import GridParser
+
+LEAST = 2.0  # times as fast as the fastest rival, where the case names no reason
+NAMES = sorted(module.name for module in pkgutil.iter_modules(model_cases.__path__))
+HEADERS = ("model", "h", "mode", "a second", "fastest rival", "its time over ours", "others")
+
+
+def measure(name: str, case: ModelCase, training: bool, given: Any) -> dict[str, Any]:
+    """Return the times of all runners of a model in one mode."""
+    with passes(case, training, given.threads) as runners:
+        turns = take_turns(runners, given.rounds, case.tolerance)
+    others = [runner for runner in turns["ratios"] if runner != "cavs"]
+    mode = "training" if training else "inference"
+    return {
+        "model": name,
+        "mode": mode,
+        "hidden": case.hidden,
+        "units": case.units,
+        "unit": case.unit,
+        "fastest": min(others, key=lambda runner: turns["ratios"][runner]["median"]),
+        "reason": (case.reasons or {}).get(mode, ""),
+        **turns,
+    }
+
+
+def table(rows: Sequence[Any]) -> str:
+    """Return a line for each row, and the reasons of rows that have one below."""
+    lines, reasons = [], []
+    for row in rows:
+        ratios, fastest = row["ratios"], row["fastest"]
+        others = [
+            f"{name} {quartiles(ratios[name], '{:.2f}')}"
+            for name in ratios
+            if name not in ("cavs", fastest)
+        ]
+        speed = row["units"] / row["seconds"]["cavs"]["median"]
+        lines.append(
+            [
+                row["model"],
+                str(row["hidden"]),
+                row["mode"],
+                f"{speed:,.0f} {row['unit']}",
+                fastest,
+                quartiles(ratios[fastest], "{:.2f}"),
+                ", ".join(others),
+            ]
+        )
+        if row["reason"]:
+            reasons.append(f"* {row['model']}, {row['mode']}: {row['reason']}")
+    return "\n\n".join([markdown(HEADERS, lines), *(["\n".join(reasons)] if reasons else [])])
+
+
+def bounds(rows: Sequence[Any]) -> list[Row]:
+    """Return the bound of each row for which no reason is given."""
+    return [
+        checked(
+            f"{row['model']}, {row['mode']}: time of {row['fastest']} over ours",
+            row["ratios"][row["fastest"]]["median"],
+            LEAST,
+            True,
+            "{:.2f}",
+        )
+        for row in rows
+        if not row["reason"]
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = GridParser("models", __doc__ or "")
+    add = parser.add_argument
+    add("--models", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    modes = ("training", "inference")
+    add("--mode", nargs="+", choices=modes, default=list(modes))
+    add("--batch-size", type=at_least(1), default=32, help="graphs or samples")
+    add("--batches", type=at_least(1), default=8)
+    add("--threads", type=at_least(1), default=1)
+    add("--rounds", type=at_least(1), default=7)
+    add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
+    given = parser.parse_args(arguments)
+    if find_spec("torch") is None:
+        print('the rivals need PyTorch: pip install "torch==2.13.0"', file=sys.stderr)
+        return 2
+    sizes = Sizes(given.batches, given.batch_size, given.data)
+    rows = []
+    for name in given.models:
+        case = importlib.import_module(f"benchmarks.model_cases.{name}").case(sizes)
+        for mode in given.mode:
+            rows.append(measure(name, case, mode == "training", given))
+            print(table(rows[-1:]), flush=True)
+    holds = bounds(rows)
+    head = f"batches of {given.batch_size}, {given.threads} thread{'s' * (given.threads > 1)}"
+    text = f"{head}\n\n{table(rows)}{verdict(holds)}"
+    print(text)
+    write_report(given.out, text, [{"batch_size": given.batch_size, "rows": rows}])
+    return 1 if missed(holds) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
