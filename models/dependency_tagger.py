@@ -12,12 +12,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import cavs
 from cavs import nn, ops
 from cavs.cli import Task
-from cavs.data import UPOS, Sentence, Vocabulary, dependency_graphs, parse_conllu, read_conllu
+from cavs.data import UPOS, Vocabulary, dependency_graphs, parse_conllu, read_treebank
 from cavs.errors import DataError
 from cavs.train import metrics
 
@@ -62,33 +61,13 @@ def ending(form: str) -> str:
     return f"{shape}-{form[-3:].lower()}"
 
 
-def read_split(data: str, name: str) -> list[Sentence] | None:
-    """Return the sentences of the file of a split; None without such a file."""
-    files = sorted(Path(data).glob(f"*{name}.conllu"))
-    if len(files) > 1:
-        raise DataError(f"{data} has {len(files)} files *{name}.conllu; expected one treebank")
-    return read_conllu(files[0]) if files else None
-
-
-def splits(data: str) -> dict[str, list[Sentence] | None]:
-    """Return the sentences of train, dev and test."""
-    found = {name: read_split(data, name) for name in ("train", "dev", "test")}
-    dev = found["dev"]
-    if found["train"] is None and dev is not None:
-        found |= {"train": [s for i, s in enumerate(dev) if i % 10], "dev": dev[::10]}
-    return found
-
-
 def build(args, assets=None):
     """Return the model and the splits; rare forms share the embeddings of their endings."""
     if args.data is None and assets is None:
         raise DataError("dependency-tagger has no data of its own", hint="pass --data DIR")
-    found = splits(args.data) if args.data is not None else {}
-    if args.data is not None and not any(found.values()):
-        wanted = "*train.conllu, *dev.conllu and *test.conllu"
-        raise DataError(f"{args.data} has none of {wanted}", hint="pass the folder of a treebank")
+    found = read_treebank(args.data) if args.data is not None else {}
     if assets is None:
-        if not found["train"]:
+        if not found.get("train"):
             raise DataError(f"{args.data} has neither *train.conllu nor *dev.conllu")
         counts = Counter(form for s in found["train"] for form in s.forms)
         endings = (ending(form) for form in counts.elements())
@@ -115,7 +94,7 @@ def build(args, assets=None):
     model.initialize(args.seed)
     return Task(
         model,
-        **{name: graphs(sentences) for name, sentences in found.items() if sentences},
+        **{name: graphs(sentences) for name, sentences in found.items()},
         metrics=[metrics.accuracy()],
         assets={"forms": vocabulary.to_json()},
         predict=predict,

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from cavs.data.readers.text import chains, parallel_chains, read_text
     from cavs.data.readers.tree_shapes import binarise, collapse_unary, expand_unary, unbinarise
+    from cavs.data.readers.treebank import read_treebank
     from cavs.data.readers.vectors import WordVectors, read_vectors, write_vectors
 
 __all__ = [
@@ -121,6 +122,7 @@ __all__ = [
     "read_ptb",
     "read_sst",
     "read_text",
+    "read_treebank",
     "read_vectors",
     "sst_graphs",
     "to_dgl",
@@ -188,6 +190,7 @@ _READERS = {
     **dict.fromkeys(
         ("binarise", "collapse_unary", "expand_unary", "unbinarise"), "readers.tree_shapes"
     ),
+    "read_treebank": "readers.treebank",
     **dict.fromkeys(("WordVectors", "read_vectors", "write_vectors"), "readers.vectors"),
 }
 _reader = on_first_use(globals(), _READERS)
