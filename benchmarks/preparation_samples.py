@@ -59,7 +59,7 @@ def model_and_samples(case: Case) -> tuple[cavs.Model, list[cavs.Sample]]:
     if count > len(order):
         raise ValueError(f"the treebank has {len(order)} sentences; --batches takes {count}")
     chosen = [found.sentences[i] for i in order[:count]]
-    return tagger.Tagger(found, case.hidden), [tagger.sample(each) for each in chosen]
+    return tagger.new_model(found, case.hidden), [tagger.sample(each) for each in chosen]
 
 
 def share(case: Case, rounds: int) -> dict[str, Any]:

@@ -31,11 +31,11 @@ from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
 from benchmarks.rival_process import DYNET, RivalProcess
 from benchmarks.samples import data_folder
-from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.data import UPOS, read_conllu
+from models.char_tagger import Tagger
+from models.char_tagger import sample as sample_of
 
-WORDS, CHARS = 100, 25  # widths of embeddings
 LEAST = {"dynet": 3.0, "packed": 3.0}  # times as fast as these
 TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
 SEPARATE = "cavs-without-merge_vertices"
@@ -73,40 +73,29 @@ def corpus(data: str) -> Corpus:
     return Corpus(found, len(words), len(chars))
 
 
-class Tagger(cavs.Model):
-    """The tagger, over structures "words" and "chars"."""
-
-    def __init__(self, corpus: Corpus, hidden: int) -> None:
-        self.word = nn.Embedding(corpus.num_words, WORDS)
-        self.char = nn.Embedding(corpus.num_chars, CHARS)
-        spell = hidden // 2
-        self.forth, self.back = nn.LSTM(CHARS, spell), nn.LSTM(CHARS, spell)
-        width = WORDS + 2 * spell
-        self.tag = nn.Bidirectional(nn.LSTM(width, hidden), nn.LSTM(width, hidden))
-        self.output = nn.Linear(2 * hidden, len(UPOS))
-
-    def loss(self, batch: Any) -> Any:
-        """Return the mean cross entropy of the tags."""
-        words, chars = batch.graphs["words"], batch.graphs["chars"]
-        c = self.char(chars["char"])
-        ends = ops.take(self.forth(chars, x=c), batch.link("last"))
-        begins = ops.take(self.back(chars.reversed(), x=c), batch.link("first"))
-        x = ops.concat([self.word(words["word"]), ends, begins])
-        return ops.cross_entropy(self.output(self.tag(words, x=x)), words["tag"])
+def new_model(found: Corpus, hidden: int) -> Tagger:
+    """Return the tagger for the words and characters of a corpus."""
+    return Tagger(found.num_words, found.num_chars, hidden)
 
 
 def sample(sentence: Sentence) -> cavs.Sample:
     """Return a sentence as a sample of two structures."""
-    lengths = [len(spelt) for spelt in sentence.chars]
-    last = np.cumsum(lengths) - 1
-    return cavs.Sample(
-        words=cavs.Graph.chain(len(lengths), {"word": sentence.words, "tag": sentence.tags}),
-        chars=cavs.Graph.chains(lengths, {"char": np.concatenate(sentence.chars)}),
-        links={
-            "last": cavs.Link("words", "chars", last),
-            "first": cavs.Link("words", "chars", last - lengths + 1),
-        },
-    )
+    return sample_of(sentence.words, sentence.tags, sentence.chars)
+
+
+def chosen_batches(found: Corpus, batches: int, size: int) -> list[list[Sentence]]:
+    """Return batches of sentences drawn from a corpus."""
+    order = np.random.default_rng(0).permutation(len(found.sentences))[: batches * size]
+    chosen = [found.sentences[i] for i in order]
+    return [chosen[i : i + size] for i in range(0, len(chosen), size)]
+
+
+def plain(batches: Sequence[Sequence[Sentence]]) -> list[list[Any]]:
+    """Return batches as lists of (words, tags, characters of each word), for the rivals."""
+    return [
+        [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in batch]
+        for batch in batches
+    ]
 
 
 def training(
@@ -132,39 +121,32 @@ def runners(
     """
     from benchmarks.rivals import tagger_torch
 
-    model = Tagger(found, hidden)
+    model = new_model(found, hidden)
     model.initialize(0)
     others: dict[str, Pass] = {}
     with ExitStack() as stack:
         if python := os.environ.get(DYNET):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            plain = [
-                [(s.words.tolist(), s.tags.tolist(), [c.tolist() for c in s.chars]) for s in batch]
-                for batch in batches
-            ]
-            given = {"lr": LR, "batches": plain}
+            given = {"lr": LR, "training": True, "batches": plain(batches)}
             dynet = RivalProcess(python, "tagger_dynet", model, given, folder)
             stack.enter_context(dynet.process)  # closes its input and waits
             others["dynet"] = dynet.run
         samples = [[sample(s) for s in sentences] for sentences in batches]
         if separate:
-            other = Tagger(found, hidden)
+            other = new_model(found, hidden)
             other.initialize(0)
             others[SEPARATE] = training(other, samples, threads, Passes(merge_vertices=False))
-        step, plans = tagger_torch.training(model, batches, threads, LR)
+        step, plans = tagger_torch.training(model, plain(batches), threads, LR)
         others["packed"] = timed(lambda: [step(plan) for plan in plans][-1])
         yield {"cavs": training(model, samples, threads, Passes()), **others}
 
 
 def measure(found: Corpus, hidden: int, given: Any) -> dict[str, Any]:
     """Return times of passes over the batches, by runner, and their ratio to cavs."""
-    rng = np.random.default_rng(0)
-    order = rng.permutation(len(found.sentences))[: given.batches * given.batch_size]
-    chosen = [found.sentences[i] for i in order]
-    batches = [chosen[i : i + given.batch_size] for i in range(0, len(chosen), given.batch_size)]
+    batches = chosen_batches(found, given.batches, given.batch_size)
     with runners(found, batches, hidden, given.threads, given.separate) as passes:
         turns = take_turns(passes, given.rounds, TOLERANCE)
-    return {"hidden": hidden, "words": sum(len(s.words) for s in chosen), **turns}
+    return {"hidden": hidden, "words": sum(len(s.words) for b in batches for s in b), **turns}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,9 @@ its embedding and the last states of an LSTM in each direction over its characte
 direction over the words gives the tags. This is the tagger of DyNet's benchmark (Neubig et al.
 2017; Ling et al. 2015). Rare words have no embedding of their own, only their characters.
 
+From nine tenths of the development file of UD English EWT, 1,800 sentences, the defaults reach
+89.1 % of the words of the test file, in half a minute.
+
 ``cavs predict`` reads sentences, one per line, with spaces between the words.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,11 @@ Tensors = Mapping[str, torch.Tensor]
 def tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return copies of the parameters of a model of cavs, by name."""
     return {name: torch.from_numpy(p.value.copy()) for name, p in model.parameters().items()}
+
+
+def of_values(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the parameters that a process of a rival gets, arrays by name."""
+    return {name: torch.from_numpy(value) for name, value in values.items()}
 
 
 def table(of: Tensors, name: str) -> torch.nn.Embedding:
@@ -58,3 +63,22 @@ def sgd(network: torch.nn.Module, lr: float) -> Callable[[Any], float]:
         return float(loss.item())
 
     return step
+
+
+def passes(
+    network: torch.nn.Module, plans: Sequence[Any], given: Mapping[str, Any]
+) -> Callable[[], float]:
+    """Return a pass over prepared batches, for `benchmarks.rivals.program.serve`.
+
+    It trains, or computes losses without gradients, and returns the last loss.
+    """
+    torch.set_num_threads(given["threads"])
+    if given["training"]:
+        step = sgd(network, given["lr"])
+        return lambda: [step(plan) for plan in plans][-1]
+
+    def evaluate() -> float:
+        with torch.inference_mode():
+            return [float(network(plan)) for plan in plans][-1]
+
+    return evaluate

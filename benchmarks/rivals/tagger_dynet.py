@@ -1,21 +1,16 @@
-"""The tagger of `benchmarks.tagger` in DyNet, in a process of its own whose Python has DyNet.
+"""The tagger of `models.char_tagger` in DyNet, in a process of its own whose Python has DyNet.
 
-The first argument names a folder that holds ``batches.json``, lists of sentences as (words, tags,
-characters of each word), and ``parameters.npz``, named as those of cavs. For each line of standard
-input it trains on all batches and prints the seconds and the last loss. DyNet batches equal
+Its batches are lists of sentences as (words, tags, characters of each word). DyNet batches equal
 operations itself; what its users can do besides is done: the output layer and the loss run once
 over the words of a batch.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from benchmarks.rivals.program import Given, Values, serve
 
 try:
     import dynet_config
@@ -59,8 +54,8 @@ class Tagger:
         up, down = first.transduce(inputs), second.transduce(inputs[::-1])[::-1]
         return [dy.concatenate(list(pair)) for pair in zip(up, down, strict=True)]
 
-    def step(self, batch: list[Any]) -> float:
-        """Train on a batch; return its loss, the mean over words with a tag."""
+    def loss(self, batch: list[Any]) -> Any:
+        """Return the mean cross entropy over the words of a batch that have a tag."""
         dy.renew_cg()
         found, tags = [], []
         for words, of_words, chars in batch:
@@ -68,18 +63,24 @@ class Tagger:
             found += [s for s, tag in zip(states, of_words, strict=True) if tag >= 0]
             tags += [tag for tag in of_words if tag >= 0]
         logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(found)])
-        loss = dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
+        return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
+
+    def step(self, batch: list[Any]) -> float:
+        """Train on a batch; return its loss."""
+        loss = self.loss(batch)
         value = float(loss.value())
         loss.backward()
         self.trainer.update()
         return value
 
 
+def prepare(values: Values, given: Given) -> Callable[[], float]:
+    """Return a pass over all batches."""
+    tagger, batches = Tagger(values, given["lr"]), given["batches"]
+    if given["training"]:
+        return lambda: [tagger.step(batch) for batch in batches][-1]
+    return lambda: [float(tagger.loss(batch).value()) for batch in batches][-1]
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    stored = json.loads((folder / "batches.json").read_text())
-    tagger = Tagger(np.load(folder / "parameters.npz"), stored["lr"])
-    for _ in sys.stdin:
-        begin = time.perf_counter()
-        losses = [tagger.step(batch) for batch in stored["batches"]]
-        print(f"DONE {time.perf_counter() - begin} {losses[-1]}", flush=True)
+    serve(prepare)

@@ -1,4 +1,4 @@
-"""The tagger of `benchmarks.tagger` in PyTorch, batched by hand: packed words, packed sentences."""
+"""The tagger of `models.char_tagger` in PyTorch, batched by hand: packed words and sentences."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from benchmarks.rivals.hand_batched import Tensors, linear, lstm, sgd, table, tensors
+from benchmarks.rivals.hand_batched import (
+    Tensors,
+    linear,
+    lstm,
+    of_values,
+    passes,
+    sgd,
+    table,
+    tensors,
+)
+from benchmarks.rivals.program import Given, Values, serve
+
+Sentence = tuple[list[int], list[int], list[list[int]]]  # words, tags, characters of each word
 
 
 @dataclass(frozen=True)
@@ -27,15 +38,15 @@ class Plan:
     mask: torch.Tensor  # [sentences, longest]
 
 
-def plan(sentences: Sequence[Any]) -> Plan:
+def plan(sentences: Sequence[Sentence]) -> Plan:
     """Return a batch of sentences."""
-    spelt = [torch.from_numpy(c).long() for s in sentences for c in s.chars]
-    lengths = torch.tensor([len(s.words) for s in sentences])
+    spelt = [torch.tensor(c) for _, _, chars in sentences for c in chars]
+    lengths = torch.tensor([len(words) for words, _, _ in sentences])
     return Plan(
         pad_sequence(spelt),
         torch.tensor([len(c) for c in spelt]),
-        torch.from_numpy(np.concatenate([s.words for s in sentences])).long(),
-        torch.from_numpy(np.concatenate([s.tags for s in sentences])).long(),
+        torch.tensor([number for words, _, _ in sentences for number in words]),
+        torch.tensor([tag for _, tags, _ in sentences for tag in tags]),
         lengths.tolist(),
         lengths,
         torch.arange(int(lengths.max()))[None] < lengths[:, None],
@@ -64,8 +75,18 @@ class Packed(torch.nn.Module):
 
 
 def training(
-    model: Any, batches: Sequence[Sequence[Any]], threads: int, lr: float
+    model: Any, batches: Sequence[Sequence[Sentence]], threads: int, lr: float
 ) -> tuple[Callable[[Plan], float], list[Plan]]:
     """Return a function that takes a step on a batch and returns its loss, and the batches."""
     torch.set_num_threads(threads)
     return sgd(Packed(tensors(model)), lr), [plan(sentences) for sentences in batches]
+
+
+def prepare(values: Values, given: Given) -> Callable[[], float]:
+    """Return a pass over all batches."""
+    plans = [plan(sentences) for sentences in given["batches"]]
+    return passes(Packed(of_values(values)), plans, given)
+
+
+def main() -> None:
+    serve(prepare)

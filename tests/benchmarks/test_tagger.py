@@ -1,4 +1,4 @@
-"""The tagger over words and characters equals one in NumPy that runs character by character."""
+"""The program that compares the tagger over words and characters with its rivals."""
 
 from __future__ import annotations
 
@@ -7,68 +7,8 @@ import json
 import numpy as np
 import pytest
 
-import cavs
 from benchmarks import tagger
-from benchmarks.tagger import Corpus, Sentence, Tagger, corpus, sample
-
-
-def sentence(words, tags, chars):
-    spelt = [np.array(c, "i4") for c in chars]
-    return Sentence(np.array(words, "i4"), np.array(tags, "i4"), spelt)
-
-
-SENTENCES = [
-    sentence([0, 1, 2], [3, -1, 0], [[0, 1], [2], [1, 3, 2]]),
-    sentence([2], [16], [[0]]),
-]
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def states(p, name, rows):
-    """Return h of an LSTM at every row, in float64."""
-    w, u, b = (p[f"{name}.{key}"] for key in "WUb")
-    h = c = np.zeros(len(u))
-    found = []
-    for x in rows:
-        i, f, o, new = np.split(x @ w + h @ u + b, 4)
-        c = sigmoid(i) * np.tanh(new) + sigmoid(f) * c
-        h = sigmoid(o) * np.tanh(c)
-        found.append(h)
-    return found
-
-
-def loss_of(p, sentences):
-    """Return the mean cross entropy over the words that have a tag."""
-    losses = []
-    for s in sentences:
-        rows = []
-        for word, spelt in zip(s.words, s.chars, strict=True):
-            c = list(p["char.weight"][spelt])
-            ends = states(p, "forth", c)[-1], states(p, "back", c[::-1])[-1]
-            rows.append(np.concatenate([p["word.weight"][word], *ends]))
-        up, down = states(p, "tag.forth", rows), states(p, "tag.back", rows[::-1])[::-1]
-        for tag, *both in zip(s.tags, up, down, strict=True):
-            logits = np.concatenate(both) @ p["output.weight"] + p["output.bias"]
-            if tag >= 0:
-                losses.append(np.log(np.exp(logits).sum()) - logits[tag])
-    return np.mean(losses)
-
-
-def test_loss_equals_the_reference_and_falls():
-    model = Tagger(Corpus(SENTENCES, 3, 4), 6)
-    model.initialize(0)
-    session = cavs.Session(model, dtype=np.float64)
-    batch = cavs.batch([sample(s) for s in SENTENCES])
-    p = {name: x.value.astype(float) for name, x in model.parameters().items()}
-    before = session.evaluate(batch).loss
-    assert before == pytest.approx(loss_of(p, SENTENCES), rel=1e-12)
-    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=0.5), session=session)
-    for _ in range(5):
-        trainer.step(batch)
-    assert session.evaluate(batch).loss < before
+from benchmarks.tagger import corpus
 
 
 def test_corpus_numbers_words_tags_and_characters(treebank):

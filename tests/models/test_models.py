@@ -61,7 +61,7 @@ def write_data(name: str, folder: Path) -> Path | None:
     if name == "tree-lstm":
         for split in ("train", "dev", "test"):
             (folder / f"{split}.txt").write_text("\n".join(SENTENCES) + "\n")
-    elif name == "dependency-tagger":
+    elif name in ("dependency-tagger", "char-tagger"):
         for split in ("dev", "test"):
             (folder / f"xx-ud-{split}.conllu").write_text(CONLLU * 20)
     elif name == "lstm-lm":
@@ -78,6 +78,7 @@ def write_data(name: str, folder: Path) -> Path | None:
 OPTIONS: dict[str, dict[str, Any]] = {
     "tree-lstm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
     "dependency-tagger": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "char-tagger": {"word_size": 8, "char_size": 6, "hidden_size": 6, "dropout": 0.0},
     "lstm-lm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
     "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
