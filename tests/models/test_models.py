@@ -82,6 +82,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lstm-lm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
     "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
+    "grid-lstm": {"hidden_size": 8, "images": 20, "least": 5, "most": 6},
 }
 
 
