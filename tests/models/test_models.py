@@ -84,6 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
     "grid-lstm": {"hidden_size": 8, "images": 20, "least": 5, "most": 6},
     "circuit-rnn": {"hidden_size": 8, "netlists": 20, "gates": 10},
+    "jets": {"hidden_size": 8, "jets": 20, "particles": 6},
 }
 
 
