@@ -1,6 +1,7 @@
 """The network over clustering trees in PyTorch, batched by hand: all pairs of a level at once.
 
-The embeddings of all vertices are one product. Each state is copied once, by a concatenation of
+The embeddings of all vertices are one product, and so are their parts of the states of pairs. Each
+state is copied once, by a concatenation of
 the rows that the next level reads, and looked up as (first, second) part.
 """
 
@@ -79,36 +80,45 @@ def prepare_batch(jets: Sequence[Any]) -> Batch:
     )
 
 
+class Layer(torch.nn.Module):
+    """x W + b."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(x.clone()) for x in (weight, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one row for each of x."""
+        return torch.addmm(self.bias, x, self.weight)
+
+
 class Network(torch.nn.Module):
     """The layers of the cell and of the classifier."""
 
     def __init__(self, values: Values) -> None:
         super().__init__()
-        names = ("tree.embedding", "tree.joined", "hidden", "output")
-        self.names = [name.replace(".", "_") for name in names]
-        for name, own in zip(names, self.names, strict=True):
-            for part in ("weight", "bias"):
-                value = torch.nn.Parameter(torch.from_numpy(values[f"{name}.{part}"]))
-                self.register_parameter(f"{own}_{part}", value)
-
-    def layer(self, number: int, x: Tensor) -> Tensor:
-        """Return x W + b of a layer."""
-        name = self.names[number]
-        return torch.addmm(getattr(self, f"{name}_bias"), x, getattr(self, f"{name}_weight"))
+        p = {name: torch.from_numpy(value) for name, value in values.items()}
+        size = p["hidden.weight"].shape[0]
+        joined = p["tree.joined.weight"]
+        self.embedding = Layer(p["tree.embedding.weight"], p["tree.embedding.bias"])
+        self.own = Layer(joined[2 * size :], p["tree.joined.bias"])
+        self.parts = torch.nn.Parameter(joined[: 2 * size].clone())
+        self.hidden = Layer(p["hidden.weight"], p["hidden.bias"])
+        self.output = Layer(p["output.weight"], p["output.bias"])
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
-        own = F.relu(self.layer(0, batch.momenta)).split(batch.counts)
-        size = own[0].shape[1]
-        chunks = [own[0].split(batch.splits[0])]
-        steps = zip(own[1:], batch.pieces, batch.lookup, batch.splits[1:], strict=True)
-        for embedded, pieces, lookup, split in steps:
+        leaves = batch.counts[0]
+        embedded = F.relu(self.embedding(batch.momenta))
+        chunks = [embedded[:leaves].split(batch.splits[0])]
+        own = self.own(embedded[leaves:]).split(batch.counts[1:])
+        steps = zip(own, batch.pieces, batch.lookup, batch.splits[1:], strict=True)
+        for rows, pieces, lookup, split in steps:
             pool = torch.cat([chunks[level][chunk] for level, chunk in pieces])
-            parts = F.embedding(lookup, pool).view(-1, 2 * size)
-            h = F.relu(self.layer(1, torch.cat([parts, embedded], 1)))
-            chunks.append(h.split(split))
+            parts = F.embedding(lookup, pool).view(rows.shape[0], -1)
+            chunks.append(F.relu(torch.addmm(rows, parts, self.parts)).split(split))
         root = torch.cat([chunks[level][0] for level in batch.roots])
-        return F.cross_entropy(self.layer(3, F.relu(self.layer(2, root))), batch.labels)
+        return F.cross_entropy(self.output(F.relu(self.hidden(root))), batch.labels)
 
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
