@@ -27,9 +27,16 @@ DEFAULTS = {"epochs": 8, "batch_size": 25, "lr": 0.05, "schedule": "cosine"}
 class SentimentClassifier(cavs.Model):
     """Embed words, compose phrases by a cell, and classify each word and phrase."""
 
-    def __init__(self, num_words: int, embedding_size: int, hidden_size: int, dropout: float):
+    def __init__(
+        self,
+        num_words: int,
+        embedding_size: int,
+        hidden_size: int,
+        dropout: float,
+        cell=nn.BinaryTreeLSTM,
+    ):
         self.embedding = nn.Embedding(num_words, embedding_size)
-        self.tree = nn.BinaryTreeLSTM(embedding_size, hidden_size)
+        self.tree = cell(embedding_size, hidden_size)
         self.output = nn.Linear(hidden_size, len(CLASSES))
         self.dropout = nn.Dropout(dropout)
 
@@ -58,50 +65,71 @@ def lowered(trees: list[Tree]) -> list[Tree]:
     return [replace(t, words=[word and word.lower() for word in t.words]) for t in trees]
 
 
-def build(args, assets=None):
-    """Return the model and the three splits; the vocabulary is that of the training trees."""
-    if args.data is None and assets is None:
-        raise DataError("tree-lstm has no data of its own", hint="pass --data DIR: see --help")
+class Treebank:
+    """The trees of the splits in ``--data``, and the vocabulary of those for training.
 
-    def split(name):
-        if args.data is None:
+    All splits are read at once: a missing or malformed file is an error before the training.
+    `assets`: of a training, whose vocabulary is used again. `model` is its name in errors.
+    """
+
+    def __init__(self, args, assets, model: str):
+        if args.data is None and assets is None:
+            raise DataError(f"{model} has no data of its own", hint="pass --data DIR: see --help")
+        self.folder, self.parsed = args.data, {}
+        if assets is None:
+            self.parsed = {name: self.trees(name) for name in ("train", "dev", "test")}
+            words = (word for tree in self.parsed["train"] for word in tree.tokens)
+            self.vocabulary = Vocabulary.build(words, args.min_count)
+        else:
+            self.vocabulary = Vocabulary(assets["words"])
+
+    def trees(self, split: str) -> list[Tree] | None:
+        """Return the trees of a split; None without ``--data``."""
+        if self.folder is None:
             return None
-        return lowered(read_sst(data_file(args.data, f"{name}.txt", LAYOUT)))
+        file = data_file(self.folder, f"{split}.txt", LAYOUT)
+        return self.parsed.pop(split, None) or lowered(read_sst(file))
+
+    def assets(self) -> dict[str, object]:
+        """Return the JSON that a checkpoint stores."""
+        return {"words": self.vocabulary.to_json()}
+
+
+def parse_lines(text: str) -> list[Tree]:
+    """Return the trees of a text, one on each line."""
+    lines = enumerate(text.split("\n"), 1)  # splitlines would cut tokens of the treebank too
+    return lowered([parse_tree(line, number=i) for i, line in lines if line.strip()])
+
+
+def sentiment_task(model: cavs.Model, bank: Treebank, seed: int, make_graphs=sst_graphs) -> Task:
+    """Return the task of a model whose output is the scores of the classes at every vertex.
+
+    `make_graphs` makes graphs of trees and a vocabulary.
+    """
 
     def graphs(trees):
-        return None if trees is None else sst_graphs(trees, vocabulary)
-
-    parsed = {}
-    if assets is None:
-        # All splits: a missing or malformed file is an error now, not after the training.
-        parsed = {name: split(name) for name in ("train", "dev", "test")}
-        words = (word for tree in parsed["train"] for word in tree.tokens)
-        vocabulary = Vocabulary.build(words, args.min_count)
-    else:
-        vocabulary = Vocabulary(assets["words"])
-
-    def part(name):
-        return graphs(parsed.pop(name, None) or split(name))
-
-    def read(text):
-        lines = enumerate(text.split("\n"), 1)  # splitlines would cut tokens of the treebank too
-        return graphs(lowered([parse_tree(line, number=i) for i, line in lines if line.strip()]))
+        return None if trees is None else make_graphs(trees, bank.vocabulary)
 
     def predict(outputs, batch):
         best = outputs["output"].argmax(axis=1)
         return (CLASSES[best[root]] for root in metrics.batch_roots(batch))
 
-    sizes = len(vocabulary), args.embedding_size, args.hidden_size
-    model = SentimentClassifier(*sizes, args.dropout)
-    model.initialize(args.seed)
+    model.initialize(seed)
     return Task(
         model,
-        train=lambda: part("train"),
-        dev=lambda: part("dev"),
-        test=lambda: part("test"),
+        train=lambda: graphs(bank.trees("train")),
+        dev=lambda: graphs(bank.trees("dev")),
+        test=lambda: graphs(bank.trees("test")),
         metrics=[metrics.accuracy(), metrics.root_accuracy()],
         monitor="accuracy",
-        assets={"words": vocabulary.to_json()},
+        assets=bank.assets(),
         predict=predict,
-        read=read,
+        read=lambda text: graphs(parse_lines(text)),
     )
+
+
+def build(args, assets=None):
+    """Return the model and the three splits; the vocabulary is that of the training trees."""
+    bank = Treebank(args, assets, "tree-lstm")
+    sizes = len(bank.vocabulary), args.embedding_size, args.hidden_size
+    return sentiment_task(SentimentClassifier(*sizes, args.dropout), bank, args.seed)
