@@ -1,0 +1,21 @@
+"""MV-RNN on the treebank, with vectors of 25 elements and matrices of words of rank 3."""
+
+from __future__ import annotations
+
+from benchmarks import treebank
+from benchmarks.model_case import ModelCase, Sizes
+from models.mv_rnn import MatrixVectorClassifier
+from models.typed_trees import typed_graphs
+
+SIZE, RANK = 25, 3
+
+
+def case(sizes: Sizes) -> ModelCase:
+    """Return the case."""
+    return treebank.case(
+        sizes,
+        lambda words: MatrixVectorClassifier(words, SIZE, RANK, dropout=0.0),
+        typed_graphs,
+        SIZE,
+        {"torch": "mv_rnn_torch"},
+    )

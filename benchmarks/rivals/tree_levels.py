@@ -1,0 +1,144 @@
+"""Trees of the treebank in PyTorch, level by level: what the programs for models of trees share.
+
+All equal vertices of a level run at once, in the order of `tree_plan`: each state is copied once,
+by a concatenation of exactly the rows that the next level reads, and permuted into (left, right)
+order by an embedding lookup, whose backward is the cheapest row scatter of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.rivals.program import Given, Values
+from benchmarks.rivals.tree_plan import TreePlan, plan_trees
+from benchmarks.samples import Tree
+
+Parameters = dict[str, Tensor]
+# The loss of a batch: of the parameters, and of the rows of each table that the batch reads.
+Loss = Callable[[Parameters, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A batch of trees, prepared before the steps."""
+
+    unique: Tensor  # distinct tokens
+    token: Tensor  # leaf -> index in `unique`
+    splits: list[list[int]]  # per level: sizes of the chunks that later levels read
+    pieces: list[list[tuple[int, int]]]  # per inner level: the (level, chunk) pairs that it reads
+    lookup: list[Tensor]  # per inner level: rows among them as left, right, left, ...
+    roots: list[int]  # per level: number of roots, which are its first chunk
+    label: Tensor
+    rows: TreePlan
+
+
+def trees(batch: Sequence[Any]) -> list[Tree]:
+    """Return trees given as JSON values: left, right, token and label of each vertex."""
+    found = []
+    for columns in batch:
+        left, right, token, label = (np.array(column, np.int32) for column in columns)
+        height = np.zeros(len(left), np.int32)
+        for v in np.flatnonzero(left >= 0):
+            height[v] = 1 + max(height[left[v]], height[right[v]])
+        found.append(Tree(left, right, token, label, height))
+    return found
+
+
+def levels(batch: Sequence[Any]) -> Levels:
+    """Return the plan of a batch of trees given as JSON values."""
+    rows = plan_trees(trees(batch))
+    unique, token = np.unique(rows.leaf_token, return_inverse=True)
+    count = len(rows.level_rows) - 1
+    splits: list[list[int]] = []
+    pieces: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for level in range(count):
+        targets = np.flatnonzero(rows.consumed[level])
+        splits.append(rows.consumed[level, targets].tolist())
+        for chunk, target in enumerate(targets.tolist()):
+            if target:
+                pieces[target].append((level, chunk))
+    place = torch.from_numpy(rows.pool_position[rows.child].ravel())
+    inner = 2 * (rows.level_rows[2:] - rows.level_rows[1:-1])
+    return Levels(
+        torch.from_numpy(unique),
+        torch.from_numpy(token),
+        splits,
+        pieces,
+        list(place.split(inner.tolist())),
+        rows.consumed[:, 0].tolist(),
+        torch.from_numpy(rows.label),
+        rows,
+    )
+
+
+class Pool:
+    """The rows of one state, of which each level gathers those of its children.
+
+    without_roots: the state has no rows of roots, which no vertex reads.
+    """
+
+    def __init__(self, plan: Levels, leaves: Tensor, without_roots: bool = False) -> None:
+        self.plan, self.without_roots, self.chunks = plan, without_roots, list[Any]()
+        self.add(leaves)
+
+    def add(self, rows: Tensor) -> None:
+        """Add the rows of the next level."""
+        level = len(self.chunks)
+        sizes = list(self.plan.splits[level])
+        if self.without_roots and self.plan.roots[level]:
+            sizes[0] = 0
+        self.chunks.append(rows.split(sizes))
+
+    def children(self, level: int) -> Tensor:
+        """Return rows [2 * vertices of an inner level, width]: left, right, left, ..."""
+        read = [self.chunks[j][chunk] for j, chunk in self.plan.pieces[level]]
+        rows = torch.cat(read) if len(read) > 1 else read[0]
+        return F.embedding(self.plan.lookup[level - 1], rows)
+
+
+def prepare(
+    values: Values,
+    given: Given,
+    tables: Sequence[str],
+    loss: Loss,
+    plan: Callable[[Sequence[Any]], Any] = levels,
+) -> Callable[[], float]:
+    """Return a pass over all batches, which trains by SGD or computes the losses.
+
+    tables: parameters of which a step updates only the rows ``plan.unique``.
+    """
+    torch.set_num_threads(given["threads"])
+    training = bool(given["training"])
+    plans = [plan(batch) for batch in given["batches"]]
+    p = {name: torch.from_numpy(value) for name, value in values.items()}
+    dense = {name: tensor for name, tensor in p.items() if name not in tables}
+    for tensor in dense.values():
+        tensor.requires_grad_(training)
+    optimizer = torch.optim.SGD(list(dense.values()), lr=given["lr"], fused=True)
+
+    def step(batch: Any) -> Tensor:
+        rows = {name: p[name].index_select(0, batch.unique) for name in tables}
+        for tensor in rows.values():
+            tensor.requires_grad_(training)
+        found = loss({**dense, **rows}, batch)
+        if training:
+            found.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for name, tensor in rows.items():
+                    p[name].index_add_(0, batch.unique, tensor.grad, alpha=-given["lr"])
+        return found
+
+    def run() -> float:
+        with torch.inference_mode(not training):
+            return [step(batch) for batch in plans][-1].item()
+
+    return run
