@@ -17,5 +17,5 @@ def case(sizes: Sizes) -> ModelCase:
         lambda words: MatrixVectorClassifier(words, SIZE, RANK, dropout=0.0),
         typed_graphs,
         SIZE,
-        {"torch": "mv_rnn_torch"},
+        {"torch": "mv_rnn_torch", "dynet": "mv_rnn_dynet"},
     )

@@ -1,0 +1,20 @@
+"""The two-typed Tree-LSTM on the treebank."""
+
+from __future__ import annotations
+
+from benchmarks import treebank
+from benchmarks.model_case import ModelCase, Sizes
+from models.typed_trees import TypedClassifier, TypedTreeLSTM, typed_graphs
+
+EMBEDDING, HIDDEN = 300, 150
+
+
+def case(sizes: Sizes) -> ModelCase:
+    """Return the case."""
+    return treebank.case(
+        sizes,
+        lambda words: TypedClassifier(words, EMBEDDING, HIDDEN, 0.0, TypedTreeLSTM),
+        typed_graphs,
+        HIDDEN,
+        {"torch": "typed_trees_torch", "dynet": "typed_trees_dynet"},
+    )
