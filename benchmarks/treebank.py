@@ -29,7 +29,7 @@ class Treebank:
 @lru_cache(maxsize=1)
 def treebank(data: str) -> Treebank:
     """Return the treebank in a folder of data sets, or in $CAVS_DATA."""
-    trees = lowered(read_sst(data_folder("sst", data) / "train.txt"))
+    trees = [lowered(tree) for tree in read_sst(data_folder("sst", data) / "train.txt")]
     return Treebank(trees, Vocabulary.build(word for tree in trees for word in tree.tokens))
 
 

@@ -1,4 +1,4 @@
-"""Sentiment of sentences: a matrix-vector recursive network, in which words change their neighbours.
+"""Sentiment of sentences: a matrix-vector recursive network, whose words change their neighbours.
 
     cavs train mv-rnn --data DIR
 
@@ -9,6 +9,9 @@ matrix of a word has low rank next to its diagonal: U V + diag(d).
 """
 
 from __future__ import annotations
+
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -33,6 +36,11 @@ def near_zero(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return rng.normal(0, 0.1, shape)
 
 
+def product(columns, vector):
+    """Return the product of a matrix, given by its columns, and a vector of each vertex."""
+    return reduce(add, (x * vector[j : j + 1] for j, x in enumerate(columns)))
+
+
 class MatrixVectorCell(cavs.VertexFunction):
     """Compose vectors h and matrices M of binary trees with vertices "word" and "phrase".
 
@@ -55,15 +63,11 @@ class MatrixVectorCell(cavs.VertexFunction):
     def phrase_vertex(self, v):
         """Apply the matrix of each part to the vector of the other one."""
         a, b = v.gather(0), v.gather(1)
-        h = ops.tanh(self.compose(ops.concat([self.apply(b.M, a.h), self.apply(a.M, b.h)])))
-        columns = zip(ops.split(a.M, self.size), ops.split(b.M, self.size), strict=True)
-        v.scatter(h=h, M=ops.concat([ops.concat(pair) @ self.W_M for pair in columns]))
+        A, B = ops.split(a.M, self.size), ops.split(b.M, self.size)
+        h = ops.tanh(self.compose(ops.concat([product(B, a.h), product(A, b.h)])))
+        pairs = (ops.concat(pair) for pair in zip(A, B, strict=True))
+        v.scatter(h=h, M=ops.concat([pair @ self.W_M for pair in pairs]))
         v.push(h)
-
-    def apply(self, matrix, vector):
-        """Return the product of a matrix and a vector of each vertex."""
-        columns = ops.reshape(matrix, (self.size, self.size))
-        return (columns * ops.reshape(vector, (self.size, 1))).sum(-2)
 
 
 class MatrixVectorClassifier(cavs.Model):
@@ -75,19 +79,19 @@ class MatrixVectorClassifier(cavs.Model):
         self.diagonal = nn.Embedding(num_words, size, init="ones")
         self.left = nn.Embedding(num_words, rank * size, init=near_zero)
         self.right = nn.Embedding(num_words, rank * size, init=near_zero)
-        self.identity = cavs.Parameter((size, size), init=np.eye(size), trainable=False)
+        self.identity = cavs.Parameter((size * size,), init=np.eye(size).ravel(), trainable=False)
         self.tree = MatrixVectorCell(size)
         self.output = nn.Linear(size, len(CLASSES))
         self.dropout = nn.Dropout(dropout)
 
     def matrices(self, token):
         """Return the columns of U V + diag(d) of each word, one after the other."""
-        size = self.size
-        found = self.identity * self.diagonal(token)
-        factors = ops.split(self.left(token), self.rank), ops.split(self.right(token), self.rank)
-        for u, v in zip(*factors, strict=True):
-            found = found + u * ops.reshape(v, (size, 1))
-        return ops.reshape(found, (size * size,))
+        U, V = ops.split(self.left(token), self.rank), ops.split(self.right(token), self.rank)
+        diagonal, columns = self.diagonal(token), []
+        for j, unit in enumerate(ops.split(self.identity, self.size)):
+            low_rank = reduce(add, (u * v[j : j + 1] for u, v in zip(U, V, strict=True)))
+            columns.append(unit * diagonal + low_rank)
+        return ops.concat(columns)
 
     def forward(self, batch):
         """Return scores of the classes at every vertex."""
@@ -114,4 +118,6 @@ def build(args, assets=None):
         raise ConfigError(f"--rank {args.rank}", hint="choose at least 1, such as 3")
     bank = Treebank(args, assets, "mv-rnn")
     sizes = len(bank.vocabulary), args.hidden_size, args.rank
-    return sentiment_task(MatrixVectorClassifier(*sizes, args.dropout), bank, args.seed, typed_graphs)
+    return sentiment_task(
+        MatrixVectorClassifier(*sizes, args.dropout), bank, args.seed, typed_graphs
+    )

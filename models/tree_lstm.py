@@ -60,9 +60,9 @@ def add_arguments(parser):
     parser.add_argument("--min-count", type=int, default=1, help="rarer words are <unk>")
 
 
-def lowered(trees: list[Tree]) -> list[Tree]:
-    """Return trees in lower case: the treebank is too small to learn two forms of a word."""
-    return [replace(t, words=[word and word.lower() for word in t.words]) for t in trees]
+def lowered(tree: Tree) -> Tree:
+    """Return a tree in lower case: the treebank is too small to learn two forms of a word."""
+    return replace(tree, words=[word and word.lower() for word in tree.words])
 
 
 class Treebank:
@@ -88,17 +88,17 @@ class Treebank:
         if self.folder is None:
             return None
         file = data_file(self.folder, f"{split}.txt", LAYOUT)
-        return self.parsed.pop(split, None) or lowered(read_sst(file))
+        return self.parsed.pop(split, None) or [lowered(tree) for tree in read_sst(file)]
 
     def assets(self) -> dict[str, object]:
         """Return the JSON that a checkpoint stores."""
         return {"words": self.vocabulary.to_json()}
 
 
-def parse_lines(text: str) -> list[Tree]:
-    """Return the trees of a text, one on each line."""
+def parse_lines(text: str) -> list[Tree | None]:
+    """Return the tree on each line of a text, None for empty lines."""
     lines = enumerate(text.split("\n"), 1)  # splitlines would cut tokens of the treebank too
-    return lowered([parse_tree(line, number=i) for i, line in lines if line.strip()])
+    return [lowered(parse_tree(line, number=i)) if line.strip() else None for i, line in lines]
 
 
 def sentiment_task(model: cavs.Model, bank: Treebank, seed: int, make_graphs=sst_graphs) -> Task:
@@ -124,7 +124,7 @@ def sentiment_task(model: cavs.Model, bank: Treebank, seed: int, make_graphs=sst
         monitor="accuracy",
         assets=bank.assets(),
         predict=predict,
-        read=lambda text: graphs(parse_lines(text)),
+        read=lambda text: graphs([tree for tree in parse_lines(text) if tree is not None]),
     )
 
 

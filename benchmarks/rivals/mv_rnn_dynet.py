@@ -9,12 +9,12 @@ import numpy as np
 
 from benchmarks.rivals import tree_dynet
 from benchmarks.rivals.program import Given, Values, serve
-from benchmarks.rivals.tree_dynet import dy
+from benchmarks.rivals.tree_dynet import Parameters, Tree, dy
 
 TABLES = tuple(f"{name}.weight" for name in ("vector", "diagonal", "left", "right"))
 
 
-def states(p: dict[str, Any], tree: list[tuple[int, int, int]]) -> list[Any]:
+def states(p: Parameters, tree: Tree) -> list[Any]:
     """Return the vector of each vertex."""
     vector, diagonal, left_factor, right_factor = (p[name] for name in TABLES)
     compose = p["tree.compose.bias"], p["tree.compose.weight"]
@@ -39,7 +39,7 @@ def states(p: dict[str, Any], tree: list[tuple[int, int, int]]) -> list[Any]:
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     own = {name: value for name, value in values.items() if name != "identity"}
-    return tree_dynet.prepare(own, given, TABLES, states)
+    return tree_dynet.prepare(own, given, TABLES, tree_dynet.vertex_loss(states))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Trees of the treebank in DyNet: what the programs for models of trees share.
 
 Expressions are built for one vertex at a time, in each step, and batched by DyNet itself; what its
-users can do besides is done: the output layer and the loss run once over all vertices.
+users can do besides is done: an output layer and its loss run once over all their rows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,68 @@ try:
 except ImportError as error:
     raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
 
-# The vectors of all vertices of a tree, (left, right, token) of each vertex given.
-States = Callable[[dict[str, Any], list[tuple[int, int, int]]], list[Any]]
+Tree = list[tuple[int, int, int]]  # left child, right child and token of each vertex
+# Left children, right children, tokens and labels of a tree, as `cavs` gives them.
+Columns = list[list[int]]
+Parameters = dict[str, Any]
+
+
+def vertices(tree: Columns) -> Tree:
+    """Return the vertices of a tree."""
+    return list(zip(*tree[:3], strict=True))
+
+
+def tree_lstm(tree: Tree, table: Any, word: list[Any], phrase: list[Any]) -> list[Any]:
+    """Return h of each vertex of a binary Tree-LSTM.
+
+    word, phrase: bias and weight, whose gates are i, o, u, f_left, f_right.
+    """
+    part, logistic, tanh, times = dy.pick_range, dy.logistic, dy.tanh, dy.cmult
+    h, c = list[Any](), list[Any]()
+    for left, right, token in tree:
+        if left < 0:
+            gates = dy.affine_transform([*word, table[token]])
+        else:
+            gates = dy.affine_transform([*phrase, dy.concatenate([h[left], h[right]])])
+        n = gates.dim()[0][0] // (3 if left < 0 else 5)
+        i, o = logistic(part(gates, 0, n)), logistic(part(gates, n, 2 * n))
+        cell = times(i, tanh(part(gates, 2 * n, 3 * n)))
+        if left >= 0:
+            f_left = logistic(part(gates, 3 * n, 4 * n))
+            f_right = logistic(part(gates, 4 * n, 5 * n))
+            cell = dy.esum([cell, times(f_left, c[left]), times(f_right, c[right])])
+        c.append(cell)
+        h.append(times(o, tanh(cell)))
+    return h
+
+
+def mean_cross_entropy(p: Parameters, layer: str, rows: list[Any], labels: list[int]) -> Any:
+    """Return the loss of an output layer over rows, which runs once over all of them."""
+    x = dy.concatenate_to_batch(rows)
+    logits = dy.affine_transform([p[f"{layer}.bias"], p[f"{layer}.weight"], x])
+    return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, labels)) * (1 / len(labels))
+
+
+def vertex_loss(states: Callable[[Parameters, Tree], list[Any]]) -> Callable[..., Any]:
+    """Return the loss over all vertices of a batch of trees. states: the vectors of a tree."""
+
+    def loss(p: Parameters, batch: list[Columns]) -> Any:
+        rows = [h for tree in batch for h in states(p, vertices(tree))]
+        return mean_cross_entropy(p, "output", rows, [x for tree in batch for x in tree[3]])
+
+    return loss
 
 
 def prepare(
-    values: Values, given: Given, tables: Sequence[str], states: States
+    values: Values, given: Given, tables: Sequence[str], loss: Callable[..., Any]
 ) -> Callable[[], float]:
     """Return a pass over all batches, which trains by SGD or computes the losses.
 
-    tables: parameters that are looked up. DyNet stores matrices transposed.
+    tables: parameters that are looked up. loss: of parameters and a batch. DyNet stores matrices
+    transposed.
     """
     collection = dy.ParameterCollection()  # which the pass keeps: parameters do not
-    p: dict[str, Any] = {}
+    p: Parameters = {}
     for name, value in values.items():
         if name in tables:
             p[name] = collection.lookup_parameters_from_numpy(value)
@@ -41,27 +90,17 @@ def prepare(
             p[name] = collection.parameters_from_numpy(np.ascontiguousarray(value.T))
     trainer = dy.SimpleSGDTrainer(collection, given["lr"])
     trainer.set_clip_threshold(-1)  # the others clip no gradients
-    batches = [
-        [(list(zip(left, right, token, strict=True)), label) for left, right, token, label in batch]
-        for batch in given["batches"]
-    ]
 
-    def step(batch: list[Any]) -> float:
+    def step(batch: Any) -> float:
         dy.renew_cg()
-        rows, labels = list[Any](), list[int]()
-        for tree, label in batch:
-            rows += states(p, tree)
-            labels += label
-        h = dy.concatenate_to_batch(rows)
-        logits = dy.affine_transform([p["output.bias"], p["output.weight"], h])
-        loss = dy.sum_batches(dy.pickneglogsoftmax_batch(logits, labels)) * (1 / len(labels))
-        found = float(loss.value())
+        mean = loss(p, batch)
+        found = float(mean.value())
         if given["training"]:
-            loss.backward()
+            mean.backward()
             trainer.update()
         return found
 
     def run(kept: Any = collection) -> float:
-        return [step(batch) for batch in batches][-1]
+        return [step(batch) for batch in given["batches"]][-1]
 
     return run

@@ -103,6 +103,34 @@ class Pool:
         return F.embedding(self.plan.lookup[level - 1], rows)
 
 
+def tree_lstm(
+    rows: Tensor, word: tuple[Tensor, Tensor], phrase: tuple[Tensor, Tensor], plan: Levels
+) -> list[Tensor]:
+    """Return h of each level of a binary Tree-LSTM; that of a word once for each distinct one.
+
+    rows: of the embedding. word, phrase: bias and weight, whose gates are u, i, o, f_left, f_right:
+    one slice for tanh and one for sigmoid.
+    """
+    size = word[1].shape[1] // 3
+    u, io = torch.addmm(word[0], rows, word[1]).split([size, 2 * size], 1)
+    i, o = torch.sigmoid(io).split(size, 1)
+    c = i * torch.tanh(u)
+    h = o * torch.tanh(c)
+    c, h = F.embedding(plan.token, c), F.embedding(plan.token, h)
+    states, cells, hiddens = [h], Pool(plan, c), Pool(plan, h)
+    for level in range(1, len(plan.splits)):
+        c_left, c_right = cells.children(level).view(-1, 2, size).unbind(1)
+        below = hiddens.children(level).view(-1, 2 * size)
+        u, rest = torch.addmm(phrase[0], below, phrase[1]).split([size, 4 * size], 1)
+        i, o, f_left, f_right = torch.sigmoid(rest).split(size, 1)
+        c = torch.addcmul(torch.addcmul(i * torch.tanh(u), f_left, c_left), f_right, c_right)
+        h = o * torch.tanh(c)
+        states.append(h)
+        cells.add(c)
+        hiddens.add(h)
+    return states
+
+
 def prepare(
     values: Values,
     given: Given,

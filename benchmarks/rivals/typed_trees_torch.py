@@ -11,34 +11,17 @@ from torch import Tensor
 from benchmarks.rivals import tree_levels
 from benchmarks.rivals.gates import permute_gates
 from benchmarks.rivals.program import Given, Values, serve
-from benchmarks.rivals.tree_levels import Levels, Parameters, Pool
+from benchmarks.rivals.tree_levels import Levels, Parameters
 
 TABLE = "embedding.weight"
 WORD, PHRASE = "tree.word", "tree.phrase"
-# The gates i, o, u, f_left, f_right in another order: one slice for tanh, one for sigmoid.
-ORDERS = {WORD: (2, 0, 1), PHRASE: (2, 0, 1, 3, 4)}
+ORDERS = {WORD: (2, 0, 1), PHRASE: (2, 0, 1, 3, 4)}  # from i, o, u, f_left, f_right
 
 
 def loss(p: Parameters, plan: Levels) -> Tensor:
-    """Return the mean cross entropy over all vertices; leaf states once per distinct word."""
-    size = len(p["output.weight"])
-    u, io = torch.addmm(p[f"{WORD}.bias"], p[TABLE], p[f"{WORD}.weight"]).split([size, 2 * size], 1)
-    i, o = torch.sigmoid(io).split(size, 1)
-    c = i * torch.tanh(u)
-    h = o * torch.tanh(c)
-    c, h = F.embedding(plan.token, c), F.embedding(plan.token, h)
-    states, cells, hiddens = [h], Pool(plan, c), Pool(plan, h)
-    for level in range(1, len(plan.splits)):
-        c_left, c_right = cells.children(level).view(-1, 2, size).unbind(1)
-        below = hiddens.children(level).view(-1, 2 * size)
-        gates = torch.addmm(p[f"{PHRASE}.bias"], below, p[f"{PHRASE}.weight"])
-        u, rest = gates.split([size, 4 * size], 1)
-        i, o, f_left, f_right = torch.sigmoid(rest).split(size, 1)
-        c = torch.addcmul(torch.addcmul(i * torch.tanh(u), f_left, c_left), f_right, c_right)
-        h = o * torch.tanh(c)
-        states.append(h)
-        cells.add(c)
-        hiddens.add(h)
+    """Return the mean cross entropy over all vertices."""
+    word, phrase = ((p[f"{name}.bias"], p[f"{name}.weight"]) for name in (WORD, PHRASE))
+    states = tree_levels.tree_lstm(p[TABLE], word, phrase, plan)
     logits = torch.addmm(p["output.bias"], torch.cat(states), p["output.weight"])
     return F.cross_entropy(logits, plan.label)
 
