@@ -78,7 +78,7 @@ def sample(document: list[Tree], vocabulary: Vocabulary) -> cavs.Sample:
     """Return a document as its trees, a forest, and a chain of sentences linked to the roots."""
     sizes = [len(tree.labels) for tree in document]
     starts = np.cumsum([0, *sizes])
-    children = [np.array(t.children) + s for t, s in zip(document, starts, strict=False)]
+    children = [np.array(t.children, np.int32) + s for t, s in zip(document, starts, strict=False)]
     arities = np.concatenate([np.diff(tree.offsets) for tree in document])
     labels = np.array([tree.labels[-1] for tree in document], np.int32)
     return cavs.Sample(

@@ -13,7 +13,8 @@ import pytest
 import cavs
 
 Parameters = Mapping[str, Any]
-Reference = Callable[[Parameters], tuple[float, Any]]  # returns the loss and the outputs
+# Returns the loss and the output; outputs by name, if there are several.
+Reference = Callable[[Parameters], tuple[float, Any]]
 STEP = 1e-5
 
 
@@ -33,20 +34,26 @@ def cross_entropy(logits: Any, label: int) -> float:
 
 
 def check(model: cavs.Model, batch: Any, reference: Reference, output: str = "output") -> None:
-    """Assert that loss, outputs and gradients of all parameters are those of the reference."""
+    """Assert that loss, outputs and gradients of all parameters are those of the reference.
+
+    output: the name of the output, where the reference returns one.
+    """
     session = cavs.Session(model, dtype=np.float64)
     rng = np.random.default_rng(0)
-    for parameter in model.parameters().values():  # large enough to reach the curved parts
+    trained = [x for x in model.parameters().values() if x.trainable]
+    for parameter in trained:  # large enough to reach the curved parts
         parameter.value = rng.uniform(-0.8, 0.8, parameter.shape)
     p = {name: x.value.astype(float) for name, x in model.parameters().items()}
     loss, outputs = reference(p)
     found = session.evaluate(batch)
     assert found.loss == pytest.approx(loss, rel=1e-9)
-    np.testing.assert_allclose(session.predict(batch)[output], outputs, rtol=1e-9, atol=1e-12)
-    trained, gradients = session.gradients(batch)
-    assert trained == pytest.approx(loss, rel=1e-9)
-    assert set(gradients) == set(p)
-    for name, value in p.items():
+    predicted = session.predict(batch)
+    for name, rows in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
+        np.testing.assert_allclose(predicted[name], rows, rtol=1e-9, atol=1e-12)
+    own, gradients = session.gradients(batch)
+    assert own == pytest.approx(loss, rel=1e-9)
+    assert set(gradients) == {parameter.name for parameter in trained}
+    for name, value in ((parameter.name, p[parameter.name]) for parameter in trained):
         direction = rng.normal(size=value.shape)
         ends = [reference({**p, name: value + e * direction})[0] for e in (STEP, -STEP)]
         slope = (ends[0] - ends[1]) / (2 * STEP)

@@ -58,7 +58,7 @@ def huge(x):
 
 def write_data(name: str, folder: Path) -> Path | None:
     """Write a tiny data set for a model; None for a model with synthetic data."""
-    if name == "tree-lstm":
+    if name in TREES:
         for split in ("train", "dev", "test"):
             (folder / f"{split}.txt").write_text("\n".join(SENTENCES) + "\n")
     elif name in ("dependency-tagger", "char-tagger"):
@@ -75,8 +75,12 @@ def write_data(name: str, folder: Path) -> Path | None:
     return folder
 
 
+TREES = ("tree-lstm", "typed-trees", "mv-rnn", "nested-rnn")
 OPTIONS: dict[str, dict[str, Any]] = {
     "tree-lstm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "typed-trees": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
+    "mv-rnn": {"hidden_size": 5, "rank": 2, "dropout": 0.0},
+    "nested-rnn": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0, "documents": 10},
     "dependency-tagger": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
     "char-tagger": {"word_size": 8, "char_size": 6, "hidden_size": 6, "dropout": 0.0},
     "lstm-lm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
