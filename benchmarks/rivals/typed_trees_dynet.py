@@ -23,7 +23,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     own = dict(values)
     own[f"{PHRASE}.bias"] = values[f"{PHRASE}.bias"].copy()
-    own[f"{PHRASE}.bias"][-2 * len(values["output.weight"]) :] += 1.0  # of forget gates
+    own[f"{PHRASE}.bias"][-2 * len(values["output.weight"]) :] += 1.0  # forget gates
     return tree_dynet.prepare(own, given, [TABLE], tree_dynet.vertex_loss(states))
 
 

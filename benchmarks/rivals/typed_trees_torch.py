@@ -32,7 +32,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
     for layer, order in ORDERS.items():
         for name in (f"{layer}.weight", f"{layer}.bias"):
             own[name] = permute_gates(own[name], order)
-    own[f"{PHRASE}.bias"][-2 * len(values["output.weight"]) :] += 1.0  # of forget gates
+    own[f"{PHRASE}.bias"][-2 * len(values["output.weight"]) :] += 1.0  # forget gates
     return tree_levels.prepare(own, given, [TABLE], loss)
 
 
