@@ -111,6 +111,7 @@ def test_a_wheel_trains_where_there_is_no_compiler(wheel: Path, tmp_path: Path) 
     assert {path.name.partition("-")[0] for path in site.glob("*.dist-info")} == {"cavs", "numpy"}
     assert not list(site.glob("cavs*/**/*.cc"))
     assert {"py.typed", "_engine.pyi"} <= {path.name for path in (site / "cavs").iterdir()}
+    assert (site / "cavs" / "models" / "data" / "plans.json.gz").is_file()
 
 
 def test_outputs_are_copied_only_for_the_same_command_and_bytes(tmp_path: Path) -> None:

@@ -225,7 +225,9 @@ def names() -> list[str]:
         found = _package(package)
         if found is not None:
             modules = pkgutil.iter_modules(found.__path__)
-            return sorted(m.name.replace("_", "-") for m in modules if not m.name.startswith("_"))
+            return sorted(
+                m.name.replace("_", "-") for m in modules if not m.ispkg and m.name[0] != "_"
+            )
     return []
 
 

@@ -1,0 +1,1 @@
+"""Data of models: recordings, how they were made, and their readers."""
