@@ -24,7 +24,8 @@ from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
-from cavs import nn, ops
+from cavs import ops
+from models.plan_cost import Units
 
 # The number of children and of features of each operator.
 OPERATORS = {
@@ -37,7 +38,6 @@ OPERATORS = {
     "hash_join": (2, 9),
     "merge_join": (2, 9),
 }
-INNER = 128  # width of the layer inside of a unit
 LEAST = {"recursion": 5.0, "grouped": 2.0}  # times as fast as these
 TOLERANCE = 1e-4  # relative difference allowed between losses after the first pass
 LR = 0.01
@@ -77,32 +77,20 @@ def draw(rng: np.random.Generator, joins: int) -> Plan:
     return Plan(operators, children, rows, rng.normal(size=len(operators)).astype(np.float32))
 
 
-class Units(cavs.VertexFunction):
-    """A unit for each operator, of two layers."""
-
-    def __init__(self, hidden: int) -> None:
-        self.state = cavs.State(h=hidden)
-        self.inner, self.outer = list[nn.Linear](), list[nn.Linear]()
-        for arity, features in OPERATORS.values():
-            self.inner.append(nn.Linear(features + arity * hidden, INNER))
-            self.outer.append(nn.Linear(INNER, hidden))
+class DrawnUnits(Units):
+    """A unit for each operator of drawn plans."""
 
     @cavs.vertex(*OPERATORS)
     def unit(self, v: Any) -> None:
-        """Read the features and the children; the first output is pushed."""
-        number = list(OPERATORS).index(v.type)
-        below = [v.gather(k).h for k in range(OPERATORS[v.type][0])]
-        inner = ops.relu(self.inner[number](ops.concat([v.pull("features"), *below])))
-        h = ops.relu(self.outer[number](inner))
-        v.scatter(h=h)
-        v.push(h[0:1])
+        """See `Units`."""
+        self.run(v)
 
 
 class PlanCost(cavs.Model):
     """The mean squared error of the costs of all operators."""
 
     def __init__(self, hidden: int) -> None:
-        self.units = Units(hidden)
+        self.units = DrawnUnits(OPERATORS, hidden)
 
     def loss(self, batch: Any) -> Any:
         """Return the mean over the operators of the batch."""

@@ -79,6 +79,15 @@ def left_out(text, found):
 
 def build(args, assets=None):
     """Return the model and the functions, split by module: most for training, a tenth for tests."""
+    return naming_task(args, assets, NamePredictor)
+
+
+def naming_task(args, assets, predictor, sample=None, label="label"):
+    """Return the task of a model that names functions.
+
+    predictor: makes the model, see `NamePredictor`. sample: makes the sample of a function from its
+    graph and the vocabulary of types, by default the graph itself; label: the feature of its class.
+    """
 
     @functools.cache
     def functions():
@@ -93,8 +102,9 @@ def build(args, assets=None):
         types, names = Vocabulary(assets["types"]), Vocabulary(assets["names"])
         classes = tuple(assets["classes"])
 
-    def graphs(name):
-        return function_graphs(part(name), types, names, classes)
+    def samples(functions, **options):
+        found = function_graphs(functions, types, names, classes, **options)
+        return found if sample is None else [sample(graph, types) for graph in found]
 
     def read(text):
         try:
@@ -104,18 +114,20 @@ def build(args, assets=None):
             raise DataError(f"<text>:{line}: {getattr(error, 'msg', error)}") from error
         for line in left_out(text, found):
             print(f"cavs: left out: {line}", file=sys.stderr)
-        return function_graphs(found, types, names, classes, keep_other=True)
+        return samples(found, keep_other=True)
 
     def predict(outputs, batch):
         best = outputs["output"].argmax(axis=1)
         return (f"{name}: {classes[i]}" for name, i in zip(batch.names, best, strict=True))
 
-    model = NamePredictor(len(types), len(names), len(classes), args.size, args.dropout)
+    model = predictor(len(types), len(names), len(classes), args.size, args.dropout)
     model.initialize(args.seed)
     return Task(
         model,
-        **{name: functools.partial(graphs, name) for name in ("train", "dev", "test")},
-        metrics=[metrics.accuracy()],
+        train=lambda: samples(part("train")),
+        dev=lambda: samples(part("dev")),
+        test=lambda: samples(part("test")),
+        metrics=[metrics.accuracy(label=label)],
         assets={"types": types.to_json(), "names": names.to_json(), "classes": list(classes)},
         predict=predict,
         read=read,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cavs.cli import Task, main, registry
 from cavs.data.readers.python_functions import functions_of
 from cavs.errors import ConfigError, DataError
 from models import ast_naming
+from models.data.plans import RECORDING
 
 SENTENCES = [
     "(3 (2 It) (4 (3 works) (2 .)))",
@@ -67,9 +69,12 @@ def write_data(name: str, folder: Path) -> Path | None:
     elif name == "lstm-lm":
         for split in ("valid", "test"):
             (folder / f"{split}.txt").write_text(TEXT * 10)
-    elif name == "ast-naming":
+    elif name in ("ast-naming", "astnn"):
         for i in range(30):
             (folder / f"m{i}.py").write_text(CODE.format("abcdefghij"[i % 10] * (i // 10 + 1)))
+    elif name == "plan-cost":
+        lines = gzip.decompress(RECORDING.read_bytes()).splitlines(keepends=True)
+        (folder / RECORDING.name).write_bytes(gzip.compress(b"".join(lines[:40])))
     else:
         return None
     return folder
@@ -85,6 +90,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "char-tagger": {"word_size": 8, "char_size": 6, "hidden_size": 6, "dropout": 0.0},
     "lstm-lm": {"embedding_size": 8, "hidden_size": 6, "dropout": 0.0},
     "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
+    "astnn": {"size": 8, "dropout": 0.0, "classes": 3},
+    "plan-cost": {"hidden_size": 6},
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
     "grid-lstm": {"hidden_size": 8, "images": 20, "least": 5, "most": 6},
     "circuit-rnn": {"hidden_size": 8, "netlists": 20, "gates": 10},

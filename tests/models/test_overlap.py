@@ -14,7 +14,10 @@ from cavs.compiler.program import Program
 from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import CLASSES, WORDS, treebank
 
-CELLS = {"dependency-tagger": 2, "char-tagger": 4, "circuit-rnn": 3}  # 1 of the other models
+# Numbers of loops; the other models have one.
+CELLS = {"dependency-tagger": 2, "char-tagger": 4, "circuit-rnn": 3, "astnn": 3}
+# The first step of the second direction of the chain, a row for each function.
+OVERLAPS = {"astnn": 1}
 
 
 def overlaps(program: Program) -> list[tuple[int, int]]:
@@ -72,10 +75,12 @@ def program(model: cavs.Model, batch: Any, training: bool) -> Program:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_models_have_no_eager_work_to_overlap(name: str, training: bool, tmp_path: Path) -> None:
+def test_models_have_little_eager_work_to_overlap(
+    name: str, training: bool, tmp_path: Path
+) -> None:
     task: Any = build(registry.find(name), tmp_path)
     of = program(task.model, cavs.batch(task.required("train")[:20]), training)
-    assert overlaps(of) == []
+    assert len(overlaps(of)) == OVERLAPS.get(name, 0)
     cells = CELLS.get(name, 1)
     assert sum(stage.type == "loop" for stage in of.stages) == cells * (1 + training)
 
