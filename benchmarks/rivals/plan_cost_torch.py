@@ -1,4 +1,8 @@
-"""The plan-cost network of `benchmarks.plan_cost` in PyTorch: by recursion, and grouped by hand."""
+"""The network of query plans in PyTorch: by recursion, and grouped by hand.
+
+`benchmarks.plan_cost` calls `runners`; `benchmarks.models` runs the program grouped by hand on
+plans of PostgreSQL, some of whose operators add up the outputs of any number of children.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+
+from benchmarks.rivals.hand_batched import passes
+from benchmarks.rivals.program import Given, Values, serve
 
 
 class Unit(torch.nn.Module):
@@ -32,24 +40,41 @@ class Unit(torch.nn.Module):
 class Group:
     """The operators of one kind in one level of a batch.
 
-    children: for each position, rows among the outputs of the levels below.
+    children: for each position, rows among the outputs of the levels below; those of all children
+    where their outputs are added, then with the operator of each.
     """
 
     number: int
     features: torch.Tensor
     children: list[torch.Tensor]
+    parents: torch.Tensor | None = None
+
+    def read(self, below: torch.Tensor | None, hidden: int) -> list[torch.Tensor]:
+        """Return the outputs of the children, as the unit reads them."""
+        rows = [] if below is None else [below[rows] for rows in self.children]
+        if self.parents is None:
+            return rows
+        zeros = torch.zeros(len(self.features), hidden)
+        return [zeros.index_add(0, self.parents, rows[0]) if rows else zeros]
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """A batch: the groups of each level, and the costs in the order of the outputs."""
+    """A batch: the groups of each level, and the costs in the order of the outputs.
+
+    weights: factors of the outputs and of the costs, where some count as zero.
+    """
 
     levels: list[list[Group]]
     costs: torch.Tensor
+    weights: torch.Tensor | None = None
 
 
-def grouped(plans: Sequence[Any], names: Sequence[str]) -> Grouped:
-    """Return a batch, whose operators are numbered in the order in which they run."""
+def grouped(plans: Sequence[Any], names: Sequence[str], summed: Sequence[str] = ()) -> Grouped:
+    """Return a batch, whose operators are numbered in the order in which they run.
+
+    summed: the names of operators that add up the outputs of their children.
+    """
     by_group: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for p, plan in enumerate(plans):
         level: list[int] = []
@@ -64,10 +89,17 @@ def grouped(plans: Sequence[Any], names: Sequence[str]) -> Grouped:
             levels.append([])
         below = [[row[p, c] for c in plans[p].children[v]] for p, v in members]
         features = torch.from_numpy(np.stack([plans[p].rows[v] for p, v in members]))
-        children = list(torch.tensor(below, dtype=torch.long).T) if below[0] else []
-        levels[-1].append(Group(number, features, children))
+        parents = None
+        if names[number] in summed:
+            parents = torch.tensor([i for i, rows in enumerate(below) for _ in rows])
+            children = [torch.tensor([i for rows in below for i in rows], dtype=torch.long)]
+        else:
+            children = list(torch.tensor(below, dtype=torch.long).T) if below[0] else []
+        levels[-1].append(Group(number, features, children, parents))
     costs = torch.tensor([plans[p].costs[v] for p, v in row])
-    return Grouped(levels, costs)
+    if not summed:
+        return Grouped(levels, costs)
+    return Grouped(levels, costs, torch.tensor([plans[p].ran[v] for p, v in row]))
 
 
 class Network(torch.nn.Module):
@@ -75,8 +107,9 @@ class Network(torch.nn.Module):
 
     def __init__(self, parameters: Mapping[str, Any], names: Sequence[str]) -> None:
         super().__init__()
-        of = {name: torch.from_numpy(p.value.copy()) for name, p in parameters.items()}
+        of = {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()}
         self.names = list(names)
+        self.hidden = len(of["units.outer.0.bias"])
         self.units = torch.nn.ModuleList(Unit(of, i) for i in range(len(names)))
 
     def recursive(self, plans: Sequence[Any]) -> torch.Tensor:
@@ -101,9 +134,14 @@ class Network(torch.nn.Module):
         for groups in batch.levels:
             below = torch.cat(outputs) if outputs else None
             for group in groups:
-                children = [] if below is None else [below[rows] for rows in group.children]
+                children = group.read(below, self.hidden)
                 outputs.append(self.units[group.number](group.features, *children))
-        return F.mse_loss(torch.cat(outputs)[:, 0], batch.costs)
+        costs = torch.cat(outputs)[:, 0]
+        return F.mse_loss(costs if batch.weights is None else costs * batch.weights, batch.costs)
+
+    def forward(self, batch: Grouped) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return self.grouped(batch)
 
 
 def runners(
@@ -117,7 +155,8 @@ def runners(
     torch.set_num_threads(threads)
 
     def training(method: str, prepared: Sequence[Any]) -> Callable[[], float]:
-        network = Network(parameters, list(operators))
+        values = {name: p.value for name, p in parameters.items()}
+        network = Network(values, list(operators))
         optimizer = torch.optim.SGD(network.parameters(), lr=lr)
 
         def train() -> float:
@@ -132,3 +171,30 @@ def runners(
 
     plans = [grouped(batch, list(operators)) for batch in batches]
     return {"recursion": training("recursive", batches), "grouped": training("grouped", plans)}
+
+
+@dataclass(frozen=True)
+class RecordedPlan:
+    """A plan of PostgreSQL. ran: 0 for each operator that never ran, whose cost is 0."""
+
+    operators: list[str]
+    children: list[list[int]]
+    rows: npt.NDArray[np.float32]
+    costs: list[float]
+    ran: list[float]
+
+
+def prepare(values: Values, given: Given) -> Callable[[], float]:
+    """Return the pass over all batches of recorded plans."""
+    names, summed = given["batches"]["operators"], given["batches"]["summed"]
+
+    def plan(operators: Any, children: Any, rows: Any, costs: Any, ran: Any) -> RecordedPlan:
+        return RecordedPlan(operators, children, np.array(rows, np.float32), costs, ran)
+
+    batches = [[plan(*each) for each in plans] for plans in given["batches"]["plans"]]
+    prepared = [grouped(plans, names, summed) for plans in batches]
+    return passes(Network(values, names), prepared, given)
+
+
+def main() -> None:
+    serve(prepare)

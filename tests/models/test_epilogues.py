@@ -12,6 +12,9 @@ from cavs.cli import registry
 from cavs.compiler.program import Instruction, Program
 from tests.models.test_models import OPTIONS, build
 
+# They have no output layer, or a sigmoid after it, in the same kernel.
+WITHOUT = {"plan-cost", "circuit-rnn"}
+
 
 def followed_by_a_bias(program: Program) -> list[Instruction]:
     """Return the products that one kernel alone reads, to add one row of a parameter."""
@@ -39,6 +42,5 @@ def test_only_the_output_layer_has_an_epilogue(name: str, training: bool, tmp_pa
     program = compiled.program
     outs = [product.out for product in followed_by_a_bias(program)]
     found = [program.buffers[out[0]].width for out in outs if out is not None]
-    layers = [getattr(task.model, "output", None)]  # units of plans have no output layer
-    assert found == [layer.weight.shape[1] for layer in layers if layer is not None]
+    assert found == ([] if name in WITHOUT else [task.model.output.weight.shape[1]])
     assert sum(i.type == "matmul" for i in program.instructions) > 1
