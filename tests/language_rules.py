@@ -55,7 +55,9 @@ def texts() -> dict[str, str]:
     found = {}
     for path in tracked_files():
         name = str(path.relative_to(ROOT))
-        if path.suffix != ".png" and not any(name == e or name.startswith(e + "/") for e in EXEMPT):
+        if path.suffix not in (".png", ".gz") and not any(
+            name == e or name.startswith(e + "/") for e in EXEMPT
+        ):
             found[name] = path.read_text(encoding="utf-8")
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-RUNS = 3  # of each query
+RUNS = 3  # runs of each query
 # Rows of each table at --scale 1, and its columns next to `id`: foreign keys by the name of their
 # table, and numbers below a limit, of which a "skewed" one prefers small numbers.
 TABLES = {
