@@ -92,8 +92,8 @@ class Queries:
             if not ends:
                 continue
             own, other, key = self.pick(ends)
-            kind = "LEFT JOIN" if self.chance(0.2) else "JOIN"
-            text += f" {kind} {other} t{i} ON t{i}.{key} = {alias}.{own}"
+            join = "LEFT JOIN" if self.chance(0.2) else "JOIN"
+            text += f" {join} {other} t{i} ON t{i}.{key} = {alias}.{own}"
             tables.append((other, f"t{i}"))
         for table, alias in tables:
             where += [self.condition(table, alias) for _ in range(self.pick([0, 0, 1, 1, 2]))]
@@ -146,11 +146,11 @@ class Queries:
         for _ in range(self.pick([2, 2, 3, 4])):
             tables, rest = self.joined()
             parts.append(f"SELECT {self.column(tables)} AS p, {self.column(tables)} AS q {rest}")
-        kind = self.pick([" UNION ALL ", " UNION ALL ", " UNION ", " EXCEPT ", " INTERSECT "])
+        operation = self.pick([" UNION ALL ", " UNION ALL ", " UNION ", " EXCEPT ", " INTERSECT "])
         order = " ORDER BY p" if self.chance(0.4) else ""
         if self.chance(0.3):
-            return f"SELECT p, count(*) FROM ({kind.join(parts)}) u GROUP BY p{order}"
-        return kind.join(parts) + order
+            return f"SELECT p, count(*) FROM ({operation.join(parts)}) u GROUP BY p{order}"
+        return operation.join(parts) + order
 
     def script(self) -> str:
         """Return the statements that explain one query, sometimes without a sort of operator."""
