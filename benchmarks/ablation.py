@@ -32,7 +32,7 @@ CASES: dict[Case, tuple[str, ...]] = {
     # Long chains, all of whose values backward reads.
     Case("gates", 0, 64, embedding=0): ("fuse", "plan_memory"),
     # A sentence at a time: tasks of one vertex, unless x @ W is done for all words at once.
-    Case("var-lstm", 0, 1, embedding=0): ("partition",),
+    Case("var-lstm", 0, 1, embedding=0): ("hoist_eager",),
     # The state is the only value that a vertex stores.
     Case("tree-fc", 0, 64): ("hoist_cotangents", "save_memory"),
     # A label at one of 511 vertices.

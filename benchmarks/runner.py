@@ -185,8 +185,8 @@ def class_of(name: str, workload: str) -> Any:
 def make_runner(name: str, workload: Workload) -> Timed:
     """Return the runner of a name for a workload.
 
-    ``cavs-without-PASS`` is cavs with that compiler pass switched off, ``cavs-in-PRECISION`` with
-    products in that precision of the CPU.
+    ``cavs-without-PASS`` is cavs with that compiler pass switched off, ``cavs-without-PASS+PASS``
+    with both, ``cavs-in-PRECISION`` with products in that precision of the CPU.
     """
     runner = class_of(name, workload.case.workload)
     made: Timed = runner(workload, initial_parameters(workload), **base_of(name)[1])

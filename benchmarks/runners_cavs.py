@@ -168,8 +168,8 @@ def _name(name: str) -> str:
 class CavsRunner(Runner):
     """Train by ``Trainer.step``, infer by ``Session.predict``.
 
-    ``without``: a compiler pass, or one of SWITCHES, that is switched off. ``precision``: of
-    products on the CPU; a device has the case's.
+    ``without``: compiler passes with "+" between them, or one of SWITCHES, that are switched off.
+    ``precision``: of products on the CPU; a device has the case's.
     """
 
     cudnn = "never"
@@ -181,7 +181,7 @@ class CavsRunner(Runner):
     ) -> None:
         self.precision = precision
         switched = without in SWITCHES
-        changed = {without: False} if without and not switched else {}
+        changed = dict.fromkeys(without.split("+"), False) if without and not switched else {}
         if without == "separate-vertices":
             changed = {"merge_vertices": True}
         self.passes = replace(default_passes(workload.case.device), **changed)

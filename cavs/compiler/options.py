@@ -17,6 +17,7 @@ RENAMED = {
     "cotangents_at_child": "hoist_cotangents",
     "trim": "trim_products",
     "frugal": "save_memory",
+    "partition": "hoist_eager and hoist_lazy",
 }
 
 
@@ -33,7 +34,8 @@ class Passes:
     specialise: bool = True
     trim_products: bool = True
     merge_products: bool = True
-    partition: bool = True
+    hoist_eager: bool = True
+    hoist_lazy: bool = True
     fuse: bool = True
     plan_memory: bool = True
     save_memory: bool = True

@@ -149,7 +149,7 @@ KINDS = (
         "specialise",
         specialise,
         lambda c: c.passes.specialise or bool(c.types),
-        lambda c: {"kinds": c.kinds_of_vertices, "products": not c.passes.partition},
+        lambda c: {"kinds": c.kinds_of_vertices, "products": not c.passes.hoist_eager},
         simplified=True,
     ),
     Pass("trim_products", trim_products, lambda c: c.passes.trim_products, simplified=True),
@@ -235,7 +235,8 @@ class _Compilation:
         """
         p, o = self.passes, self.options
         spares = o.training and not self.replicated and not o.target.concurrent_sums
-        return spares and p.save_memory and p.partition and p.plan_memory
+        hoists = p.hoist_eager and p.hoist_lazy
+        return spares and p.save_memory and hoists and p.plan_memory
 
     def run(self, passes: Sequence[Pass], graph: Graph) -> Graph:
         """Return ``graph`` after the passes that apply, each verified."""
@@ -267,7 +268,8 @@ class _Compilation:
         graph = self.run(KINDS, graph)
         parts = partition(
             graph,
-            hoist=self.passes.partition,
+            eager=self.passes.hoist_eager,
+            lazy=self.passes.hoist_lazy,
             sink=self.passes.plan_memory,
             recompute=self.passes.plan_memory,
             sums_in_loops=self.plan.sum_in_loops,
@@ -282,7 +284,7 @@ class _Compilation:
         """Run the passes over a program, in place."""
         concurrent_sums = self.options.target.concurrent_sums
         mark_scatter_traffic(program)
-        if self.passes.partition:
+        if self.passes.hoist_lazy:
             merge_gradient_products(program, concurrent_sums)
         if self.passes.plan_memory:
             reuse_buffers(program, concurrent_sums)

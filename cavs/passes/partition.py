@@ -107,15 +107,11 @@ class _Partitioner:
             return behind(root)
         return [x for p in self.accesses.pieces(root) for x in behind(p.source)]
 
-    def sink_into_loops(self, sums_alone: bool = False) -> None:
-        """Move all possible nodes into loops, parameter gradients too; or these alone."""
+    def sinker(self) -> SinkIntoLoops:
+        """Return what moves nodes that could run once over all rows into loops."""
         movable = {n for n in self.compute if is_elementwise(n) or n.op.name == "matmul"}
         state = (self.graph, self.accesses, self.loop, self.reads, self.readers)
-        moves = SinkIntoLoops(*state, _space, movable, self.roots)
-        if sums_alone:
-            moves.sums()
-        else:
-            moves.run()
+        return SinkIntoLoops(*state, _space, movable, self.roots)
 
     def sink(self, edges: bool = False) -> None:
         """Move eager elementwise nodes into the only loop that reads them. edges: also values of
@@ -349,7 +345,8 @@ class _Partitioner:
 def partition(
     graph: Graph,
     *,
-    hoist: bool = True,
+    eager: bool = True,
+    lazy: bool = True,
     sink: bool = True,
     recompute: bool = True,
     sums_in_loops: bool = False,
@@ -357,16 +354,19 @@ def partition(
 ) -> Partition:
     """Partition ``graph`` (with copies inserted) into bodies by stage.
 
-    hoist: nodes run once over all rows where possible. sink: elementwise nodes move into the loop
-    that reads them. recompute: cheap values are recomputed instead of stored. sums_in_loops: loops
-    sum the gradients of values that they compute, task by task. edges_in_loops: values of edges
-    move into the loop that reads them, whatever their operands.
+    eager, lazy: eager nodes, lazy ones run once over all rows where possible. sink: eager
+    elementwise nodes move into the loop that reads them. recompute: cheap values are recomputed
+    instead of stored. sums_in_loops: loops sum the gradients of values that they compute, task by
+    task. edges_in_loops: values of edges move into the loop that reads them, whatever their
+    operands.
     """
     p = _Partitioner(graph, recompute)
-    if not hoist:
-        p.sink_into_loops()
+    if not eager:
+        p.sinker().sink_eager()
     elif sink:
         p.sink(edges_in_loops)
-    if sums_in_loops and hoist:
-        p.sink_into_loops(sums_alone=True)
+    if not lazy:
+        p.sinker().sink_lazy()
+    elif sums_in_loops:
+        p.sinker().sink_sums()
     return p.partition()

@@ -1,8 +1,8 @@
-"""Sink nodes into loops, as batching without eager and lazy operators does.
+"""Sink eager or lazy nodes into loops, as batching without eager or lazy operators does.
 
-With the switch ``partition`` off, all possible nodes run task by task: products of inputs in the
-loop that reads them, and parameter gradients in the loop that computes their cotangents. This is
-slower on purpose and shows what hoisting is worth.
+With the switch ``hoist_eager`` off, products of inputs run task by task in the loop that reads
+them; with ``hoist_lazy`` off, products of states and parameter gradients run in the loop that
+computes their operands. This is slower on purpose and shows what hoisting is worth.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class SinkIntoLoops:
     movable: set[Node]
     roots: set[Node]
 
-    def run(self) -> None:
-        """Move eager nodes, readers first, then lazy nodes, inputs first."""
-        order = list(self.reads)
-        for n in reversed(order):
+    def sink_eager(self) -> None:
+        """Move eager nodes into the only loop that reads them, readers first."""
+        for n in reversed(list(self.reads)):
             loops = {self.loop.get(r) for r in self.readers[n]}
             if self._may_move(n) and len(loops) == 1 and None not in loops:
                 (loop,) = loops
@@ -44,10 +43,13 @@ class SinkIntoLoops:
                     self._finds_computed(n, r, loop) for r in self.readers[n]
                 ):
                     self.loop[n] = loop
-        terms = self._gradient_terms()
-        self._join(n for n in order if n in terms or self._may_move(n))
 
-    def sums(self) -> None:
+    def sink_lazy(self) -> None:
+        """Move lazy nodes and gradients into the loop that computes their operands, inputs first."""
+        terms = self._gradient_terms()
+        self._join(n for n in self.reads if n in terms or self._may_move(n))
+
+    def sink_sums(self) -> None:
         """Move only gradients of values that loops compute."""
         terms = self._gradient_terms()
         self._join(n for n in self.reads if n in terms)

@@ -194,12 +194,12 @@ def test_resume_goes_on_with_the_engine_of_the_run(monkeypatch):
     check = cli_train._check_balance
     monkeypatch.setattr(cli_train, "_check_balance", lambda args: (check(args), settled(args)))
     assert train("--resume", "--epochs", "2") == 0
-    other = ("--precision", "bfloat16", "--balance", "equal", "--without", "partition")
+    other = ("--precision", "bfloat16", "--balance", "equal", "--without", "hoist_lazy")
     other = (*other, "--scheduling", "fewest")
     assert train("--resume", *other) == 0
     on = default_passes("cuda")
     run = ("cuda", "tf32", "auto", True, replace(on, fuse=False, simplify=False), "agenda")
-    others = ("cuda", "bfloat16", "auto", True, replace(on, partition=False), "fewest")
+    others = ("cuda", "bfloat16", "auto", True, replace(on, hoist_lazy=False), "fewest")
     assert engines == [(2, *run), (None, *run), (None, *others)]
     assert balances == [(None, "lb-bsp", "ema", 3), (None, "equal", None, 3)]
 

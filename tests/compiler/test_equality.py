@@ -159,9 +159,9 @@ def test_children_of_many_parents(model, seed, specialise):
 
 
 @examples(30)
-@given(models(), batches(), st.booleans(), st.booleans())
-def test_gradients_summed_a_task_at_a_time(model, batch, specialise, serial):
-    passes = Passes(partition=False, specialise=specialise)
+@given(models(), batches(), st.booleans(), st.booleans(), st.booleans())
+def test_gradients_summed_a_task_at_a_time(model, batch, eager, specialise, serial):
+    passes = Passes(hoist_eager=eager, hoist_lazy=False, specialise=specialise)
     compare(model, batch, FLOAT64, passes=passes, serial=serial)
 
 

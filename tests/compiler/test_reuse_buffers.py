@@ -66,7 +66,7 @@ class OfOneNumber(cavs.VertexFunction):
         v.push(h)
 
 
-@pytest.mark.parametrize("switched", [None, "fuse", "specialise", "plan_memory", "partition"])
+@pytest.mark.parametrize("switched", [None, "fuse", "specialise", "plan_memory", "hoist_lazy"])
 def test_a_value_recomputed_for_a_sum_is_not_read_before(switched):
     switches = {} if switched is None else {switched: False}
     session = checked(Classifier(OfOneNumber(), 8), treebank(40), **switches)

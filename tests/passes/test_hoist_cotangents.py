@@ -153,7 +153,7 @@ def test_every_kind_of_vertex_agrees_with_the_oracle():
             {},
             {"specialise": False},
             {"merge_vertices": False},
-            {"partition": False},
+            {"hoist_eager": False, "hoist_lazy": False},
         ):
             session = cavs.Session(model, dtype=np.float64, passes=replace(Passes(), **switches))
             loss, gradients = session.gradients(batch)

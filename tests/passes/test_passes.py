@@ -178,7 +178,7 @@ def test_values_that_only_kinds_read_are_computed_by_kind():
 
 @pytest.mark.parametrize("kinds", [(INNER, LEAF), (INNER, LEAF, INNER + LEAF)])
 @pytest.mark.parametrize("cell", [nn.BinaryTreeLSTM, nn.ChildSumTreeLSTM, nn.TreeGRU])
-def test_without_partition_every_gradient_of_the_cell_is_summed_in_the_loop(cell, kinds):
+def test_without_hoist_lazy_every_gradient_of_the_cell_is_summed_in_the_loop(cell, kinds):
     def outside(passes):
         program = compiled(cell(8, 6), passes, kinds=kinds).program
         inside = {i for s in program.stages for body in s.bodies for i in body}
@@ -190,14 +190,14 @@ def test_without_partition_every_gradient_of_the_cell_is_summed_in_the_loop(cell
         ]
         return {x for x in labels if x.split()[-1].startswith(("tree.", "embedding."))}
 
-    assert outside(Passes(partition=False)) == set()
+    assert outside(Passes(hoist_lazy=False)) == set()
     assert len(outside(Passes())) >= 4
 
 
-def test_without_partition_inputs_are_multiplied_in_the_loop():
+def test_without_hoist_eager_inputs_are_multiplied_in_the_loop():
     kinds = (LEAF, INNER + LEAF)  # a word everywhere: one product for all, were it hoisted
     for on, expected in ((True, 0), (False, 1)):
-        program = compiled(nn.LSTM(8, 6), Passes(partition=on), kinds=kinds).program
+        program = compiled(nn.LSTM(8, 6), Passes(hoist_eager=on), kinds=kinds).program
         (forward,) = [s for s in program.stages if s.type == "loop" and not s.reversed]
         ids = [i for body in forward.bodies for i in body]
         weights = [
@@ -292,7 +292,7 @@ def test_only_recurrent_products_run_a_task_at_a_time():
 @pytest.mark.parametrize(("hoist", "inside"), [(True, 2), (False, 3)])
 def test_products_of_inputs_are_hoisted(hoist, inside):
     """With words at inner vertices x W is eager; without the pass it runs a task at a time."""
-    c = compiled(nn.ChildSumTreeLSTM(8, 6), Passes(partition=hoist), kinds=(2, 3))
+    c = compiled(nn.ChildSumTreeLSTM(8, 6), Passes(hoist_eager=hoist), kinds=(2, 3))
     forward = [b for b in c.partition.bodies if b.loop and not b.loop.backward]
     assert sum(n.op.name == "matmul" for b in forward for n in b.nodes) == inside
 
