@@ -104,12 +104,15 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
     wall: dict[str, list[float]] = {session.name: [] for session in live}
     cpu: dict[str, list[float]] = {session.name: [] for session in live}
     prepared: dict[str, list[float]] = {session.name: [] for session in live}
+    constructed: dict[str, list[float]] = {session.name: [] for session in live}
     for turn in range(rounds if live else 0):
         first = turn % len(live)
         for session in live[first:] + live[:first]:
             time.sleep(REST)
-            done, plans = session.run(), session.prepare()
+            done, plans, built = session.run(), session.prepare(), session.construct()
             per = vertices[session.name]
+            if built is not None:
+                constructed[session.name].append(built.wall / per)
             wall[session.name].append(done.wall / per)
             cpu[session.name].append(done.cpu / per)
             prepared[session.name].append(plans.wall / per)
@@ -124,6 +127,8 @@ def measure(case: Case, sessions: SequenceOf[Session], rounds: int, reference: s
             **session.moved(),
             "seconds_per_vertex": wall[session.name],
             "cpu_seconds_per_vertex": cpu[session.name],
+            "prepare_seconds_per_vertex": prepared[session.name],
+            "construct_seconds_per_vertex": constructed[session.name],
         }
         for session in live
     }

@@ -18,7 +18,7 @@ from benchmarks.workloads import WORKLOADS, Case
 TOLERANCE = 1e-4
 # DyNet adds Adagrad's epsilon inside the root, so elements with a gradient as small as the epsilon,
 # 1e-10, have other updates. They are few: the norm of the difference is compared.
-EPSILON_IN_ROOT = ("dynet",)
+EPSILON_IN_ROOT = ("dynet", "dynet-depth")
 # Products of bfloat16 or integers, by the norm. Their Adagrad updates are not compared, and
 # losses after one only loosely: the first steps have the sign of the gradient, which rounding
 # decides where it is nearly zero.

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
+from benchmarks import paper_plots
 from benchmarks.harness import tables
 from benchmarks.options import OptionParser
 from benchmarks.result_paths import RESULTS
@@ -23,6 +24,14 @@ HEAD = """# Results
 
 For readers who check a figure: whole grids, each with its command, commit, machine and load, as
 `python -m benchmarks.report` writes them. [benchmarks.md](../benchmarks.md) has the summary.
+
+"""
+
+
+PAPER = """# The evaluation of the paper
+
+For readers of the paper (thesis, section 6.6): its figures and tables on the CPU, next to the
+paper's, which are of a GPU of 2017. [results.md](results.md) has the other programs.
 
 """
 
@@ -40,8 +49,10 @@ def read_results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
-    """Return one result file as Markdown."""
+def section(
+    name: str, record: dict[str, Any], plots: SequenceOf[str], text: str | None = None
+) -> str:
+    """Return one result file as Markdown. text: in place of all its tables."""
     machine = record["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in record["versions"].items())
     lines = [
@@ -57,7 +68,7 @@ def section(name: str, record: dict[str, Any], plots: SequenceOf[str]) -> str:
         "",
         *[f"![{plot}]({plot})" for plot in plots],
         "",
-        record["text"] if "text" in record else tables(record),
+        text or (record["text"] if "text" in record else tables(record)),
         "",
     ]
     return wrapped("\n".join(lines))
@@ -134,6 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
     sections = []
+    if paper := records.pop("paper", None):
+        plots = [] if given.no_plots else paper_plots.draw(paper, given.out)
+        text = PAPER + section("paper", paper, plots, paper["summary"])
+        (given.out / "paper.md").write_text(text, encoding="utf-8")
     for name, record in records.items():
         # A file with several workloads, as that of passes, has no single curve over batch sizes.
         single = len({entry["case"]["workload"] for entry in record.get("cases", ())}) == 1

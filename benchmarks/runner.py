@@ -34,6 +34,7 @@ _TREE_LSTM = _FLOORS | {
     "manual-compile": "benchmarks.rivals.manual_tree:ManualTreeLSTMCompiled",
     "manual-compile-medium": "benchmarks.rivals.reduced:ManualTreeLSTMCompiledMedium",
     "dynet": "benchmarks.rivals.with_dynet:DyNetTreeLSTM",
+    "dynet-depth": "benchmarks.rivals.with_dynet_by_depth:DyNetTreeLSTM",
     "dgl": "benchmarks.rivals.with_dgl:DGLTreeLSTM",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualTreeLSTM",
@@ -43,6 +44,8 @@ _TREE_FC = _FLOORS | {
     "naive": "benchmarks.rivals.naive:NaiveTreeFC",
     "hand": "benchmarks.rivals.hand_fc:HandTreeFC",
     "manual": "benchmarks.rivals.hand_fc:ManualTreeFC",
+    "dynet": "benchmarks.rivals.with_dynet:DyNetTreeFC",
+    "dynet-depth": "benchmarks.rivals.with_dynet_by_depth:DyNetTreeFC",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandTreeFC",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualTreeFC",
 }
@@ -56,6 +59,7 @@ _LSTM = _FLOORS | {
     "manual": "benchmarks.rivals.manual_lstm:ManualLSTM",
     "manual-compile": "benchmarks.rivals.manual_lstm:ManualLSTMCompiled",
     "dynet": "benchmarks.rivals.with_dynet:DyNetLSTM",
+    "dynet-depth": "benchmarks.rivals.with_dynet_by_depth:DyNetLSTM",
     "hand-graph": "benchmarks.rivals.graphs:GraphedHandLSTM",
     "manual-graph": "benchmarks.rivals.graphs:GraphedManualLSTM",
 }
@@ -112,6 +116,14 @@ class Timed(ABC):
     def synchronize(self) -> None:  # noqa: B027
         """Hook: wait until all work is done."""
 
+    def construct(self, plan: Any) -> None:  # noqa: B027
+        """Hook: build the expressions of a step, as a part of it, and compute nothing."""
+
+    @classmethod
+    def constructs(cls) -> bool:
+        """True if a step builds expressions."""
+        return cls.construct is not Timed.construct
+
     @abstractmethod
     def train(self, plan: Any) -> float:
         """Run a training step with its update; return the loss before it."""
@@ -120,8 +132,11 @@ class Timed(ABC):
         """Return the peak of the bytes of a device; 0 without a device."""
         return 0
 
-    def moved(self, plans: SequenceOf[Any]) -> dict[str, int]:
-        """Return bytes that a step gathers and writes, and their peak; empty if not counted."""
+    def moved(self, plans: SequenceOf[Any]) -> dict[str, float]:
+        """Return bytes that a step gathers and writes, their peak, and seconds by kind.
+
+        Empty if they are not counted.
+        """
         return {}
 
     def train_all(self, plans: SequenceOf[Any]) -> list[float]:
@@ -151,7 +166,8 @@ class Runner(Timed):
 
 def python_variable(name: str) -> str:
     """Return the environment variable that names the Python of a runner."""
-    return "CAVS_BENCH_PYTHON_" + base_of(name)[0].upper().replace("-", "_")
+    library = base_of(name)[0].removesuffix("-depth")
+    return "CAVS_BENCH_PYTHON_" + library.upper().replace("-", "_")
 
 
 def python_of(name: str) -> str:

@@ -180,13 +180,13 @@ class CavsRunner(Runner):
         self, workload: Workload, parameters: Parameters, without: str = "", precision: str = ""
     ) -> None:
         self.precision = precision
-        switched = without in SWITCHES
-        changed = dict.fromkeys(without.split("+"), False) if without and not switched else {}
-        if without == "separate-vertices":
-            changed = {"merge_vertices": True}
+        off = without.split("+") if without else []
+        changed = dict.fromkeys([name for name in off if name not in SWITCHES], False)
+        if "separate-vertices" in off:
+            changed["merge_vertices"] = True
         self.passes = replace(default_passes(workload.case.device), **changed)
-        self.switched = SWITCHES[without] if switched else {}
-        self.ahead = without != "launch-ahead"
+        self.switched = {k: v for name in off for k, v in SWITCHES.get(name, {}).items()}
+        self.ahead = "launch-ahead" not in off
         # Samples become graphs once, as when a data set is read.
         self.graphs = {
             id(sample): self.graph(sample) for batch in workload.batches for sample in batch
@@ -261,10 +261,11 @@ class CavsRunner(Runner):
             return device.memory.used()
         return sum(self.report()["memory"].values())
 
-    def moved(self, plans: SequenceOf[data.GraphBatch]) -> dict[str, int]:
+    def moved(self, plans: SequenceOf[data.GraphBatch]) -> dict[str, float]:
         """Return the counts of the CPU engine; profiling is slower, so it is done last.
 
-        gather_bytes and write_bytes are means over the plans, peak_bytes is the most of any.
+        gather_bytes, write_bytes and seconds of products, maps and other instructions are means
+        over the plans, peak_bytes is the most of any.
         """
         if self.session.device is not None:
             return {}
@@ -277,8 +278,13 @@ class CavsRunner(Runner):
                 self.infer(plan)
             found.append(self.report())
         self.session.set_profiling(False)
-        moved = {k: sum(r[k] for r in found) // len(found) for k in ("gather_bytes", "write_bytes")}
-        return {**moved, "peak_bytes": max(r["peak_bytes"] for r in found)}
+        counts = ("gather_bytes", "write_bytes")
+        clocks = ("product_seconds", "map_seconds", "other_seconds")
+        return {
+            **{key: sum(r[key] for r in found) // len(found) for key in counts},
+            **{key: sum(r[key] for r in found) / len(found) for key in clocks},
+            "peak_bytes": max(r["peak_bytes"] for r in found),
+        }
 
     def infer(self, plan: data.GraphBatch) -> Any:
         return self.session.predict(plan)

@@ -57,12 +57,16 @@ class Session(ABC):
     def prepare(self) -> Pass:
         """Run one pass of preparation: collation, index tensors or schedules."""
 
+    def construct(self) -> Pass | None:
+        """Run one pass that only builds the expressions of steps; None if steps build none."""
+        return None
+
     @abstractmethod
     def peak_memory(self) -> int:
         """Return the peak of the bytes of the device, or of the process since its case began."""
 
-    def moved(self) -> dict[str, int]:
-        """Return the bytes that a step gathers and writes, and its peak, if known."""
+    def moved(self) -> dict[str, float]:
+        """Return bytes that a step gathers and writes, its peak, and seconds by kind, if known."""
         return {}
 
     def own_versions(self) -> dict[str, str]:
@@ -131,6 +135,14 @@ class LocalSession(Session):
         self.runner.synchronize()
         return Pass(time.perf_counter() - wall, time.process_time() - cpu)
 
+    def construct(self) -> Pass | None:
+        if not self.runner.constructs():
+            return None
+        cpu, wall = time.process_time(), time.perf_counter()
+        for plan in self.plans:
+            self.runner.construct(plan)
+        return Pass(time.perf_counter() - wall, time.process_time() - cpu)
+
     def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
         """Return the values that the check of the runners compares."""
         return computed(self.name, case)
@@ -142,7 +154,7 @@ class LocalSession(Session):
     def peak_memory(self) -> int:
         return self.runner.device_memory() or machine.peak_memory()
 
-    def moved(self) -> dict[str, int]:
+    def moved(self) -> dict[str, float]:
         return self.runner.moved(self.plans)
 
     def close(self) -> None:
@@ -228,6 +240,10 @@ class RemoteSession(Session):
         result: Pass = self._ask("prepare")
         return result
 
+    def construct(self) -> Pass | None:
+        result: Pass | None = self._ask("construct")
+        return result
+
     def compute(self, case: Case) -> dict[str, npt.NDArray[np.float32]]:
         """Return the values that the check of the runners compares."""
         result: dict[str, npt.NDArray[np.float32]] = self._ask("compute", case)
@@ -243,8 +259,8 @@ class RemoteSession(Session):
         result: int = self._ask("peak_memory")
         return result
 
-    def moved(self) -> dict[str, int]:
-        result: dict[str, int] = self._ask("moved")
+    def moved(self) -> dict[str, float]:
+        result: dict[str, float] = self._ask("moved")
         return result
 
     def kill(self) -> None:

@@ -25,10 +25,15 @@ from benchmarks.runner import MissingLibrary, Runner
 from benchmarks.samples import Sample, Sequence, Tree
 from benchmarks.workloads import Parameters
 
+# Memory for forward, backward, parameters and scratch, in MiB: with automatic batching DyNet
+# cannot extend them. Pages are taken as they are touched.
+MEMORY = "4096,4096,1024,512"
+
 try:
     import dynet_config
 
-    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
+    if dynet_config.get() is None:  # has an effect only before dynet is imported
+        dynet_config.set(autobatch=1, random_seed=1, mem=MEMORY)
     import _dynet
     import dynet as dy
 except ImportError as error:
@@ -129,6 +134,9 @@ class _DyNet(Runner):
         self.clear.update()
         return loss, found
 
+    def construct(self, plan: Plan) -> None:
+        self.output(plan)
+
     def infer(self, plan: Plan) -> Any:
         """Evaluate the expression, without the slow conversion to NumPy."""
         output = self.output(plan)
@@ -171,6 +179,25 @@ class DyNetTreeLSTM(_DyNet):
                     cell = add([cell, times(f_l, c[left]), times(f_r, c[right])])
                 c.append(cell)
                 h.append(times(o, tanh(cell)))
+            result += h
+        return result
+
+
+class DyNetTreeFC(_DyNet):
+    def listed(self, sample: Tree) -> list[tuple[int, int, int]]:
+        """Return left child, right child and token of every vertex."""
+        arrays = (sample.left, sample.right, sample.token)
+        return list(zip(*(array.tolist() for array in arrays), strict=True))
+
+    def states(self, samples: list[list[tuple[int, int, int]]]) -> list[Any]:
+        embedding, w, b = (self.p[name] for name in ("embedding", "W", "b"))
+        result = []
+        for sample in samples:
+            h: list[Any] = []
+            for left, right, token in sample:
+                below = [w, dy.concatenate([h[left], h[right]])] if left >= 0 else []
+                before = dy.affine_transform([b, *below]) if below else embedding[token] + b
+                h.append(dy.tanh(before))
             result += h
         return result
 

@@ -45,7 +45,7 @@ class SinkIntoLoops:
                     self.loop[n] = loop
 
     def sink_lazy(self) -> None:
-        """Move lazy nodes and gradients into the loop that computes their operands, inputs first."""
+        """Move lazy nodes into the loop that computes their operands, inputs first."""
         terms = self._gradient_terms()
         self._join(n for n in self.reads if n in terms or self._may_move(n))
 

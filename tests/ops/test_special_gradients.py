@@ -94,7 +94,9 @@ class TwoTables(cavs.Model):
         return ops.mean_rows(ops.square(h).sum(-1))
 
 
-@pytest.mark.parametrize("passes", [Passes(), Passes(hoist_eager=False, hoist_lazy=False)], ids=["", "by task"])
+@pytest.mark.parametrize(
+    "passes", [Passes(), Passes(hoist_eager=False, hoist_lazy=False)], ids=["", "by task"]
+)
 def test_tables_with_one_gradient(passes):
     model = TwoTables()
     model.initialize(1, np.float64)
