@@ -24,7 +24,8 @@ from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
-from cavs import nn, ops
+from models.translator import Translator
+from models.translator import sample as sample_of
 
 LEAST = {"padded": 1.5}  # times as fast as it
 TOLERANCE = 1e-3  # relative difference allowed between losses after the first pass
@@ -40,11 +41,6 @@ class Pair:
     source: Ints
     target: Ints
 
-    @property
-    def before(self) -> Ints:
-        """The word before each word of the target, -1 before the first."""
-        return np.concatenate([np.full(1, -1, np.int32), self.target[:-1]])
-
 
 def drawn(count: int, words: int, seed: int = 0) -> list[Pair]:
     """Return pairs of sentences of uniform lengths, of words from ``words``."""
@@ -56,56 +52,25 @@ def drawn(count: int, words: int, seed: int = 0) -> list[Pair]:
     return [Pair(sentence(), sentence()) for _ in range(count)]
 
 
-class Decoder(cavs.VertexFunction):
-    """An LSTM that reads the linked states of a source, weighted by products with its state."""
-
-    def __init__(self, size: int) -> None:
-        self.state = cavs.State(c=size, h=size)
-        self.W, self.R = cavs.Parameter((size, 4 * size)), cavs.Parameter((size, 4 * size))
-        self.U, self.b = cavs.Parameter((size, 4 * size)), cavs.Parameter((4 * size,))
-
-    def vertex(self, v: Any) -> None:
-        """Attention asks with the state before; gates read the input, the answer and the state."""
-        before, source = v.gather(0), v.link("source")
-        weight = (source.h * before.h).sum(-1, keepdims=True).softmax()
-        read = (weight * source.h).sum()
-        z = v.pull("x") @ self.W + read @ self.R + before.h @ self.U + self.b
-        i, f, o, u = ops.split(z, 4)
-        c = ops.sigmoid(i) * ops.tanh(u) + ops.sigmoid(f) * before.c
-        h = ops.sigmoid(o) * ops.tanh(c)
-        v.scatter(c=c, h=h)
-        v.push(ops.concat([h, read]))
+def drawn_batches(batches: int, size: int, words: int) -> list[list[Pair]]:
+    """Return batches of pairs of sentences of words from ``words``."""
+    pairs = drawn(batches * size, words)
+    return [pairs[i : i + size] for i in range(0, len(pairs), size)]
 
 
-class Translator(cavs.Model):
-    """The translator, over structures "source" and "target"."""
-
-    def __init__(self, words: int, hidden: int) -> None:
-        self.word, self.after = nn.Embedding(words, hidden), nn.Embedding(words, hidden)
-        self.encode, self.decode = nn.LSTM(hidden, hidden), Decoder(hidden)
-        self.output = nn.Linear(2 * hidden, words)
-
-    def loss(self, batch: Any) -> Any:
-        """Return the mean cross entropy of the words of the target."""
-        source, target = batch.graphs["source"], batch.graphs["target"]
-        h, end = self.encode.with_final(source, x=self.word(source["word"]))
-        states = self.decode(
-            target,
-            x=self.after(target["before"]),
-            source=ops.linked(batch.link("all"), h=h),
-            initial={"c": end.c, "h": end.h},
-        )
-        return ops.cross_entropy(self.output(states), target["word"])
+def target_words(batches: Sequence[Sequence[Pair]]) -> int:
+    """Return the number of words of all targets."""
+    return sum(len(pair.target) for batch in batches for pair in batch)
 
 
 def sample(pair: Pair) -> cavs.Sample:
     """Return a pair of sentences as a sample of two structures."""
-    target = {"word": pair.target, "before": pair.before}
-    return cavs.Sample(
-        source=cavs.Graph.chain(len(pair.source), {"word": pair.source}),
-        target=cavs.Graph.chain(len(pair.target), target),
-        links={"all": cavs.Link.all("target", "source")},
-    )
+    return sample_of(pair.source, pair.target)
+
+
+def plain(batches: Sequence[Sequence[Pair]]) -> list[list[Any]]:
+    """Return batches as lists of (words of the source, words of the target), for the rivals."""
+    return [[(p.source.tolist(), p.target.tolist()) for p in batch] for batch in batches]
 
 
 def runners(
@@ -120,17 +85,16 @@ def runners(
     trainer = cavs.Trainer(model, cavs.optim.SGD(lr=LR), session=session)
     samples = [[sample(pair) for pair in pairs] for pairs in batches]
     own = lambda: [float(trainer.step(cavs.batch(batch))) for batch in samples][-1]  # noqa: E731
-    step, plans = translator_torch.training(model, batches, threads, LR)
+    step, plans = translator_torch.training(model, plain(batches), threads, LR)
     return {"cavs": timed(own), "padded": timed(lambda: [step(plan) for plan in plans][-1])}
 
 
 def measure(hidden: int, given: Any) -> dict[str, Any]:
     """Return times of passes over the batches, by runner, and their ratio to cavs."""
-    pairs = drawn(given.batches * given.batch_size, given.vocabulary)
-    batches = [pairs[i : i + given.batch_size] for i in range(0, len(pairs), given.batch_size)]
+    batches = drawn_batches(given.batches, given.batch_size, given.vocabulary)
     passes = runners(given.vocabulary, batches, hidden, given.threads)
     turns = take_turns(passes, given.rounds, TOLERANCE)
-    return {"hidden": hidden, "words": sum(len(pair.target) for pair in pairs), **turns}
+    return {"hidden": hidden, "words": target_words(batches), **turns}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The translator of `benchmarks.translator` in PyTorch, batched by hand: padded, with masks."""
+"""The translator of `models.translator` in PyTorch, batched by hand: padded, with masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from benchmarks.rivals.hand_batched import Tensors, linear, lstm, sgd, table, tensors
+from benchmarks.rivals.hand_batched import (
+    Tensors,
+    linear,
+    lstm,
+    of_values,
+    passes,
+    sgd,
+    table,
+    tensors,
+)
+from benchmarks.rivals.program import Given, Values, serve
+
+Pair = tuple[list[int], list[int]]  # words of a source and of a target
 
 
 @dataclass(frozen=True)
@@ -26,21 +38,22 @@ class Plan:
     words: torch.Tensor  # [words of all targets], a word for each True of `there`
 
 
-def plan(pairs: Sequence[Any]) -> Plan:
+def plan(pairs: Sequence[Pair]) -> Plan:
     """Return a batch of pairs of sentences."""
-    lengths = torch.tensor([len(pair.source) for pair in pairs])
-    targets = torch.tensor([len(pair.target) for pair in pairs])
-    before = pad_sequence([torch.from_numpy(pair.before).long() for pair in pairs])
-    target = pad_sequence([torch.from_numpy(pair.target).long() for pair in pairs])
-    there = torch.arange(int(targets.max()))[:, None] < targets[None]
+    sources = [torch.tensor(source) for source, _ in pairs]
+    targets = [torch.tensor(target) for _, target in pairs]
+    lengths = torch.tensor([len(source) for source in sources])
+    before = pad_sequence([F.pad(target[:-1], (1, 0), value=-1) for target in targets])
+    of_targets = torch.tensor([len(target) for target in targets])
+    there = torch.arange(len(before))[:, None] < of_targets[None]
     return Plan(
-        pad_sequence([torch.from_numpy(pair.source).long() for pair in pairs]),
+        pad_sequence(sources),
         lengths,
         torch.arange(int(lengths.max()))[None] >= lengths[:, None],
         before.clamp_min(0),
         (before >= 0).unsqueeze(-1).float(),
         there,
-        target[there],
+        pad_sequence(targets)[there],
     )
 
 
@@ -75,8 +88,18 @@ class Padded(torch.nn.Module):
 
 
 def training(
-    model: Any, batches: Sequence[Sequence[Any]], threads: int, lr: float
+    model: Any, batches: Sequence[Sequence[Pair]], threads: int, lr: float
 ) -> tuple[Callable[[Plan], float], list[Plan]]:
     """Return a function that takes a step on a batch and returns its loss, and the batches."""
     torch.set_num_threads(threads)
     return sgd(Padded(tensors(model)), lr), [plan(pairs) for pairs in batches]
+
+
+def prepare(values: Values, given: Given) -> Callable[[], float]:
+    """Return a pass over all batches."""
+    plans = [plan(pairs) for pairs in given["batches"]]
+    return passes(Padded(of_values(values)), plans, given)
+
+
+def main() -> None:
+    serve(prepare)

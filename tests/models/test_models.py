@@ -92,6 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
     "astnn": {"size": 8, "dropout": 0.0, "classes": 3},
     "plan-cost": {"hidden_size": 6},
+    "translator": {"hidden_size": 8, "pairs": 40, "length": 4},
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
     "grid-lstm": {"hidden_size": 8, "images": 20, "least": 5, "most": 6},
     "circuit-rnn": {"hidden_size": 8, "netlists": 20, "gates": 10},
