@@ -1,4 +1,4 @@
-"""The PyTorch programs for models on drawn data train as `cavs` does."""
+"""The PyTorch programs for models on drawn data and on trees train as `cavs` does."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import json
 import pytest
 
 from benchmarks.model_case import Sizes, own_pass
+from tests.models.sentiment_trees import write_treebank
 
 DRAWN = ["circuit_rnn", "grid_lstm", "jets"]
+TREES = ["mv_rnn", "nested_rnn", "tree_gru", "typed_trees"]
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_program_in_pytorch_gives_the_losses_of_cavs(name, training):
+@pytest.mark.parametrize("name", [*DRAWN, *TREES])
+def test_a_program_in_pytorch_gives_the_losses_of_cavs(name, training, tmp_path):
     pytest.importorskip("torch")
-    case = importlib.import_module(f"benchmarks.model_cases.{name}").case(Sizes(2, 3))
+    (tmp_path / "sst").mkdir()
+    sizes = Sizes(2, 3, str(write_treebank(tmp_path / "sst").parent))
+    case = importlib.import_module(f"benchmarks.model_cases.{name}").case(sizes)
     program = importlib.import_module(f"benchmarks.rivals.{case.rivals['torch']}")
     model = case.model()
     model.initialize(0)
