@@ -37,8 +37,9 @@ from benchmarks.options import THREADS, at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
 from benchmarks.rival_process import DYNET, RivalProcess
-from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
+from models.lattice_lstm import LatticeTagger
+from models.lattice_lstm import lattice as graph_of
 
 NUMBERS = 256  # words and characters each; larger numbers are taken modulo it, as ED-Batch does
 TAGS = 18
@@ -113,63 +114,19 @@ def read(path: str | os.PathLike[str]) -> list[Lattice]:
     return [lattice for lattice in found if len(lattice.chars)]
 
 
-class LatticeLSTM(cavs.VertexFunction):
-    """An LSTM for characters, whose states words add theirs to, and one for words."""
-
-    def __init__(self, size: int) -> None:
-        self.state = cavs.State(c=size, h=size)
-        self.char, self.word = nn.LSTM(size, size), nn.LSTM(size, size)
-
-    def step(self, v: Any, of: nn.LSTM, before: Any) -> tuple[Any, Any]:
-        """Return c and h of an LSTM with the parameters of a cell."""
-        i, f, o, u = ops.split(v.pull("x") @ of.W + before.h @ of.U + of.b, 4)
-        c = ops.sigmoid(i) * ops.tanh(u) + ops.sigmoid(f) * before.c
-        return c, ops.sigmoid(o) * ops.tanh(c)
-
-    @cavs.vertex("char")
-    def char_vertex(self, v: Any) -> None:
-        """The first child is the character before, the others are the words that end here."""
-        before, every = v.gather(0), v.gather()
-        c, h = self.step(v, self.char, before)
-        c = c + (every.c.sum() - before.c)
-        h = h + (every.h.sum() - before.h)
-        v.scatter(c=c, h=h)
-        v.push(h)
-
-    @cavs.vertex("word")
-    def word_vertex(self, v: Any) -> None:
-        """The child is the character before the first one of the word."""
-        c, h = self.step(v, self.word, v.gather(0))
-        v.scatter(c=c, h=h)
-
-
-class LatticeTagger(cavs.Model):
-    """Tags of the characters of lattices."""
-
-    def __init__(self, size: int) -> None:
-        self.char, self.word = nn.Embedding(NUMBERS, size), nn.Embedding(NUMBERS, size)
-        self.cell, self.output = LatticeLSTM(size), nn.Linear(size, TAGS)
-
-    def loss(self, batch: Any) -> Any:
-        """Return the mean cross entropy of the tags."""
-        char, word = batch["char"], batch["word"]
-        x = {"char": {"x": self.char(char["number"])}, "word": {"x": self.word(word["number"])}}
-        return ops.cross_entropy(self.output(self.cell(batch.graph, **x)), char["tag"])
+def new_model(hidden: int) -> LatticeTagger:
+    """Return the model for the numbers of drawn lattices."""
+    return LatticeTagger(NUMBERS, NUMBERS, TAGS, hidden)
 
 
 def graph(lattice: Lattice) -> cavs.Graph:
     """Return a lattice as a graph: its characters, then its words."""
-    chars, words = len(lattice.chars), len(lattice.words)
-    children: list[list[int]] = [[i - 1] if i else [] for i in range(chars)]
-    for number, (_, last, _) in enumerate(lattice.words):
-        children[last].append(chars + number)
-    children += [[before] if before >= 0 else [] for before, _, _ in lattice.words]
-    numbers = np.array([number for _, _, number in lattice.words], np.int32)
-    of_types = {
-        "char": {"number": lattice.chars, "tag": lattice.tags},
-        "word": {"number": numbers},
-    }
-    return cavs.Graph(children, of_types, types=["char"] * chars + ["word"] * words)
+    return graph_of(lattice.chars, lattice.words, {"tag": lattice.tags})
+
+
+def plain(batches: Sequence[Sequence[Lattice]]) -> list[list[Any]]:
+    """Return batches as lists of (characters, tags, words), for the rivals."""
+    return [[(x.chars.tolist(), x.tags.tolist(), x.words) for x in batch] for batch in batches]
 
 
 @contextmanager
@@ -185,12 +142,12 @@ def runners(
     programs = {"grouped": (sys.executable, "lattice_torch")}
     if threads == 1 and (python := os.environ.get(DYNET)):
         programs["dynet"] = python, "lattice_dynet"
-    plain = [[(x.chars.tolist(), x.tags.tolist(), x.words) for x in batch] for batch in batches]
+    given = {"threads": threads, "training": False, "lr": 0.0, "batches": plain(batches)}
     found: dict[str, Pass] = {"cavs": timed(own)}
     with ExitStack() as stack:
         for name, program in programs.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            rival = RivalProcess(*program, model, {"threads": threads, "batches": plain}, folder)
+            rival = RivalProcess(*program, model, given, folder)
             stack.enter_context(rival.process)  # closes its input and waits
             found[name] = rival.run
         yield found
@@ -218,7 +175,7 @@ def measure(lattices: Sequence[Lattice], hidden: int, threads: int, given: Any) 
     """Return times of passes over the batches, by runner, their ratio to cavs, and tasks."""
     size = given.batch_size
     batches = [lattices[i : i + size] for i in range(0, len(lattices), size)]
-    model = LatticeTagger(hidden)
+    model = new_model(hidden)
     model.initialize(0)
     session = cavs.Session(model, threads=threads, passes=Passes(merge_vertices=False))
     with runners(session, model, batches, threads) as passes:

@@ -1,20 +1,17 @@
-"""The lattice LSTM of `benchmarks.lattice_lstm` in DyNet, in a process of its own.
+"""The lattice LSTM of `models.lattice_lstm` in DyNet, in a process of its own.
 
-The first argument names a folder that holds ``batches.json``, with lists of lattices as
-(characters, tags, words), and ``parameters.npz``, named as those of cavs. For each line of standard
-input it computes the losses of all batches and prints the seconds and the last loss. The output
-layer and the loss run once over the characters of a batch.
+Its batches are lists of lattices as (characters, tags, words). The output layer and the loss run
+once over the characters of a batch.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from benchmarks.rivals.program import Given, Values, serve
 
 try:
     import dynet_config
@@ -28,7 +25,7 @@ except ImportError as error:
 class Tagger:
     """The model, and its loss of a batch."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: Values, lr: float) -> None:
         model = self.collection = dy.ParameterCollection()
         self.size = len(values["cell.char.U"])
         self.tables, self.cells = {}, {}
@@ -42,6 +39,8 @@ class Tagger:
         weight = np.ascontiguousarray(values["output.weight"].T)
         self.weight = model.parameters_from_numpy(weight)
         self.bias = model.parameters_from_numpy(values["output.bias"])
+        self.trainer = dy.SimpleSGDTrainer(model, learning_rate=lr)
+        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
 
     def step(self, name: str, number: int, before: tuple[Any, Any]) -> tuple[Any, Any]:
         """Return h and c of an LSTM."""
@@ -63,22 +62,31 @@ class Tagger:
             found.append((dy.esum(h), dy.esum(c)) if len(h) > 1 else (h[0], c[0]))
         return [h for h, _ in found[1:]]
 
-    def loss(self, batch: list[Any]) -> float:
+    def loss(self, batch: list[Any]) -> Any:
         """Return the mean cross entropy of the tags."""
         dy.renew_cg()
         zero = dy.zeros(self.size)
         rows = [h for chars, _, words in batch for h in self.states(chars, words, zero)]
         tags = [tag for _, of_lattice, _ in batch for tag in of_lattice]
         logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(rows)])
-        loss = dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
-        return float(loss.value())
+        return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
+
+    def train(self, batch: list[Any]) -> float:
+        """Take a step on a batch; return its loss."""
+        loss = self.loss(batch)
+        value = float(loss.value())
+        loss.backward()
+        self.trainer.update()
+        return value
+
+
+def prepare(values: Values, given: Given) -> Callable[[], float]:
+    """Return a pass over all batches."""
+    tagger, batches = Tagger(values, given["lr"]), given["batches"]
+    if given["training"]:
+        return lambda: [tagger.train(batch) for batch in batches][-1]
+    return lambda: [float(tagger.loss(batch).value()) for batch in batches][-1]
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    batches = json.loads((folder / "batches.json").read_text())["batches"]
-    tagger = Tagger(np.load(folder / "parameters.npz"))
-    for _ in sys.stdin:
-        begin = time.perf_counter()
-        losses = [tagger.loss(batch) for batch in batches]
-        print(f"DONE {time.perf_counter() - begin} {losses[-1]}", flush=True)
+    serve(prepare)

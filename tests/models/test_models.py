@@ -63,7 +63,7 @@ def write_data(name: str, folder: Path) -> Path | None:
     if name in TREES:
         for split in ("train", "dev", "test"):
             (folder / f"{split}.txt").write_text("\n".join(SENTENCES) + "\n")
-    elif name in ("dependency-tagger", "char-tagger"):
+    elif name in ("dependency-tagger", "char-tagger", "lattice-lstm"):
         for split in ("dev", "test"):
             (folder / f"xx-ud-{split}.conllu").write_text(CONLLU * 20)
     elif name == "lstm-lm":
@@ -92,6 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ast-naming": {"size": 8, "dropout": 0.0, "classes": 3},
     "astnn": {"size": 8, "dropout": 0.0, "classes": 3},
     "plan-cost": {"hidden_size": 6},
+    "lattice-lstm": {"hidden_size": 6},
     "translator": {"hidden_size": 8, "pairs": 40, "length": 4},
     "tree-fc": {"hidden_size": 8, "trees": 20, "leaves": 4},
     "grid-lstm": {"hidden_size": 8, "images": 20, "least": 5, "most": 6},
