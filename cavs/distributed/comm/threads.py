@@ -22,12 +22,20 @@ T = TypeVar("T")
 class _World:
     """State that the ranks of one group share, and all parts of `whole`, the group of all ranks.
 
-    hosts: the host of each of its ranks, by the numbers in `whole`.
+    hosts: the host of each of its ranks, by the numbers in `whole`. changed: guards the state, and
+    wakes ranks in agreements. arrived: wakes the rank of a number that messages come to.
     """
 
     def __init__(self, hosts: Mapping[int, str], whole: _World | None = None) -> None:
         self.hosts, self.names, self.whole = hosts, list(hosts), whole or self
-        self.changed: threading.Condition = whole.changed if whole else threading.Condition()
+        self.lock: threading.RLock = whole.lock if whole else threading.RLock()
+        self.changed: threading.Condition = (
+            whole.changed if whole else threading.Condition(self.lock)
+        )
+        # One condition for each rank: a message wakes no other.
+        self.arrived: dict[int, threading.Condition] = (
+            whole.arrived if whole else {n: threading.Condition(self.lock) for n in self.names}
+        )
         # In `whole` alone:
         self.aborted = ""
         self.registers = {name: WaitRegister(name, self.ask) for name in self.names}
@@ -40,6 +48,11 @@ class _World:
         self.groups: dict[tuple[int, int], _World] = {}
         self.subgroups: dict[tuple[int, ...], _World] = {}  # by number and ranks
         self.boxes: dict[tuple[int, int], ThreadMailbox] = {}  # by number and rank
+
+    def wake_all(self) -> None:
+        """Wake the ranks of all groups, whatever they wait for; the caller holds the lock."""
+        for condition in (self.changed, *self.arrived.values()):
+            condition.notify_all()
 
     def ask(self) -> dict[int, list[Wait]]:
         """Return the waits of all ranks."""
@@ -74,7 +87,7 @@ class ThreadCommunicator(Collectives):
         with world.changed:
             for array, to in sends:
                 world.mail[self.rank, to].append((self._code, array.copy(), time.perf_counter()))
-            world.changed.notify_all()
+                world.arrived[world.names[to]].notify_all()
             for i, (array, source) in enumerate(receives):
                 self._await([r for _, r in receives[i:]], limit)
                 code, sent, at = world.mail[source, self.rank].popleft()
@@ -93,6 +106,7 @@ class ThreadCommunicator(Collectives):
     def _await(self, sources: Sequence[int], limit: float) -> None:
         """Wait for a message of the first of `sources`; messages of the others are to follow."""
         world, mail = self._world, self._world.mail
+        arrived = world.arrived[world.names[self.rank]]
         if mail[sources[0], self.rank]:
             return
         with self._waiting(
@@ -103,7 +117,7 @@ class ThreadCommunicator(Collectives):
                     raise CommunicationError(world.whole.aborted)
                 if world.leaving or sources[0] in world.dead:
                     raise world.lost()
-                if not world.changed.wait(limit - time.monotonic()):
+                if not arrived.wait(limit - time.monotonic()):
                     raise waiting.hung(self.timeout)
 
     def _check_alive(self) -> None:
@@ -162,7 +176,7 @@ class ThreadCommunicator(Collectives):
             part.die()
         with self._world.changed:
             self._world.dead.add(self.rank)
-            self._world.changed.notify_all()
+            self._world.wake_all()
 
     def agree(self, flag: bool) -> bool:
         world, number = self._world, self._ballots
@@ -188,7 +202,7 @@ class ThreadCommunicator(Collectives):
         super().leave()
         with self._world.changed:
             self._world.leaving.add(self.rank)
-            self._world.changed.notify_all()
+            self._world.wake_all()
 
     def shrink(self) -> ThreadCommunicator:
         self.leave()
@@ -221,7 +235,7 @@ class ThreadCommunicator(Collectives):
         world = self._world.whole
         with world.changed:
             world.aborted = message
-            world.changed.notify_all()
+            world.wake_all()
 
 
 class ThreadMailbox(Mailbox):
