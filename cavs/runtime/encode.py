@@ -38,6 +38,8 @@ def encode(program: Program) -> _engine.Program:
 def _printable(fields: dict[str, Any]) -> dict[str, Any]:
     """Replace text that is not UTF-8, such as the name of the user's file."""
     return {
-        k: v.encode("utf-8", "backslashreplace").decode() if isinstance(v, str) else v
+        k: v
+        if not isinstance(v, str) or v.isascii()
+        else v.encode("utf-8", "backslashreplace").decode()
         for k, v in fields.items()
     }
