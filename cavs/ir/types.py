@@ -19,6 +19,8 @@ ONE_COLUMN = 'give each column as a feature of its own: {"a": rows[:, 0], "b": r
 
 _RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4, "pair": 4}
 
+RELATED = ("edge", "pair")  # bases of which a vertex has any number of rows
+
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
     """Raise TypeError with ``cure`` for operands that are integers."""
@@ -73,7 +75,7 @@ class Domain(NamedTuple):
     @property
     def related(self) -> bool:
         """True for edges at their parent and pairs, of which a vertex has any number."""
-        return self.base in ("edge", "pair")
+        return self.base in RELATED
 
     @property
     def vertex_type(self) -> str | None:

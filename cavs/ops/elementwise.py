@@ -14,6 +14,7 @@ import numpy as np
 
 from cavs.ir import (
     FLOAT,
+    Domain,
     Node,
     Reads,
     TensorType,
@@ -180,11 +181,17 @@ elementwise(
 
 # Repeat rows or elements to fill a given type.
 def _broadcast_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
-    domain = join_domains([types[0].domain, attrs["domain"]])
-    if domain.rank != attrs["domain"].rank:
-        raise ValueError(f"{types[0].domain} does not broadcast to {attrs['domain']}")
-    shape = broadcast_shapes([types[0].shape, attrs["shape"]])
-    return TensorType(FLOAT, shape, domain)
+    return _filled(types[0].domain, attrs["domain"], types[0].shape, attrs["shape"])
+
+
+@lru_cache(maxsize=4096)
+def _filled(
+    domain: Domain, to_domain: Domain, shape: tuple[int, ...], to_shape: tuple[int, ...]
+) -> TensorType:
+    joined = join_domains([domain, to_domain])
+    if joined.rank != to_domain.rank:
+        raise ValueError(f"{domain} does not broadcast to {to_domain}")
+    return TensorType(FLOAT, broadcast_shapes([shape, to_shape]), joined)
 
 
 def _broadcast_evaluate(node: Node, a: Any) -> Any:
