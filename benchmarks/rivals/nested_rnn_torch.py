@@ -13,8 +13,9 @@ from torch import Tensor
 
 from benchmarks.rivals import tree_levels
 from benchmarks.rivals.gates import permute_gates
+from benchmarks.rivals.hand_tree import HandPlan
 from benchmarks.rivals.program import Given, Values, serve
-from benchmarks.rivals.tree_levels import Levels, Parameters
+from benchmarks.rivals.tree_levels import Parameters
 
 TABLE = "embedding.weight"
 CHAINS = ("chain.forth", "chain.back")
@@ -24,7 +25,7 @@ CHAINS = ("chain.forth", "chain.back")
 class Plan:
     """A batch of documents, prepared before the steps; sentences are in the order of packing."""
 
-    trees: Levels
+    trees: HandPlan
     unique: Tensor
     roots: Tensor  # the root of each sentence, among the roots of all levels
     sizes: Tensor  # number of documents that have a sentence at each position
@@ -42,7 +43,9 @@ def plan(batch: Sequence[Any]) -> Plan:
     packed = np.argsort(position, kind="stable")
     # Rows of roots in order: the first ones of each level. Sentence s has the s-th root vertex.
     starts = levels.rows.level_rows[:-1]
-    rows = np.concatenate([s + np.arange(n) for s, n in zip(starts, levels.roots, strict=True)])
+    rows = np.concatenate(
+        [s + np.arange(n) for s, n in zip(starts, tree_levels.roots(levels), strict=True)]
+    )
     row_of = np.argsort(levels.rows.vertex[rows])
     owner = np.repeat(np.arange(len(lengths)), lengths)[packed]
     mean = np.zeros((len(lengths), len(packed)), np.float32)
@@ -64,7 +67,8 @@ def loss(p: Parameters, batch: Plan) -> Tensor:
     word = p["tree.b"], p["tree.W"]
     phrase = torch.cat([p["tree.b"], p["tree.b_f"]]), p["tree.U"]
     levels = tree_levels.tree_lstm(p[TABLE], word, phrase, trees)
-    roots = torch.cat([h[:n] for h, n in zip(levels, trees.roots, strict=True)])
+    counts = tree_levels.roots(trees)
+    roots = torch.cat([h[:n] for h, n in zip(levels, counts, strict=True)])
     x = F.embedding(batch.roots, roots)
     zero, no_bias = x.new_zeros(2, len(batch.document_label), size), x.new_zeros(4 * size)
     weights = [w for c in CHAINS for w in (p[f"{c}.W"], p[f"{c}.U"], p[f"{c}.b"], no_bias)]

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.rivals import tree_levels
+from benchmarks.rivals.hand_tree import HandPlan
 from benchmarks.rivals.program import Given, Values, serve
-from benchmarks.rivals.tree_levels import Levels, Parameters, Pool
+from benchmarks.rivals.tree_levels import Parameters, Pool
 
 TABLE = "embedding.weight"
 
 
-def loss(p: Parameters, plan: Levels) -> Tensor:
+def loss(p: Parameters, plan: HandPlan) -> Tensor:
     """Return the mean cross entropy over all vertices; h of a word once for each distinct one."""
     U_r, U_z, U_n = (p[f"tree.{name}"] for name in ("U_r", "U_z", "U_n"))
     size = len(U_r)

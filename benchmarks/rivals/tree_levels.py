@@ -1,6 +1,6 @@
 """Trees of the treebank in PyTorch, level by level: what the programs for models of trees share.
 
-All equal vertices of a level run at once, in the order of `tree_plan`: each state is copied once,
+All equal vertices of a level run at once, in the order of `hand_tree`: each state is copied once,
 by a concatenation of exactly the rows that the next level reads, and permuted into (left, right)
 order by an embedding lookup, whose backward is the cheapest row scatter of PyTorch.
 """
@@ -8,7 +8,6 @@ order by an embedding lookup, whose backward is the cheapest row scatter of PyTo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.rivals.hand_tree import HandPlan, hand_plan
 from benchmarks.rivals.program import Given, Values
-from benchmarks.rivals.tree_plan import TreePlan, plan_trees
 from benchmarks.samples import Tree
 
 Parameters = dict[str, Tensor]
 # The loss of a batch: of the parameters, and of the rows of each table that the batch reads.
 Loss = Callable[[Parameters, Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Levels:
-    """A batch of trees, prepared before the steps."""
-
-    unique: Tensor  # distinct tokens
-    token: Tensor  # leaf -> index in `unique`
-    splits: list[list[int]]  # per level: sizes of the chunks that later levels read
-    pieces: list[list[tuple[int, int]]]  # per inner level: the (level, chunk) pairs that it reads
-    lookup: list[Tensor]  # per inner level: rows among them as left, right, left, ...
-    roots: list[int]  # per level: number of roots, which are its first chunk
-    label: Tensor
-    rows: TreePlan
 
 
 def trees(batch: Sequence[Any]) -> list[Tree]:
@@ -51,31 +36,15 @@ def trees(batch: Sequence[Any]) -> list[Tree]:
     return found
 
 
-def levels(batch: Sequence[Any]) -> Levels:
+def levels(batch: Sequence[Any]) -> HandPlan:
     """Return the plan of a batch of trees given as JSON values."""
-    rows = plan_trees(trees(batch))
-    unique, token = np.unique(rows.leaf_token, return_inverse=True)
-    count = len(rows.level_rows) - 1
-    splits: list[list[int]] = []
-    pieces: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for level in range(count):
-        targets = np.flatnonzero(rows.consumed[level])
-        splits.append(rows.consumed[level, targets].tolist())
-        for chunk, target in enumerate(targets.tolist()):
-            if target:
-                pieces[target].append((level, chunk))
-    place = torch.from_numpy(rows.pool_position[rows.child].ravel())
-    inner = 2 * (rows.level_rows[2:] - rows.level_rows[1:-1])
-    return Levels(
-        torch.from_numpy(unique),
-        torch.from_numpy(token),
-        splits,
-        pieces,
-        list(place.split(inner.tolist())),
-        rows.consumed[:, 0].tolist(),
-        torch.from_numpy(rows.label),
-        rows,
-    )
+    return hand_plan(trees(batch))
+
+
+def roots(plan: HandPlan) -> list[int]:
+    """Return the number of roots of each level, which are its first rows."""
+    found: list[int] = plan.rows.consumed[:, 0].tolist()
+    return found
 
 
 class Pool:
@@ -84,16 +53,16 @@ class Pool:
     without_roots: the state has no rows of roots, which no vertex reads.
     """
 
-    def __init__(self, plan: Levels, leaves: Tensor, without_roots: bool = False) -> None:
-        self.plan, self.without_roots, self.chunks = plan, without_roots, list[Any]()
+    def __init__(self, plan: HandPlan, leaves: Tensor, without_roots: bool = False) -> None:
+        self.plan, self.chunks = plan, list[Any]()
+        self.left_out = roots(plan) if without_roots else [0] * len(plan.splits)
         self.add(leaves)
 
     def add(self, rows: Tensor) -> None:
         """Add the rows of the next level."""
         level = len(self.chunks)
         sizes = list(self.plan.splits[level])
-        if self.without_roots and self.plan.roots[level]:
-            sizes[0] = 0
+        sizes[0] -= self.left_out[level]
         self.chunks.append(rows.split(sizes))
 
     def children(self, level: int) -> Tensor:
@@ -104,7 +73,7 @@ class Pool:
 
 
 def tree_lstm(
-    rows: Tensor, word: tuple[Tensor, Tensor], phrase: tuple[Tensor, Tensor], plan: Levels
+    rows: Tensor, word: tuple[Tensor, Tensor], phrase: tuple[Tensor, Tensor], plan: HandPlan
 ) -> list[Tensor]:
     """Return h of each level of a binary Tree-LSTM; that of a word once for each distinct one.
 

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from benchmarks.rivals import tree_levels
 from benchmarks.rivals.gates import permute_gates
+from benchmarks.rivals.hand_tree import HandPlan
 from benchmarks.rivals.program import Given, Values, serve
-from benchmarks.rivals.tree_levels import Levels, Parameters
+from benchmarks.rivals.tree_levels import Parameters
 
 TABLE = "embedding.weight"
 WORD, PHRASE = "tree.word", "tree.phrase"
 ORDERS = {WORD: (2, 0, 1), PHRASE: (2, 0, 1, 3, 4)}  # from i, o, u, f_left, f_right
 
 
-def loss(p: Parameters, plan: Levels) -> Tensor:
+def loss(p: Parameters, plan: HandPlan) -> Tensor:
     """Return the mean cross entropy over all vertices."""
     word, phrase = ((p[f"{name}.bias"], p[f"{name}.weight"]) for name in (WORD, PHRASE))
     states = tree_levels.tree_lstm(p[TABLE], word, phrase, plan)
