@@ -29,20 +29,20 @@ DEFAULTS |= {"schedule": "cosine"}
 
 
 class StatementTree(cavs.VertexFunction):
-    """Encode trees from the leaves up: h of a vertex, and the maximum of h over its subtree."""
+    """Encode trees from the leaves up: h of a vertex, and 1 plus the maximum over its subtree."""
 
     def __init__(self, input_size: int, size: int):
         self.state = cavs.State(h=size, most=size)
         self.linear = nn.Linear(input_size, size)
 
     def vertex(self, v):
-        """Add up the children before the tanh; push the maxima of the subtree."""
+        """Add up the children before the tanh; push 1 plus the maxima of the subtree."""
         below = v.gather()
         h = ops.tanh(self.linear(v.pull("x")) + below.h.sum())
         # A maximum over no children is 0, which h + 1 exceeds.
         most = ops.maximum(h + 1.0, below.most.max())
         v.scatter(h=h, most=most)
-        v.push(most - 1.0)
+        v.push(most)
 
 
 class StatementChain(cavs.Model):
@@ -61,7 +61,7 @@ class StatementChain(cavs.Model):
         trees, statements = batch.graphs["trees"], batch.graphs["statements"]
         x = self.dropout(self.type(trees["type"]) + self.name(trees["name"]))
         tree = self.tree(trees, x=x)
-        x = self.dropout(ops.take(tree, batch.link("tree")))
+        x = self.dropout(ops.take(tree, batch.link("tree")) - 1.0)
         return self.output(self.dropout(ops.max_graph(self.chain(statements, x=x))))
 
     def loss(self, batch):

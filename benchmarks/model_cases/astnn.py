@@ -8,19 +8,23 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.model_case import ModelCase, Sizes
-from cavs.data import load_functions
+from cavs.data import function_graphs, read_functions
+from cavs.data.readers.python_functions import function_vocabularies
 from models.astnn import StatementChain, statements
 
 HIDDEN = 128
-FUNCTIONS = 2000
+CLASSES, MIN_COUNT = 20, 3  # as in training
+SHARE = 6  # functions that are read for each one that is chosen
 
 
 def case(sizes: Sizes) -> ModelCase:
     """Return the model with functions that are drawn from the first of the library."""
-    data = load_functions(limit=FUNCTIONS)
-    rng = np.random.default_rng(0)
-    chosen = rng.permutation(len(data.train))[: sizes.batches * sizes.batch_size]
-    samples = [statements(data.train[i], data.types) for i in chosen]
+    count = sizes.batches * sizes.batch_size
+    functions = read_functions(limit=200 + SHARE * count)
+    types, names, classes = function_vocabularies(functions, CLASSES, MIN_COUNT)
+    graphs = function_graphs(functions, types, names, classes)
+    chosen = np.random.default_rng(0).permutation(len(graphs))[:count]
+    samples = [statements(graphs[i], types) for i in chosen]
     batches = [samples[i :: sizes.batches] for i in range(sizes.batches)]
 
     def plain(sample):
@@ -33,7 +37,7 @@ def case(sizes: Sizes) -> ModelCase:
             "label": int(chain.graph_features["label"]),
         }
 
-    shape = len(data.types), len(data.names), len(data.classes)
+    shape = len(types), len(names), len(classes)
     return ModelCase(
         lambda: StatementChain(*shape, HIDDEN, 0.0),
         batches,

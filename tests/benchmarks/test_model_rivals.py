@@ -1,4 +1,4 @@
-"""The PyTorch programs for models on drawn data and on trees train as `cavs` does."""
+"""The PyTorch programs for models train as `cavs` does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from benchmarks.model_case import Sizes, own_pass
 from tests.models.sentiment_trees import write_treebank
 
 DRAWN = ["circuit_rnn", "grid_lstm", "jets"]
+OWN_DATA = ["astnn", "plan_cost"]
 TREES = ["mv_rnn", "nested_rnn", "tree_gru", "typed_trees"]
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", [*DRAWN, *TREES])
+@pytest.mark.parametrize("name", [*DRAWN, *OWN_DATA, *TREES])
 def test_a_program_in_pytorch_gives_the_losses_of_cavs(name, training, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "sst").mkdir()
