@@ -86,8 +86,8 @@ def lattice(chars, words, features, name=""):
     for vertex, (_, last, _) in enumerate(words, len(chars)):
         children[last].append(vertex)
     children += [[before] if before >= 0 else [] for before, _, _ in words]
-    numbers = np.array([number for _, _, number in words], np.int32)
-    of_types = {"char": {"number": chars, **features}, "word": {"number": numbers}}
+    numbers = {"number": np.array([number for _, _, number in words], np.int32)}
+    of_types = {"char": {"number": chars, **features}, "word": numbers}
     types = ["char"] * len(chars) + ["word"] * len(words)
     return cavs.Graph(children, of_types, types=types, name=name)
 
