@@ -24,6 +24,7 @@ _FLOORS = {
 # workload -> runner -> "module:class"
 _TREE_LSTM = _FLOORS | {
     "cavs": "benchmarks.runners_cavs:TreeLSTM",
+    "torch-module": "benchmarks.runners_torch:TorchModuleTreeLSTM",
     "naive": "benchmarks.rivals.naive:NaiveTreeLSTM",
     "hand": "benchmarks.rivals.hand_tree:HandTreeLSTM",
     "hand-unique": "benchmarks.rivals.hand_tree:HandTreeLSTMUnique",

@@ -161,8 +161,20 @@ _NAMES = {
 }
 
 
-def _name(name: str) -> str:
+def parameter_name(name: str) -> str:
     return _NAMES.get(name, f"cell.{name}")
+
+
+def graph_of(sample: Sample) -> data.Graph:
+    """Return a sample as a graph with features "token" and "label"."""
+    features = {"token": sample.token, "label": sample.label}
+    if not isinstance(sample, Tree):
+        return data.Graph.chain(len(sample), features=features)
+    inner = sample.left >= 0
+    offsets = np.zeros(len(sample) + 1, np.int32)
+    np.cumsum(2 * inner, out=offsets[1:])
+    children = np.stack([sample.left[inner], sample.right[inner]], axis=1).ravel()
+    return data.Graph((offsets, children), features)
 
 
 class CavsRunner(Runner):
@@ -194,20 +206,13 @@ class CavsRunner(Runner):
         super().__init__(workload, parameters)
 
     def graph(self, sample: Sample) -> data.Graph:
-        features = {"token": sample.token, "label": sample.label}
-        if not isinstance(sample, Tree):
-            return data.Graph.chain(len(sample), features=features)
-        inner = sample.left >= 0
-        offsets = np.zeros(len(sample) + 1, np.int32)
-        np.cumsum(2 * inner, out=offsets[1:])
-        children = np.stack([sample.left[inner], sample.right[inner]], axis=1).ravel()
-        return data.Graph((offsets, children), features)
+        return graph_of(sample)
 
     def load_parameters(self, parameters: Parameters) -> None:
         model = self.classifier(self.sizes, self.cell(self.sizes))
         named = model.parameters()
         for name, value in parameters.items():
-            named[_name(name)].value = value
+            named[parameter_name(name)].value = value
         self.model, self.names = model, list(parameters)
         options = device_options(self.case)
         if self.cudnn != "never":
@@ -291,12 +296,14 @@ class CavsRunner(Runner):
 
     def parameters(self) -> Parameters:
         named = self.model.parameters()
-        return {name: named[_name(name)].value.copy() for name in self.names}
+        return {name: named[parameter_name(name)].value.copy() for name in self.names}
 
     def gradients(self, plan: data.GraphBatch) -> tuple[float, Parameters]:
         loss, found = self.session.gradients(plan)
         return loss, {
-            name: np.asarray(found[_name(name)]) for name in self.names if _name(name) in found
+            name: np.asarray(found[parameter_name(name)])
+            for name in self.names
+            if parameter_name(name) in found
         }
 
     def logits(self, plan: data.GraphBatch) -> npt.NDArray[np.float32]:

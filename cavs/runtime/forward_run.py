@@ -18,17 +18,25 @@ from cavs.runtime.check import readable_errors
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.program_cache import Prepared
-from cavs.runtime.results import input_gradients, outputs_of, parameter_gradients
+from cavs.runtime.results import (
+    GradientRows,
+    input_gradients,
+    outputs_of,
+    parameter_gradients,
+    table_gradients,
+)
 
 
 class Gradients(NamedTuple):
     """Gradients of a loss by trainable parameters and by float features of the batch, by name.
 
-    inputs: empty unless the forward run was asked for them.
+    inputs: empty unless the forward run was asked for them. tables: of parameters, which are not
+    among ``parameters`` then; empty unless the backward run was asked for them.
     """
 
     parameters: dict[str, Array]
     inputs: dict[str, Array]
+    tables: dict[str, GradientRows]
 
 
 class ForwardRun:
@@ -65,12 +73,15 @@ class ForwardRun:
         """True after `backward`, which cannot be called again."""
         return self._run.finished
 
-    def backward(self, cotangents: Mapping[str, npt.ArrayLike]) -> Gradients:
+    def backward(
+        self, cotangents: Mapping[str, npt.ArrayLike], *, sparse: bool = False
+    ) -> Gradients:
         """Return the gradients of the loss whose gradients by the outputs are ``cotangents``.
 
-        cotangents: by the name of an output, in its shape; zeros where one is left out. Values that
-        are not finite are returned as they are. ConfigError for other cotangents, for a second
-        call, and where parameters were written since the forward run.
+        cotangents: by the name of an output, in its shape; zeros where one is left out. sparse:
+        tables that lookups alone read have the rows that were read in place of dense gradients.
+        Values that are not finite are returned as they are. ConfigError for other cotangents, for a
+        second call, and where parameters were written since the forward run.
         """
         with self._lock:
             given = self._checked(cotangents)
@@ -81,10 +92,12 @@ class ForwardRun:
                 for n, rows in zip(names, floats, strict=True)
             ]
             self._executor.backward(self._run, schedule, floats, ints, *self._numbers)
-            found = parameter_gradients(self._build, self._parameters, self._dtype)
+            tables = table_gradients(self._build, self._parameters) if sparse else {}
+            found = parameter_gradients(self._build, self._parameters, self._dtype, tables)
             if not self._with_inputs:
-                return Gradients(found, {})
-            return Gradients(found, input_gradients(self._build, self._graph, self._batch))
+                return Gradients(found, {}, tables)
+            inputs = input_gradients(self._build, self._graph, self._batch)
+            return Gradients(found, inputs, tables)
 
     def _checked(self, cotangents: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """Return a matrix for each output; ConfigError if the backward run may not be."""

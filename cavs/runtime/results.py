@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cavs.frontend.parameter import Parameter
 from cavs.ir import Graph
 from cavs.passes.differentiate import INPUT, float_features
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.variant import Build
+
+
+class GradientRows(NamedTuple):
+    """The rows of the gradient of a table that are not zero for certain.
+
+    rows: int32[k], rising. values: [k, width of the table].
+    """
+
+    rows: npt.NDArray[np.int32]
+    values: Array
 
 
 def outputs_of(
@@ -36,17 +47,31 @@ def outputs_of(
 
 
 def parameter_gradients(
-    build: Build, parameters: Mapping[str, Parameter], dtype: np.dtype[Any]
+    build: Build,
+    parameters: Mapping[str, Parameter],
+    dtype: np.dtype[Any],
+    without: Collection[str] = (),
 ) -> dict[str, Array]:
-    """Return the dense gradients of trainable parameters by the last run."""
+    """Return the dense gradients of trainable parameters, but some, by the last run."""
     kinds = build.compiled.program.gradients
     return {
         name: build.executor.gradient(number)
         if kinds.get(name, "none") != "none"
         else np.zeros(p.shape, dtype)
         for number, (name, p) in enumerate(parameters.items())
-        if p.trainable
+        if p.trainable and name not in without
     }
+
+
+def table_gradients(build: Build, parameters: Mapping[str, Parameter]) -> dict[str, GradientRows]:
+    """Return the gradients of trainable tables that lookups alone read, by the last run."""
+    found = {}
+    for number, (name, p) in enumerate(parameters.items()):
+        kind = build.compiled.program.gradients.get(name, "none")
+        rows = build.executor.gradient_rows(number) if p.trainable and kind != "none" else None
+        if rows is not None:
+            found[name] = GradientRows(*rows)
+    return found
 
 
 def input_gradients(build: Build, graph: Graph, batch: Any) -> dict[str, Array]:

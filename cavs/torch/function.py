@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
 from cavs.runtime.forward_run import ForwardRun
 from cavs.runtime.interface import Array, BatchLike
+from cavs.runtime.results import GradientRows
 from cavs.runtime.session import Session
 
 
@@ -17,7 +19,8 @@ class Call(NamedTuple):
     """A call of a module: its batch, the names of its inputs, and how it is run.
 
     parameters: their names, in the order of the arguments of `Run`. outputs: receives the names.
-    latest: the numbers of all calls so far, the last of which has read the parameters last.
+    latest: the numbers of all calls so far, the last of which has read the parameters last. sparse:
+    gradients of tables are sparse.
     """
 
     session: Session
@@ -29,6 +32,7 @@ class Call(NamedTuple):
     outputs: list[str]
     number: int
     latest: list[int]
+    sparse: bool
 
     def read_parameters(self) -> None:
         """Let the session read them again, if another call may have read other values since."""
@@ -41,8 +45,12 @@ class Call(NamedTuple):
         return self.session.forward(self.batch, inputs=inputs, dropout=self.dropout, seed=self.seed)
 
     def backward(
-        self, run: ForwardRun, inputs: bool, cotangents: Sequence[torch.Tensor | None]
-    ) -> tuple[ForwardRun, list[Array | None]]:
+        self,
+        run: ForwardRun,
+        inputs: bool,
+        cotangents: Sequence[torch.Tensor | None],
+        sparse: bool = False,
+    ) -> tuple[ForwardRun, list[Array | GradientRows | None]]:
         """Return the run whose values were used, and a gradient for each input and parameter.
 
         It is another one if ``run`` is finished, as the caller retains the graph of autograd.
@@ -55,9 +63,23 @@ class Call(NamedTuple):
         self.read_parameters()
         if run.finished:
             run = self.forward(inputs)
-        found = run.backward(given)
-        gradients = [found.inputs.get(name) for name in self.inputs]
-        return run, gradients + [found.parameters.get(name) for name in self.parameters]
+        found = run.backward(given, sparse=sparse)
+        of_parameters = {**found.parameters, **found.tables}
+        return run, [
+            *(found.inputs.get(name) for name in self.inputs),
+            *(of_parameters.get(name) for name in self.parameters),
+        ]
+
+
+def _tensor(gradient: Array | GradientRows, like: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a tensor in the shape of what it belongs to."""
+    if not isinstance(gradient, GradientRows):
+        return torch.from_numpy(gradient).reshape(like.shape)
+    rows = torch.from_numpy(gradient.rows.astype(np.int64))
+    values = torch.from_numpy(gradient.values).reshape(-1, *like.shape[1:])
+    return torch.sparse_coo_tensor(
+        rows[None], values, like.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 class Run(torch.autograd.Function):  # type: ignore[misc]
@@ -83,9 +105,9 @@ class Run(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return a gradient, or None, for each argument of `forward`."""
         tensors = ctx.saved_tensors
-        ctx.run, gradients = ctx.call.backward(ctx.run, ctx.inputs, cotangents)
+        ctx.run, gradients = ctx.call.backward(ctx.run, ctx.inputs, cotangents, ctx.call.sparse)
         needed = ctx.needs_input_grad[1:]
         return None, *(
-            None if g is None or not needs else torch.from_numpy(g).reshape(t.shape)
+            None if g is None or not needs else _tensor(g, t)
             for g, needs, t in zip(gradients, needed, tensors, strict=True)
         )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cavs.config import require_flag
 from cavs.data.features import FeatureDomain
 from cavs.errors import ConfigError, user_line
 from cavs.frontend.model import Model
@@ -46,6 +47,8 @@ class Module(torch.nn.Module):  # type: ignore[misc]
 
     features: of the batch, which are inputs of a vertex function besides the tensors. domains:
     "vertex" (the default), "edge" or "graph" for each tensor, by its name: what a row of it is for.
+    sparse: gradients of tables that lookups alone read are sparse tensors, as those of
+    ``torch.nn.Embedding(sparse=True)`` are, but in programs of ``torch.compile``.
 
     Raises ConfigError for parameters that use other memory and a tensor on another device;
     FeatureError for a tensor with another number of rows; DTypeError for one of another dtype than
@@ -58,6 +61,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         *,
         features: Sequence[str] = (),
         domains: Mapping[str, FeatureDomain] | None = None,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         check_model(model, "module")
@@ -65,6 +69,8 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         self._model = FunctionModel(model, ()) if isinstance(model, VertexFunction) else model
         self._features, self._domains = tuple(features), dict(domains or {})
         check_domains(self._domains)
+        require_flag("sparse", sparse)
+        self._sparse = sparse
         self._inputs: tuple[str, ...] | None = (
             None  # those of the first call, for a vertex function
         )
@@ -159,7 +165,15 @@ class Module(torch.nn.Module):  # type: ignore[misc]
     def _call(self, session: Session, given: BatchLike, inputs: Sequence[str], seed: int) -> Call:
         numbers = self._calls, self._latest
         return Call(
-            session, given, inputs, list(session.parameters), self.training, seed, [], *numbers
+            session,
+            given,
+            inputs,
+            list(session.parameters),
+            self.training,
+            seed,
+            [],
+            *numbers,
+            self._sparse,
         )
 
     def _compiled(self, batch: Any, inputs: dict[str, torch.Tensor]) -> Any:
