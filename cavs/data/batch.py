@@ -231,10 +231,10 @@ class GraphBatch(EngineBatch):
         assert self._types is not None
         return self._types.bits(types, masks)
 
-    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
-        """Return the mask of the vertices of a type; of none in a batch without types."""
-        types = self._types
-        return np.zeros(self.num_vertices, np.bool_) if types is None else types.is_of(vertex_type)
+    def by_type(self, values: Mapping[str, int], other: int) -> NDArray[np.intp]:
+        """Return the value of the type of each vertex, ``other`` where it has none."""
+        assert self._types is not None
+        return self._types.values(values, other)
 
     def check_types(self, types: Sequence[str], where: str = "", owner: str = "the model") -> None:
         """GraphError for a vertex without type, or whose type is none of ``types``.

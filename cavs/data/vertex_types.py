@@ -136,9 +136,9 @@ class _NumberedTypes:
             self._of[vertex_type] = found
         return found
 
-    def is_of(self, vertex_type: str) -> NDArray[np.bool_]:
-        """Return the mask of the vertices of a type."""
-        found: NDArray[np.bool_] = self.numbers == _numbers.get(vertex_type, -1)
+    def values(self, of: Mapping[str, int], other: int) -> NDArray[np.intp]:
+        """Return the value of the type of each vertex, ``other`` where it has none."""
+        found: NDArray[np.intp] = np.array([*of.values(), other])[self.numbered_by(tuple(of))]
         return found
 
     def numbered(self, vertex_type: str) -> Indices:

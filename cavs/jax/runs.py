@@ -12,7 +12,6 @@ import numpy as np
 
 from cavs.frontend.model import Model
 from cavs.runtime.forward_run import ForwardRun, Gradients
-from cavs.runtime.host_inputs import PASSES
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.session import Session
 
@@ -30,7 +29,7 @@ class Runs:
 
     def __init__(self, model: Model, dtype: np.dtype[Any], keep: int) -> None:
         self.dtype = dtype
-        self.session = Session(model, dtype=dtype, passes=PASSES)
+        self.session = Session(model, dtype=dtype)
         self._keep, self._lock = keep, threading.RLock()
         self._outstanding: OrderedDict[int, ForwardRun] = OrderedDict()
         self._calls = 0

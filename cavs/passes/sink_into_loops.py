@@ -99,13 +99,18 @@ class SinkIntoLoops:
 
     def _depends(self, x: Node, loop: Loop) -> bool:
         """True if ``x`` depends on a result of ``loop``."""
-        stack, seen = [x], {x}
+        stack, seen, expanded = [x], {x}, set[Loop]()
         while stack:
             n = stack.pop()
             at = self.loop.get(n)
             if at is loop:
                 return True
-            together = [n] if at is None else [m for m, of in self.loop.items() if of is at]
+            together = [n]
+            if at is not None:
+                if at in expanded:
+                    continue
+                expanded.add(at)
+                together = [m for m, of in self.loop.items() if of is at]
             for y in (y for m in together for y in self.reads.get(m, ())):
                 if y not in seen:
                     seen.add(y)

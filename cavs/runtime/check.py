@@ -87,11 +87,11 @@ def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
     the children up to the largest k. max_arity: of the vertices of ``batch``.
     """
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
-        limits = [
-            (vertex_type, most)
+        limits = {
+            vertex_type: most
             for vertex_type, most in _most_read(structure)
             if most is not None and (structure.top_down or max_arity > most)
-        ]
+        }
         if limits:
             graphs = batch.graphs[structure.of] if structure.of else batch
             _check_numbers(structure, limits, graphs)
@@ -104,34 +104,40 @@ def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
     return [(None, structure.arity if structure.parents is None else structure.parents)]
 
 
-def _check_numbers(
-    structure: Structure, limits: Iterable[tuple[str | None, int]], batch: Any
-) -> None:
-    """GraphError if a vertex of a type has more children, or parents, than its limit."""
+_ANY_NUMBER = np.iinfo(np.int32).max  # of children, of a type that reads all
+
+
+def _check_numbers(structure: Structure, limits: Mapping[str | None, int], batch: Any) -> None:
+    """GraphError if a vertex of a type has more children, or parents, than its limit.
+
+    limits: by type; None stands for all vertices.
+    """
     topology = batch.topology
     if structure.top_down:
         number = present = np.bincount(topology.children, minlength=topology.num_vertices)
     else:  # empty positions before a child count
         number, present = np.diff(topology.child_lists[0]), np.diff(topology.offsets)
-    for vertex_type, most in limits:
-        wrong = np.flatnonzero(number > most)
-        if vertex_type is not None:
-            wrong = wrong[batch.is_of(vertex_type)[wrong]]
-        if not wrong.size:
-            continue
-        vertex = int(wrong[0])
-        count = int(number[vertex])
-        what, one = ("parents", "parent") if structure.top_down else ("children", "child")
-        has = f"{count} {what}" if count == present[vertex] else f"a child in position {count - 1}"
-        of = "" if vertex_type is None else f' at vertices of type "{vertex_type}"'
-        error = GraphError(
-            f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {most} by "
-            f"gather(k){of}",
-            where=structure.where,
-            hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
-        )
-        error.vertex = vertex
-        raise error
+    every = limits.get(None)
+    most = batch.by_type(limits, _ANY_NUMBER) if every is None else every
+    wrong = np.flatnonzero(number > most)
+    if not wrong.size:
+        return
+    vertex = int(wrong[0])
+    count = int(number[vertex])
+    what, one = ("parents", "parent") if structure.top_down else ("children", "child")
+    has = f"{count} {what}" if count == present[vertex] else f"a child in position {count - 1}"
+    of, reads = "", most
+    if every is None:
+        name = next(t for t in limits if batch.by_type({t: 1}, 0)[vertex])
+        of, reads = f' at vertices of type "{name}"', limits[name]
+    error = GraphError(
+        f"{_at(batch, 'vertex', vertex)} has {has}; {structure.name} reads {reads} by "
+        f"gather(k){of}",
+        where=structure.where,
+        hint=f"read every {one} with v.gather() and reduce, or give the graph fewer {what}",
+    )
+    error.vertex = vertex
+    raise error
 
 
 def check_structures(known: Structures | None, found: Structures | None, batch: Any) -> None:

@@ -195,8 +195,8 @@ def rows_in(batch: Any, domain: Domain) -> int:
     return int(graphs.num_vertices if domain.base == "vertex" else graphs.num_edges)
 
 
-def with_cotangents(rows_of: RowsOf, outputs: Mapping[str, Node]) -> RowsOf:
-    """Return ``rows_of`` for programs that also read cotangents of ``outputs``.
+def with_cotangents(rows_of: RowsOf, outputs: Mapping[str, Node], batch: Any) -> RowsOf:
+    """Return ``rows_of`` for programs that also read cotangents of ``outputs`` for ``batch``.
 
     Their rows are memory without values: the forward stages do not read them.
     """
@@ -205,7 +205,8 @@ def with_cotangents(rows_of: RowsOf, outputs: Mapping[str, Node]) -> RowsOf:
         if not name.startswith(COTANGENT):
             return rows_of(source, name, dtype)
         t = outputs[name.removeprefix(COTANGENT)].type
-        return np.empty((rows_in(source, t.domain), *t.shape), dtype)
+        count = rows_in(source if t.domain.base == "vertex" else batch, t.domain)
+        return np.empty((count, *t.shape), dtype)
 
     return rows
 
@@ -224,7 +225,7 @@ def features(
     """
 
     def feature(name: str, dtype: np.dtype[Any]) -> Array:
-        if not merged:
+        if not merged or name.startswith(COTANGENT):
             return rows_of(source, name, dtype)
         # Rows of distinct vertices are gathered once per batch, not in every step.
         key = name, dtype.str

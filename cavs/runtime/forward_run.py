@@ -23,6 +23,7 @@ from cavs.runtime.results import (
     input_gradients,
     outputs_of,
     parameter_gradients,
+    sum_of_copies,
     table_gradients,
 )
 
@@ -60,13 +61,14 @@ class ForwardRun:
     ) -> None:
         self._build, self._graph = prepared.variant.built, prepared.variant.traced.graph
         self._inputs, self._batch, self._numbers = prepared.inputs, batch, numbers
+        self._rows = prepared.rows
         self._with_inputs, self._dtype = prepared.variant.key.inputs, dtype
         self._parameters, self._sync, self._lock = parameters, sync, lock
         self._executor = cast("_engine.Executor", self._build.executor)
         self._versions = sync.written()
         with readable_errors(self._graph, batch):
             self._run = self._executor.forward(*self._inputs, *numbers)
-        self.outputs: dict[str, Array] = outputs_of(self._build, self._graph, batch, batch)
+        self.outputs: dict[str, Array] = outputs_of(self._build, self._graph, self._rows, batch)
 
     @property
     def finished(self) -> bool:
@@ -131,6 +133,9 @@ class ForwardRun:
                     f"{list(output.shape)}",
                     hint="give the gradient of the loss by the output, in its shape",
                 )
-            matrix = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-            found[name] = np.ascontiguousarray(matrix, dtype=self._dtype)
+            matrix = np.asarray(rows.reshape(len(rows), math.prod(rows.shape[1:])), self._dtype)
+            domain = self._graph.outputs[name].type.domain
+            if self._rows is not self._batch and domain.base == "vertex":
+                matrix = sum_of_copies(self._rows, domain.structure, matrix)
+            found[name] = np.ascontiguousarray(matrix)
         return found

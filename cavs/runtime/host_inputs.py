@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cavs.compiler.options import Passes
 from cavs.data.features import FeatureDomain, FeatureSpec, owner_of
 from cavs.errors import ConfigError, FeatureError, user_line
 from cavs.frontend.batch import SymbolicBatch
@@ -16,8 +15,6 @@ from cavs.ir import Domain
 from cavs.runtime.features import rows_in
 from cavs.runtime.interface import Array, BatchLike
 
-# A batch may have features of its own by the names of inputs: equal vertices are not searched for.
-PASSES = Passes(merge_vertices=False)
 DOMAINS = ("vertex", "edge", "graph")
 FUNCTION = "function."  # begins the names of parameters of a FunctionModel
 
@@ -36,7 +33,10 @@ class FunctionModel(Model):
 
 
 class InputBatch:
-    """A batch whose features are its own and, by other or the same names, given rows."""
+    """A batch whose features are its own and, by other or the same names, given rows.
+
+    Equal vertices are not searched for: the search would read features of the batch's own.
+    """
 
     def __init__(
         self, batch: BatchLike, rows: Mapping[str, Array], specs: Mapping[str, FeatureSpec]

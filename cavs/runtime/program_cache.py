@@ -27,6 +27,7 @@ from cavs.passes.specialise import optional_features
 from cavs.runtime.check import check_arity, check_batch, check_types
 from cavs.runtime.encode import encode
 from cavs.runtime.features import FeatureTypes, features, with_cotangents
+from cavs.runtime.host_inputs import InputBatch
 from cavs.runtime.interface import BatchLike, Executor, Inputs
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.profiler import Profiler
@@ -206,7 +207,7 @@ class ProgramCache:
         absent: frozenset[str] = frozenset(),
     ) -> Variant:
         """Return the variant for distinct vertices if they are worth a search, else for all."""
-        key = VariantKey(training, with_loss, self._merges(batch, training))
+        key = VariantKey(training, with_loss, self.merges(batch, training))
         known = self.variants.get(key)
         variant = self._variant(key, batch, absent)
         if key.merging and variant.traced.distinguishing is None:
@@ -237,7 +238,7 @@ class ProgramCache:
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs ``batch`` if it is traced."""
-        key = VariantKey(training, with_loss, self._merges(batch, training))
+        key = VariantKey(training, with_loss, self.merges(batch, training))
         variant = self.variants.get(key)
         traced = None if variant is None else variant.trace
         if key.merging and traced is not None and traced.distinguishing is None:
@@ -247,9 +248,11 @@ class ProgramCache:
             variant = self.variants.get(key)
         return variant
 
-    def _merges(self, batch: BatchLike, training: bool) -> bool:
+    def merges(self, batch: BatchLike, training: bool) -> bool:
+        """True if equal vertices of a batch are worth a search, where the model allows it."""
         large = bool(batch.topology.num_vertices >= MIN_MERGED)
-        return self.passes.merge_vertices and (large or self._replicas(training))
+        wanted = self.passes.merge_vertices and (large or self._replicas(training))
+        return wanted and not isinstance(batch, InputBatch)
 
     def _replicas(self, training: bool) -> bool:
         """True if all replicas must run the same program, whatever their batches look like."""
@@ -337,7 +340,7 @@ class ProgramCache:
         outputs: Mapping[str, Node] = MappingProxyType({}),
     ) -> Inputs:
         """Return the engine's inputs; outputs: those whose cotangents are not known yet."""
-        find = with_cotangents(self.feature_types.rows, outputs) if outputs else None
+        find = with_cotangents(self.feature_types.rows, outputs, batch) if outputs else None
         how = rows is not batch, self.dtype, find or self.feature_types.rows
         return schedule, *features(build.compiled.program, rows, *how)
 

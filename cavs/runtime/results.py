@@ -46,6 +46,20 @@ def outputs_of(
     return found
 
 
+def sum_of_copies(rows: Any, structure: str, cotangents: Array) -> Array:
+    """Return the cotangents of distinct vertices: of each the sum over all that it represents.
+
+    rows: the distinct vertices. cotangents: [vertices of a structure of the batch, width].
+    """
+    distinct = rows.distinct_of(structure)
+    if distinct is None or not len(cotangents):
+        return cotangents
+    order = np.argsort(distinct, kind="stable")
+    first = np.flatnonzero(np.diff(distinct[order], prepend=-1))
+    found: Array = np.add.reduceat(cotangents[order], first, axis=0)
+    return found
+
+
 def parameter_gradients(
     build: Build,
     parameters: Mapping[str, Parameter],
@@ -86,6 +100,6 @@ def input_gradients(build: Build, graph: Graph, batch: Any) -> dict[str, Array]:
         if of := dict(feature.attrs).get("vertex_type"):
             structure = feature.type.domain.structure
             graphs = batch.graphs[structure] if structure else batch
-            rows = rows[graphs.is_of(of)]
+            rows = rows[graphs.by_type({of: 1}, 0) == 1]
         found[name] = rows.reshape(len(rows), *feature.shape)
     return found

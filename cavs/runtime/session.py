@@ -267,8 +267,9 @@ class Session(ProcessLocal):
                 hint="make a cavs.Session(model) without device= and replicated=, or give the "
                 "model a loss",
             )
+        merging = not inputs and self._programs.merges(batch, training=True)
         key = VariantKey(
-            True, False, merging=False, inputs=bool(inputs), outside=True, dropout=bool(dropout)
+            True, False, merging=merging, inputs=bool(inputs), outside=True, dropout=bool(dropout)
         )
         with self._lock:
             prepared = self._programs.prepare(batch, training=True, with_loss=False, key=key)

@@ -64,11 +64,13 @@ class Call(NamedTuple):
         if run.finished:
             run = self.forward(inputs)
         found = run.backward(given, sparse=sparse)
-        of_parameters = {**found.parameters, **found.tables}
-        return run, [
-            *(found.inputs.get(name) for name in self.inputs),
-            *(of_parameters.get(name) for name in self.parameters),
+        gradients: list[Array | GradientRows | None] = [
+            found.inputs.get(name) for name in self.inputs
         ]
+        for name in self.parameters:
+            table = found.tables.get(name)
+            gradients.append(found.parameters.get(name) if table is None else table)
+        return run, gradients
 
 
 def _tensor(gradient: Array | GradientRows, like: torch.Tensor) -> torch.Tensor:

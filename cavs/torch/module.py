@@ -17,7 +17,6 @@ from cavs.frontend.vertex import VertexFunction
 from cavs.runtime.forward_run import ForwardRun
 from cavs.runtime.host_inputs import (
     FUNCTION,
-    PASSES,
     FunctionModel,
     check_domains,
     check_model,
@@ -240,7 +239,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
     def _running_session(self) -> Session:
         dtype = np.float32 if self._dtype == torch.float32 else np.float64
         if self._session is None or self._session.dtype != dtype:
-            self._session = Session(self._model, dtype=dtype, passes=PASSES)
+            self._session = Session(self._model, dtype=dtype)
         return self._session
 
     def _check_inputs(self, names: tuple[str, ...]) -> None:

@@ -89,6 +89,43 @@ def test_random_cells_equal_the_oracle(model, batch, inputs):
         compare(model, batch, FLOAT32, inputs=inputs, dtype=np.float32)
 
 
+@examples(20)
+@given(models(smooth=True), batches(), st.integers(1, 3))
+def test_distinct_vertices_run_once(model, batch, copies):
+    """The outputs of copies are equal, and their cotangents are added."""
+    batch = traced_parameters(model, cavs.batch([*batch.graphs] * copies))
+    with mock.patch.object(program_cache, "MIN_MERGED", 0):
+        session = compare(model, batch, FLOAT64, inputs=False)
+    assert {v.key.merging for v in session._variants.values()} == {True}
+
+
+class Composed(cavs.Model):
+    """States of vertices, and the sum of those of a graph."""
+
+    def __init__(self):
+        self.cell = nn.ChildSumTreeLSTM(3, 4)
+
+    def forward(self, batch):
+        h = self.cell(batch.graph, x=batch["x"])
+        return {"output": h, "total": ops.sum_graph(h)}
+
+
+def test_copies_are_computed_once():
+    session = cavs.Session(drawn(Composed(), 0.5), dtype=np.float64)
+    rng = np.random.default_rng(1)
+    graphs = [graph_of(shape, rng) for shape in (CHAIN, ROOTS)]
+    batch = cavs.batch(graphs * 40)
+    run = session.forward(batch)
+    assert run._rows.num_vertices == sum(g.num_vertices for g in graphs)
+    weights = {name: rng.normal(size=rows.shape) for name, rows in run.outputs.items()}
+    found = run.backward(weights).parameters
+    apart = cavs.Session(session.model, dtype=session.dtype, passes=Passes(merge_vertices=False))
+    expected = apart.forward(batch).backward(weights).parameters
+    assert list(found) == list(expected)
+    for name, g in found.items():
+        assert_close(g, expected[name], 1e-11, name)
+
+
 @examples(10)
 @given(models(), batches(), st.booleans())
 def test_cells_with_kinks_equal_the_oracle(model, batch, serial):
@@ -117,15 +154,17 @@ def test_programs_that_hold_less(model, batch, plan):
 
 
 @examples(8)
-@given(typed_cases())
-def test_types_of_vertices(case):
-    compare(drawn_types(*case), case[1], FLOAT64)
+@given(typed_cases(), st.booleans())
+def test_types_of_vertices(case, inputs):
+    with mock.patch.object(program_cache, "MIN_MERGED", 0):
+        compare(drawn_types(*case), case[1], FLOAT64, inputs=inputs)
 
 
 @examples(6)
-@given(structure_cases())
-def test_several_structures(case):
-    compare(*case, FLOAT64)
+@given(structure_cases(), st.booleans())
+def test_several_structures(case, inputs):
+    with mock.patch.object(program_cache, "MIN_MERGED", 0):
+        compare(*case, FLOAT64, inputs=inputs)
 
 
 def batch_of(*forms, seed=0):

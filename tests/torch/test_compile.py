@@ -17,6 +17,8 @@ from tests.torch.test_module import Readout
 
 torch = pytest.importorskip("torch", reason="cavs.torch needs the package torch")
 
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
 from cavs.torch import Module, operator  # noqa: E402
 
 FORMS = (CHAIN, [[]], SHARED, ROOTS)
@@ -87,7 +89,7 @@ def test_there_is_no_graph_break():
 def test_values_and_gradients_of_many_batches(dynamic):
     """Two programs, the second for any batch."""
     module = Program().double()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
     for batch in BATCHES * 2:
         same(run, module, batch, rows_of(batch))
