@@ -42,7 +42,7 @@ _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for the ranks by ``mpirun --wi
 _ON = ("1", "true", "yes", "enabled", "t", "y")
 # Polls before the first pause: twice as many after a wait below `_NEAR` seconds, half as many after
 # a longer one. Polls in vain take the core, or Python's lock, from those that compute.
-_FEWEST_SPINS, _MOST_SPINS, _NEAR = 10, 400, 500e-6
+_FEWEST_SPINS, _MOST_SPINS, _NEAR = 10, 400, 200e-6
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
 # of the time waited so far, so that long waits, which are for a peer that computes, cost little.
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
