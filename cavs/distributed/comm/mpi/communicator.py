@@ -40,9 +40,7 @@ from cavs.errors import CommunicationError, ConfigError, DeviceError
 T = TypeVar("T")
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for the ranks by ``mpirun --with-ft ulfm``
 _ON = ("1", "true", "yes", "enabled", "t", "y")
-# Polls before the first pause: twice as many after a wait below `_NEAR` seconds, half as many after
-# a longer one. Polls in vain take the core, or Python's lock, from those that compute.
-_FEWEST_SPINS, _MOST_SPINS, _NEAR = 10, 400, 200e-6
+_SPINS = 400  # polls before the first pause
 # Seconds between two polls: a waiting rank leaves its core to those that compute. At most this part
 # of the time waited so far, so that long waits, which are for a peer that computes, cost little.
 _SHORTEST, _LONGEST, _PART = 20e-6, 500e-6, 1 / 16
@@ -97,7 +95,6 @@ class MPICommunicator(Collectives):
         lost = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
         self._lost = {getattr(mpi, n) for n in lost if hasattr(mpi, n)}
         self._leaving: list[Requests] = []
-        self._spins = _MOST_SPINS  # polls of the next operation before it pauses
         self._ended = False  # True once the ranks have agreed that one is lost
         if whole and self.size > 1:
             _end_all_on_uncaught_error(self)
@@ -149,8 +146,8 @@ class MPICommunicator(Collectives):
             raise self._failed(self._others(), "a rank has died", lost=True)
 
     def _complete(self, requests: Requests) -> None:
-        test, spins = requests.test, self._spins
-        for _ in range(spins):
+        test = requests.test
+        for _ in range(_SPINS):
             if test():
                 return
         started = looked = now = time.monotonic()
@@ -169,8 +166,6 @@ class MPICommunicator(Collectives):
                     waiting.look()
                     if now - started > self.timeout:
                         raise waiting.hung(self.timeout)
-        near = now - started < _NEAR
-        self._spins = min(2 * spins, _MOST_SPINS) if near else max(spins // 2, _FEWEST_SPINS)
 
     # ---- groups --------------------------------------------------------------------------------
 
