@@ -104,7 +104,7 @@ def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:
     return [(None, structure.arity if structure.parents is None else structure.parents)]
 
 
-_ANY_NUMBER = np.iinfo(np.int32).max  # of children, of a type that reads all
+_ANY_NUMBER = np.iinfo(np.int32).max  # a type reads any number of children
 
 
 def _check_numbers(structure: Structure, limits: Mapping[str | None, int], batch: Any) -> None:

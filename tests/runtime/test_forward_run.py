@@ -119,8 +119,8 @@ def test_copies_are_computed_once():
     assert run._rows.num_vertices == sum(g.num_vertices for g in graphs)
     weights = {name: rng.normal(size=rows.shape) for name, rows in run.outputs.items()}
     found = run.backward(weights).parameters
-    apart = cavs.Session(session.model, dtype=session.dtype, passes=Passes(merge_vertices=False))
-    expected = apart.forward(batch).backward(weights).parameters
+    separate = cavs.Session(session.model, dtype=session.dtype, passes=Passes(merge_vertices=False))
+    expected = separate.forward(batch).backward(weights).parameters
     assert list(found) == list(expected)
     for name, g in found.items():
         assert_close(g, expected[name], 1e-11, name)
