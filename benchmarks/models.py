@@ -27,6 +27,7 @@ from benchmarks.ratios import quartiles, take_turns
 from benchmarks.result_paths import GridParser
 
 LEAST = 2.0  # times as fast as the fastest rival, where the case names no reason
+SECONDS = 0.1  # least time of a round
 NAMES = sorted(module.name for module in pkgutil.iter_modules(model_cases.__path__))
 HEADERS = ("model", "h", "mode", "a second", "fastest rival", "its time over ours", "others")
 
@@ -34,7 +35,7 @@ HEADERS = ("model", "h", "mode", "a second", "fastest rival", "its time over our
 def measure(name: str, case: ModelCase, training: bool, given: Any) -> dict[str, Any]:
     """Return the times of all runners of a model in one mode."""
     with passes(case, training, given.threads) as runners:
-        turns = take_turns(runners, given.rounds, case.tolerance)
+        turns = take_turns(runners, given.rounds, case.tolerance, SECONDS)
     others = [runner for runner in turns["ratios"] if runner != "cavs"]
     mode = "training" if training else "inference"
     return {

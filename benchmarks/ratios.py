@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -63,13 +64,21 @@ def timed(train: Callable[[], float]) -> Pass:
     return run
 
 
-def take_turns(runners: Mapping[str, Pass], rounds: int, tolerance: float | None) -> Turns:
+def take_turns(
+    runners: Mapping[str, Pass], rounds: int, tolerance: float | None, seconds: float = 0.0
+) -> Turns:
     """Measure rounds of one pass of every runner, in an order that is reversed after each round.
 
     The pass before them is not measured. SystemExit if its losses differ from that of the first
     runner by more than ``tolerance`` of themselves; None: losses are not compared.
+
+    seconds: least time of a round for the first runner; where a pass is shorter, all runners have
+    as many passes more, and one before them, which fills the caches, is not measured.
     """
     losses = {name: run()[1] for name, run in runners.items()}
+    passes = 1
+    if seconds:
+        passes = max(1, math.ceil(seconds / next(iter(runners.values()))()[0]))
     first, *_ = runners
     for loss in losses.values() if tolerance is not None else ():
         if not abs(loss - losses[first]) <= tolerance * abs(loss):
@@ -77,7 +86,10 @@ def take_turns(runners: Mapping[str, Pass], rounds: int, tolerance: float | None
     times: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds):
         for name in list(runners)[:: 1 if turn % 2 else -1]:
-            times[name].append(runners[name]()[0])
+            run = runners[name]
+            if passes > 1:
+                run()
+            times[name].append(sum(run()[0] for _ in range(passes)) / passes)
     return Turns(
         loss=losses[first],
         seconds={name: summary(t) for name, t in times.items()},
