@@ -31,8 +31,8 @@ from cavs.runtime.results import (
 class Gradients(NamedTuple):
     """Gradients of a loss by trainable parameters and by float features of the batch, by name.
 
-    inputs: empty unless the forward run was asked for them. tables: of parameters, which are not
-    among ``parameters`` then; empty unless the backward run was asked for them.
+    inputs: empty unless the forward run was asked for them. tables: sparse gradients of tables that
+    are not among ``parameters`` then; empty unless the backward run was asked for them.
     """
 
     parameters: dict[str, Array]

@@ -119,7 +119,7 @@ class ProgramCache:
             if key is None:
                 variant = self._select(batch, training, with_loss)
             else:
-                variant = self._variant(key, batch)
+                variant = self._mergeable_variant(key, batch)
             rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             if batch not in variant.traced.fitting:
@@ -170,7 +170,7 @@ class ProgramCache:
         absent = {n for n, s in batch.feature_schema().items() if s.has_absent}
         absent = absent.union(*(v.absent_features() for v in self.variants.values()))
         everywhere = frozenset(union(sorted(absent)))
-        variant = self._mergeable_variant(batch, True, True, everywhere)
+        variant = self._mergeable_variant(self._key(batch, True, True), batch, everywhere)
         rows = self.rows_of(variant, batch)
         schedule = self._schedule(variant, rows)
         found = {int(k) for k, _, _ in schedule.kinds}.union(variant.decisions.kinds)
@@ -193,21 +193,22 @@ class ProgramCache:
 
     def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant:
         """Return the variant that runs ``batch``, traced for it."""
-        variant = self._mergeable_variant(batch, training, with_loss)
+        variant = self._mergeable_variant(self._key(batch, training, with_loss), batch)
         if self.lstms.take(variant, batch):
             key = VariantKey(training, with_loss, merging=False, recurrent=True)
             return self._variant(key, batch)
         return variant
 
+    def _key(self, batch: BatchLike, training: bool, with_loss: bool) -> VariantKey:
+        return VariantKey(training, with_loss, self.merges(batch, training))
+
     def _mergeable_variant(
         self,
+        key: VariantKey,
         batch: BatchLike,
-        training: bool,
-        with_loss: bool,
         absent: frozenset[str] = frozenset(),
     ) -> Variant:
-        """Return the variant for distinct vertices if they are worth a search, else for all."""
-        key = VariantKey(training, with_loss, self.merges(batch, training))
+        """Return the variant for distinct vertices if key and model allow it, else for all."""
         known = self.variants.get(key)
         variant = self._variant(key, batch, absent)
         if key.merging and variant.traced.distinguishing is None:
@@ -238,7 +239,7 @@ class ProgramCache:
 
     def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
         """The variant that runs ``batch`` if it is traced."""
-        key = VariantKey(training, with_loss, self.merges(batch, training))
+        key = self._key(batch, training, with_loss)
         variant = self.variants.get(key)
         traced = None if variant is None else variant.trace
         if key.merging and traced is not None and traced.distinguishing is None:

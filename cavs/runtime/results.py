@@ -16,7 +16,7 @@ from cavs.runtime.variant import Build
 
 
 class GradientRows(NamedTuple):
-    """The rows of the gradient of a table that are not zero for certain.
+    """The gradient of a table at the rows that a batch reads; all other rows are zero.
 
     rows: int32[k], rising. values: [k, width of the table].
     """
@@ -47,7 +47,7 @@ def outputs_of(
 
 
 def sum_of_copies(rows: Any, structure: str, cotangents: Array) -> Array:
-    """Return the cotangents of distinct vertices: of each the sum over all that it represents.
+    """Return the cotangent of each distinct vertex, the sum of those of the vertices equal to it.
 
     rows: the distinct vertices. cotangents: [vertices of a structure of the batch, width].
     """

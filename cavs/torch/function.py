@@ -45,11 +45,7 @@ class Call(NamedTuple):
         return self.session.forward(self.batch, inputs=inputs, dropout=self.dropout, seed=self.seed)
 
     def backward(
-        self,
-        run: ForwardRun,
-        inputs: bool,
-        cotangents: Sequence[torch.Tensor | None],
-        sparse: bool = False,
+        self, run: ForwardRun, inputs: bool, cotangents: Sequence[torch.Tensor | None]
     ) -> tuple[ForwardRun, list[Array | GradientRows | None]]:
         """Return the run whose values were used, and a gradient for each input and parameter.
 
@@ -63,7 +59,7 @@ class Call(NamedTuple):
         self.read_parameters()
         if run.finished:
             run = self.forward(inputs)
-        found = run.backward(given, sparse=sparse)
+        found = run.backward(given, sparse=self.sparse)
         gradients: list[Array | GradientRows | None] = [
             found.inputs.get(name) for name in self.inputs
         ]
@@ -74,7 +70,7 @@ class Call(NamedTuple):
 
 
 def _tensor(gradient: Array | GradientRows, like: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as a tensor in the shape of what it belongs to."""
+    """Return a gradient as a tensor in the shape of the tensor ``like``."""
     if not isinstance(gradient, GradientRows):
         return torch.from_numpy(gradient).reshape(like.shape)
     rows = torch.from_numpy(gradient.rows.astype(np.int64))
@@ -107,7 +103,7 @@ class Run(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return a gradient, or None, for each argument of `forward`."""
         tensors = ctx.saved_tensors
-        ctx.run, gradients = ctx.call.backward(ctx.run, ctx.inputs, cotangents, ctx.call.sparse)
+        ctx.run, gradients = ctx.call.backward(ctx.run, ctx.inputs, cotangents)
         needed = ctx.needs_input_grad[1:]
         return None, *(
             None if g is None or not needs else _tensor(g, t)

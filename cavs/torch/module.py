@@ -223,7 +223,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
                 raise shared.replaced_error()
         if not gradients:
             return self._infer(session, given, seed), None, None
-        call = self._call(session, given, tuple(inputs), seed)
+        call = self._call(session, given, tuple(inputs), seed)._replace(sparse=False)
         run = call.forward(by_inputs)
         call.outputs.extend(run.outputs)
         return {k: torch.from_numpy(rows) for k, rows in run.outputs.items()}, call, run

@@ -249,3 +249,46 @@ def test_a_graph_without_vertices():
     found = re.escape('leads from vertex 0 of "a" to vertex 0 of "b", whose graph has no vertex')
     with pytest.raises(GraphError, match=found):
         cavs.Sample(a=cavs.Graph([[]]), b=EMPTY, links={"to": cavs.Link("a", "b", [0])})
+
+
+class Pairs(cavs.VertexFunction):
+    """Sums of two children, with types of vertices."""
+
+    def __init__(self):
+        self.state, self.W = cavs.State(h=2), cavs.Parameter((2, 2), init="uniform")
+
+    @cavs.vertex("leaf")
+    def leaf_vertex(self, v):
+        v.scatter(h=v.pull("x") @ self.W)
+        v.push(v.pull("x") @ self.W)
+
+    @cavs.vertex("pair")
+    def pair_vertex(self, v):
+        h = ops.tanh(v.gather(0).h + v.gather(1).h)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class TypedAndTrees(cavs.Model):
+    """Roots of a structure with types, and of one whose vertices have more children."""
+
+    def __init__(self):
+        self.pairs, self.trees = Pairs(), nn.ChildSumTreeLSTM(2, 2)
+
+    def loss(self, batch):
+        pairs, trees = batch.graphs["pairs"], batch.graphs["trees"]
+        first = ops.sum_roots(self.pairs(pairs, leaf={"x": pairs["leaf"]["x"]}))
+        return ops.mean_squared_error(first + ops.sum_roots(self.trees(trees, x=trees["x"])), 0.5)
+
+
+def test_a_batch_without_vertices_of_any_type():
+    pairs = cavs.Graph(
+        [[], [], [0, 1]], {"leaf": {"x": np.ones((2, 2))}}, types=["leaf", "leaf", "pair"]
+    )
+    trees = cavs.Graph([[], [], [], [0, 1, 2]], {"x": np.full((4, 2), 0.5)})
+    session = cavs.Session(drawn(TypedAndTrees(), 0.5), dtype=np.float64)
+    session.gradients(cavs.batch([cavs.Sample(pairs=pairs, trees=trees)]), inputs=True)
+    empty = cavs.batch([cavs.Sample(pairs=EMPTY, trees=trees)])
+    loss, gradients, inputs = session.gradients(empty, inputs=True)
+    assert np.isfinite(loss) and not gradients["pairs.W"].any()
+    assert len(inputs["pairs.leaf.x"]) == 0 and inputs["trees.x"].all()
