@@ -9,7 +9,7 @@ from models._netlists import GATES, draw_netlist, probabilities
 from models.circuit_rnn import CircuitNetwork, netlist_graph
 
 HIDDEN = 32
-ROUNDS = 2
+ROUNDS = 2  # passes forward
 GATES_OF_NETLIST = 60
 PATTERNS = 512
 
@@ -23,6 +23,11 @@ def case(sizes: Sizes) -> ModelCase:
     ]
     labels = [[probabilities(n, rng, PATTERNS) for n in batch] for batch in batches]
     pairs = [list(zip(*both, strict=True)) for both in zip(batches, labels, strict=True)]
+
+    def plain(netlist, label):
+        gates = [GATES.index(gate) for gate in netlist.gates]
+        return {"gates": gates, "sources": netlist.sources, "label": label.tolist()}
+
     return ModelCase(
         lambda: CircuitNetwork(HIDDEN, ROUNDS),
         [[netlist_graph(netlist, label) for netlist, label in batch] for batch in pairs],
@@ -30,15 +35,5 @@ def case(sizes: Sizes) -> ModelCase:
         "gates",
         HIDDEN,
         {"torch": "circuit_rnn_torch", "dynet": "circuit_rnn_dynet"},
-        [
-            [
-                {
-                    "gates": [GATES.index(gate) for gate in netlist.gates],
-                    "sources": netlist.sources,
-                    "label": label.tolist(),
-                }
-                for netlist, label in batch
-            ]
-            for batch in pairs
-        ],
+        {"rounds": ROUNDS, "netlists": [[plain(*pair) for pair in batch] for batch in pairs]},
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.rivals.dynet_pass import DyNetPass, dy, parameters
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, mean_cross_entropy, parameters
 from benchmarks.rivals.program import Given, Values, serve
 
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
-    tables = {name: values.pop(name) for name in ("type.weight", "name.weight")}
-    collection, p = parameters(values)
-    kind, word = (collection.lookup_parameters_from_numpy(value) for value in tables.values())
+    tables = "type.weight", "name.weight"
+    collection, p = parameters(values, tables)
+    kind, word = (p[name] for name in tables)
     hidden = len(values["chain.forth.U_n"])
 
     def pooled(function: Any) -> list[Any]:
@@ -49,8 +49,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
             found.append(dy.concatenate([dy.emax(states) for states in ways]))
         rows = dy.concatenate_to_batch(found)
         logits = dy.affine_transform([p["output.bias"], p["output.weight"], rows])
-        each = dy.pickneglogsoftmax_batch(logits, [function["label"] for function in functions])
-        return dy.sum_batches(each) * (1 / len(functions))
+        return mean_cross_entropy(logits, [function["label"] for function in functions])
 
     return DyNetPass(collection, loss, given)
 

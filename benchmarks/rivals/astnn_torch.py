@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.rivals.hand_batched import linear, passes, table
+from benchmarks.rivals.hand_batched import linear, table
 from benchmarks.rivals.program import Given, Values, serve
+from benchmarks.rivals.torch_pass import torch_pass
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Network(torch.nn.Module):
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
-    return passes(Network(values), [prepare_batch(b) for b in given["batches"]], given)
+    return torch_pass(Network(values), [prepare_batch(b) for b in given["batches"]], given)
 
 
 def main() -> None:

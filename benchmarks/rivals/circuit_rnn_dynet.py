@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.rivals.dynet_pass import DyNetPass, dy, parameters
 from benchmarks.rivals.program import Given, Values, serve
 
-ROUNDS = 2  # passes forward
-
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
@@ -41,7 +39,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
                 readers[source].append(gate)
         order = range(len(gates))
         x = run("forth", gates, sources, order, [embedding[gate] for gate in gates])
-        for _ in range(ROUNDS - 1):
+        for _ in range(given["batches"]["rounds"] - 1):
             x = run("back", gates, readers, order[::-1], x)
             x = run("forth", gates, sources, order, x)
         return x
@@ -53,7 +51,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
         errors = dy.abs(found - dy.reshape(dy.inputVector(labels), (1,), len(labels)))
         return dy.sum_batches(errors) * (1 / len(labels))
 
-    return DyNetPass(collection, loss, given)
+    return DyNetPass(collection, loss, {**given, "batches": given["batches"]["netlists"]})
 
 
 def main() -> None:

@@ -20,9 +20,6 @@ from torch import Tensor
 from benchmarks.rivals.program import Given, Values, serve
 from benchmarks.rivals.torch_pass import torch_pass
 
-ROUNDS = 2  # passes forward
-TYPES = 8
-
 
 @dataclass(frozen=True)
 class Level:
@@ -62,9 +59,9 @@ class Batch:
     back: Direction
 
 
-def sorted_by_type(gates: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+def sorted_by_type(gates: Sequence[int], types: int) -> tuple[list[int], dict[int, int]]:
     """Return gates as rows, as many of each type, and the row of each gate."""
-    groups = [[g for g in range(len(gates)) if gates[g] == t] for t in range(TYPES)]
+    groups = [[g for g in range(len(gates)) if gates[g] == t] for t in range(types)]
     width = max(len(group) for group in groups)
     rows = [g for group in groups for g in group + [0] * (width - len(group))]
     return rows, {g: t * width + i for t, group in enumerate(groups) for i, g in enumerate(group)}
@@ -108,8 +105,8 @@ def direction(
     return Direction(levels, torch.tensor([own[g] for g in padded]), counts, order)
 
 
-def prepare_batch(netlists: Sequence[Any]) -> Batch:
-    """Return the indices of a batch."""
+def prepare_batch(netlists: Sequence[Any], types: int) -> Batch:
+    """Return the indices of a batch. types: the number of types of gates."""
     gates, labels, sources = list[int](), list[float](), list[list[int]]()
     for netlist in netlists:
         sources += [[len(gates) + s for s in below] for below in netlist["sources"]]
@@ -119,7 +116,7 @@ def prepare_batch(netlists: Sequence[Any]) -> Batch:
     for gate, below in enumerate(sources):
         for source in below:
             readers[source].append(gate)
-    rows, own = sorted_by_type(gates)
+    rows, own = sorted_by_type(gates, types)
     columns = torch.tensor(gates), torch.tensor(labels)[:, None], torch.tensor(rows)
     return Batch(*columns, direction(gates, sources, own), direction(gates, readers, own))
 
@@ -149,7 +146,7 @@ class Units(torch.nn.Module):
     def forward(self, x: Tensor, by_type: Tensor, of: Direction) -> Tensor:
         """Return the new states of all gates from those before."""
         h, found = self.size, list[Tensor]()
-        states = F.embedding(by_type, x).view(TYPES, -1, h)
+        states = F.embedding(by_type, x).view(len(self.own), -1, h)
         # For each gate sorted by type, the own parts of its gates, and the state itself.
         own = torch.cat([torch.bmm(states, self.own), states], 2).view(-1, 3 * h)
         weights = {}
@@ -174,8 +171,9 @@ class Units(torch.nn.Module):
 class Network(torch.nn.Module):
     """Both directions, the embedding and the output layers."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, rounds: int) -> None:
         super().__init__()
+        self.rounds = rounds
         self.forth, self.back = Units(values, "forth"), Units(values, "back")
         for name in ("embedding", "hidden", "output"):
             for part in ("weight", "bias"):
@@ -187,7 +185,7 @@ class Network(torch.nn.Module):
         """Return the loss of a batch."""
         x = F.embedding(batch.gates, self.embedding_weight)
         x = self.forth(x, batch.by_type, batch.forth)
-        for _ in range(ROUNDS - 1):
+        for _ in range(self.rounds - 1):
             x = self.back(x, batch.by_type, batch.back)
             x = self.forth(x, batch.by_type, batch.forth)
         hidden = F.relu(torch.addmm(self.hidden_bias, x, self.hidden_weight))
@@ -197,8 +195,10 @@ class Network(torch.nn.Module):
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
-    torch.set_num_threads(given["threads"])
-    return torch_pass(Network(values), [prepare_batch(b) for b in given["batches"]], given)
+    network = Network(values, given["batches"]["rounds"])
+    types = len(values["embedding.weight"])
+    batches = [prepare_batch(netlists, types) for netlists in given["batches"]["netlists"]]
+    return torch_pass(network, batches, given)
 
 
 def main() -> None:

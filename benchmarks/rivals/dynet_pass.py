@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from benchmarks.rivals.program import Given, Values
 
@@ -15,15 +17,36 @@ try:
 except ImportError as error:
     raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
 
-__all__ = ["DyNetPass", "dy", "parameters"]
+__all__ = ["DyNetPass", "dy", "lstm_arrays", "mean_cross_entropy", "parameters"]
 
 
-def parameters(values: Values) -> tuple[Any, dict[str, Any]]:
-    """Return a collection and its parameters by name; matrices are transposed, as DyNet's are."""
+def parameters(values: Values, tables: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """Return a collection and its parameters by name; matrices are transposed, as DyNet's are.
+
+    tables: names of those whose rows are looked up.
+    """
     collection = dy.ParameterCollection()
     return collection, {
-        name: collection.parameters_from_numpy(value.T.copy()) for name, value in values.items()
+        name: collection.lookup_parameters_from_numpy(value)
+        if name in tables
+        else collection.parameters_from_numpy(value.T.copy())
+        for name, value in values.items()
     }
+
+
+def lstm_arrays(values: Values, name: str) -> Values:
+    """Return W, U and b of an LSTM for `dy.vanilla_lstm_gates`, which adds 1 to the gate f.
+
+    Both have the gates in the order i, f, o, u.
+    """
+    found = {f"{name}.{key}": values[f"{name}.{key}"] for key in "WUb"}
+    ones = np.repeat(np.array([0, 1, 0, 0], np.float32), len(values[f"{name}.U"]))
+    return found | {f"{name}.b": values[f"{name}.b"] - ones}
+
+
+def mean_cross_entropy(logits: Any, labels: Sequence[int]) -> Any:
+    """Return the mean loss of a batch of rows of logits."""
+    return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, labels)) * (1 / len(labels))
 
 
 class DyNetPass:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.rivals.dynet_pass import DyNetPass, dy, parameters
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, mean_cross_entropy, parameters
 from benchmarks.rivals.program import Given, Values, serve
 
 Images = list[tuple[list[list[float]], int]]
@@ -40,8 +40,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
     def loss(images: Images) -> Any:
         ends = dy.concatenate_to_batch([last_state(image) for image, _ in images])
         logits = affine([p["output.bias"], p["output.weight"], ends])
-        each = dy.pickneglogsoftmax_batch(logits, [label for _, label in images])
-        return dy.sum_batches(each) * (1 / len(images))
+        return mean_cross_entropy(logits, [label for _, label in images])
 
     return DyNetPass(collection, loss, given)
 

@@ -105,7 +105,6 @@ class Network(torch.nn.Module):
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
-    torch.set_num_threads(given["threads"])
     network = Network(values)
     batches = [prepare_batch(batch) for batch in given["batches"]]
     return torch_pass(network, batches, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,22 +63,3 @@ def sgd(network: torch.nn.Module, lr: float) -> Callable[[Any], float]:
         return float(loss.item())
 
     return step
-
-
-def passes(
-    network: torch.nn.Module, plans: Sequence[Any], given: Mapping[str, Any]
-) -> Callable[[], float]:
-    """Return a pass over prepared batches, for `benchmarks.rivals.program.serve`.
-
-    It trains, or computes losses without gradients, and returns the last loss.
-    """
-    torch.set_num_threads(given["threads"])
-    if given["training"]:
-        step = sgd(network, given["lr"])
-        return lambda: [step(plan) for plan in plans][-1]
-
-    def evaluate() -> float:
-        with torch.inference_mode():
-            return [float(network(plan)) for plan in plans][-1]
-
-    return evaluate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.rivals.dynet_pass import DyNetPass, dy, parameters
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, mean_cross_entropy, parameters
 from benchmarks.rivals.program import Given, Values, serve
 
 
@@ -29,8 +29,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
     def loss(jets: list[Any]) -> Any:
         roots = dy.concatenate_to_batch([root(jet) for jet in jets])
         logits = layer("output", dy.rectify(layer("hidden", roots)))
-        each = dy.pickneglogsoftmax_batch(logits, [jet["label"] for jet in jets])
-        return dy.sum_batches(each) * (1 / len(jets))
+        return mean_cross_entropy(logits, [jet["label"] for jet in jets])
 
     return DyNetPass(collection, loss, given)
 

@@ -1,8 +1,8 @@
 """The network over clustering trees in PyTorch, batched by hand: all pairs of a level at once.
 
 The embeddings of all vertices are one product, and so are their parts of the states of pairs. Each
-state is copied once, by a concatenation of
-the rows that the next level reads, and looked up as (first, second) part.
+state is copied once, by a concatenation of the rows that the next level reads, and looked up as
+(first, second) part.
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ class Network(torch.nn.Module):
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return the pass over all batches."""
-    torch.set_num_threads(given["threads"])
     return torch_pass(Network(values), [prepare_batch(b) for b in given["batches"]], given)
 
 

@@ -11,36 +11,25 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, lstm_arrays, mean_cross_entropy
 from benchmarks.rivals.program import Given, Values, serve
-
-try:
-    import dynet_config
-
-    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
-    import dynet as dy
-except ImportError as error:
-    raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
 
 
 class Tagger:
     """The model, and its loss of a batch."""
 
-    def __init__(self, values: Values, lr: float) -> None:
+    def __init__(self, values: Values) -> None:
         model = self.collection = dy.ParameterCollection()
         self.size = len(values["cell.char.U"])
         self.tables, self.cells = {}, {}
         for name in ("char", "word"):
             self.tables[name] = model.lookup_parameters_from_numpy(values[f"{name}.weight"])
-            w, u, b = (values[f"cell.{name}.{key}"] for key in "WUb")
-            # DyNet adds 1 to the gate f, the second one.
-            b = b - np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
-            arrays = [np.ascontiguousarray(x.T) for x in (w, u, b)]
+            found = lstm_arrays(values, f"cell.{name}").values()
+            arrays = [np.ascontiguousarray(x.T) for x in found]
             self.cells[name] = [model.parameters_from_numpy(x) for x in arrays]
         weight = np.ascontiguousarray(values["output.weight"].T)
         self.weight = model.parameters_from_numpy(weight)
         self.bias = model.parameters_from_numpy(values["output.bias"])
-        self.trainer = dy.SimpleSGDTrainer(model, learning_rate=lr)
-        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
 
     def step(self, name: str, number: int, before: tuple[Any, Any]) -> tuple[Any, Any]:
         """Return h and c of an LSTM."""
@@ -64,28 +53,17 @@ class Tagger:
 
     def loss(self, batch: list[Any]) -> Any:
         """Return the mean cross entropy of the tags."""
-        dy.renew_cg()
         zero = dy.zeros(self.size)
         rows = [h for chars, _, words in batch for h in self.states(chars, words, zero)]
         tags = [tag for _, of_lattice, _ in batch for tag in of_lattice]
         logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(rows)])
-        return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
-
-    def train(self, batch: list[Any]) -> float:
-        """Take a step on a batch; return its loss."""
-        loss = self.loss(batch)
-        value = float(loss.value())
-        loss.backward()
-        self.trainer.update()
-        return value
+        return mean_cross_entropy(logits, tags)
 
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
-    tagger, batches = Tagger(values, given["lr"]), given["batches"]
-    if given["training"]:
-        return lambda: [tagger.train(batch) for batch in batches][-1]
-    return lambda: [float(tagger.loss(batch).value()) for batch in batches][-1]
+    tagger = Tagger(values)
+    return DyNetPass(tagger.collection, tagger.loss, given)
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rivals.hand_batched import Tensors, of_values, passes
+from benchmarks.rivals.hand_batched import Tensors, of_values
 from benchmarks.rivals.program import Given, Values, serve
+from benchmarks.rivals.torch_pass import torch_pass
 
 
 class Lattice(NamedTuple):
@@ -164,7 +165,7 @@ class Grouped(torch.nn.Module):
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     plans = [plan([Lattice(*lattice) for lattice in batch]) for batch in given["batches"]]
-    return passes(Grouped(of_values(values)), plans, given)
+    return torch_pass(Grouped(of_values(values)), plans, given)
 
 
 def main() -> None:

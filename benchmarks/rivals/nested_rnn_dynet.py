@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from benchmarks.rivals import tree_dynet
-from benchmarks.rivals.gates import permute_gates
+from benchmarks.rivals.dynet_pass import lstm_arrays
 from benchmarks.rivals.program import Given, Values, serve
 from benchmarks.rivals.tree_dynet import Parameters, dy
 
@@ -50,11 +48,8 @@ def loss(p: Parameters, batch: list[Any]) -> Any:
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     own = dict(values)
-    for name in (f"{chain}.{key}" for chain in CHAINS for key in "WUb"):
-        own[name] = permute_gates(values[name], (0, 1, 3, 2))  # i, f, o, u
-    for chain in CHAINS:  # DyNet adds 1 to the second gate, f
-        size = len(values[f"{chain}.U"])
-        own[f"{chain}.b"] -= np.repeat(np.array([0, 1, 0, 0], np.float32), size)
+    for chain in CHAINS:
+        own |= lstm_arrays(values, chain)
     return tree_dynet.prepare(own, given, [TABLE], loss)
 
 

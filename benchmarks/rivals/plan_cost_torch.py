@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rivals.hand_batched import passes
 from benchmarks.rivals.program import Given, Values, serve
+from benchmarks.rivals.torch_pass import torch_pass
 
 
 class Unit(torch.nn.Module):
@@ -152,25 +152,14 @@ def runners(
     lr: float,
 ) -> dict[str, Callable[[], float]]:
     """Return, by name, a function that trains on all batches and returns the last loss."""
-    torch.set_num_threads(threads)
-
-    def training(method: str, prepared: Sequence[Any]) -> Callable[[], float]:
-        values = {name: p.value for name, p in parameters.items()}
-        network = Network(values, list(operators))
-        optimizer = torch.optim.SGD(network.parameters(), lr=lr)
-
-        def train() -> float:
-            for batch in prepared:
-                optimizer.zero_grad()
-                loss = getattr(network, method)(batch)
-                loss.backward()
-                optimizer.step()
-            return float(loss.item())
-
-        return train
-
+    given = {"threads": threads, "lr": lr, "training": True}
+    values = {name: p.value for name, p in parameters.items()}
+    one, other = (Network(values, list(operators)) for _ in range(2))
     plans = [grouped(batch, list(operators)) for batch in batches]
-    return {"recursion": training("recursive", batches), "grouped": training("grouped", plans)}
+    return {
+        "recursion": torch_pass(one, batches, given, one.recursive),
+        "grouped": torch_pass(other, plans, given),
+    }
 
 
 @dataclass(frozen=True)
@@ -193,7 +182,7 @@ def prepare(values: Values, given: Given) -> Callable[[], float]:
 
     batches = [[plan(*each) for each in plans] for plans in given["batches"]["plans"]]
     prepared = [grouped(plans, names, summed) for plans in batches]
-    return passes(Network(values, names), prepared, given)
+    return torch_pass(Network(values, names), prepared, given)
 
 
 def main() -> None:

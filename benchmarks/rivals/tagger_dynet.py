@@ -1,8 +1,7 @@
 """The tagger of `models.char_tagger` in DyNet, in a process of its own whose Python has DyNet.
 
 Its batches are lists of sentences as (words, tags, characters of each word). DyNet batches equal
-operations itself; what its users can do besides is done: the output layer and the loss run once
-over the words of a batch.
+operations itself. The output layer and the loss run once over the words of a batch.
 """
 
 from __future__ import annotations
@@ -10,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, mean_cross_entropy
 from benchmarks.rivals.program import Given, Values, serve
-
-try:
-    import dynet_config
-
-    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
-    import dynet as dy
-except ImportError as error:
-    raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
 
 
 def lstm(model: Any, values: Any, name: str) -> Any:
@@ -31,17 +23,15 @@ def lstm(model: Any, values: Any, name: str) -> Any:
 
 
 class Tagger:
-    """The model, and its training on a batch."""
+    """The model, and its loss of a batch."""
 
-    def __init__(self, values: Any, lr: float) -> None:
+    def __init__(self, values: Any) -> None:
         model = self.collection = dy.ParameterCollection()
         self.word = model.lookup_parameters_from_numpy(values["word.weight"])
         self.char = model.lookup_parameters_from_numpy(values["char.weight"])
         self.cells = [lstm(model, values, n) for n in ("forth", "back", "tag.forth", "tag.back")]
         self.weight = model.parameters_from_numpy(values["output.weight"].T)
         self.bias = model.parameters_from_numpy(values["output.bias"])
-        self.trainer = dy.SimpleSGDTrainer(model, learning_rate=lr)
-        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
 
     def states(self, words: list[int], chars: list[list[int]]) -> list[Any]:
         """Return the states of both directions at each word of a sentence."""
@@ -56,30 +46,19 @@ class Tagger:
 
     def loss(self, batch: list[Any]) -> Any:
         """Return the mean cross entropy over the words of a batch that have a tag."""
-        dy.renew_cg()
         found, tags = [], []
         for words, of_words, chars in batch:
             states = self.states(words, chars)
             found += [s for s, tag in zip(states, of_words, strict=True) if tag >= 0]
             tags += [tag for tag in of_words if tag >= 0]
         logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(found)])
-        return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, tags)) * (1 / len(tags))
-
-    def step(self, batch: list[Any]) -> float:
-        """Train on a batch; return its loss."""
-        loss = self.loss(batch)
-        value = float(loss.value())
-        loss.backward()
-        self.trainer.update()
-        return value
+        return mean_cross_entropy(logits, tags)
 
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
-    tagger, batches = Tagger(values, given["lr"]), given["batches"]
-    if given["training"]:
-        return lambda: [tagger.step(batch) for batch in batches][-1]
-    return lambda: [float(tagger.loss(batch).value()) for batch in batches][-1]
+    tagger = Tagger(values)
+    return DyNetPass(tagger.collection, tagger.loss, given)
 
 
 def main() -> None:

@@ -15,12 +15,12 @@ from benchmarks.rivals.hand_batched import (
     linear,
     lstm,
     of_values,
-    passes,
     sgd,
     table,
     tensors,
 )
 from benchmarks.rivals.program import Given, Values, serve
+from benchmarks.rivals.torch_pass import torch_pass
 
 Sentence = tuple[list[int], list[int], list[list[int]]]  # words, tags, characters of each word
 
@@ -85,7 +85,7 @@ def training(
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     plans = [plan(sentences) for sentences in given["batches"]]
-    return passes(Packed(of_values(values)), plans, given)
+    return torch_pass(Packed(of_values(values)), plans, given)
 
 
 def main() -> None:

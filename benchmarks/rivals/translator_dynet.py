@@ -11,41 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, lstm_arrays, mean_cross_entropy
 from benchmarks.rivals.program import Given, Values, serve
-
-try:
-    import dynet_config
-
-    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
-    import dynet as dy
-except ImportError as error:
-    raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
 
 
 class Translator:
-    """The model, and its training on a batch."""
+    """The model, and its loss of a batch."""
 
-    def __init__(self, values: Values, lr: float) -> None:
+    def __init__(self, values: Values) -> None:
         model = self.collection = dy.ParameterCollection()
         self.size = len(values["encode.U"])
         self.word = model.lookup_parameters_from_numpy(values["word.weight"])
         self.after = model.lookup_parameters_from_numpy(values["after.weight"])
-        decoder_inputs = np.concatenate([values["decode.W"], values["decode.R"]])
-        self.cells = {
-            "encode": self.cell(*(values[f"encode.{key}"] for key in "WUb")),
-            "decode": self.cell(decoder_inputs, values["decode.U"], values["decode.b"]),
-        }
+        inputs = np.concatenate([values["decode.W"], values["decode.R"]])
+        cells = values | {"decode.W": inputs}
+        self.cells = {name: self.cell(cells, name) for name in ("encode", "decode")}
         weight = np.ascontiguousarray(values["output.weight"].T)
         self.weight = model.parameters_from_numpy(weight)
         self.bias = model.parameters_from_numpy(values["output.bias"])
-        self.trainer = dy.SimpleSGDTrainer(model, learning_rate=lr)
-        self.trainer.set_clip_threshold(-1)  # the others clip no gradients
 
-    def cell(self, w: Any, u: Any, b: Any) -> list[Any]:
-        """Return the parameters of a cell; both have gates in the order i, f, o, u."""
-        # DyNet adds 1 to the gate f, the second one.
-        b = b - np.repeat(np.array([0, 1, 0, 0], np.float32), self.size)
-        arrays = [np.ascontiguousarray(x.T) for x in (w, u, b)]
+    def cell(self, values: Values, name: str) -> list[Any]:
+        """Return the parameters of a cell."""
+        arrays = [np.ascontiguousarray(x.T) for x in lstm_arrays(values, name).values()]
         return [self.collection.parameters_from_numpy(x) for x in arrays]
 
     def step_cell(self, name: str, x: Any, h: Any, c: Any) -> tuple[Any, Any]:
@@ -73,28 +60,17 @@ class Translator:
 
     def loss(self, batch: list[Any]) -> Any:
         """Return the mean cross entropy of the words of the targets."""
-        dy.renew_cg()
         zero = dy.zeros(self.size)
         rows = [row for source, target in batch for row in self.states(source, target, zero)]
         words = [word for _, target in batch for word in target]
         logits = dy.affine_transform([self.bias, self.weight, dy.concatenate_to_batch(rows)])
-        return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, words)) * (1 / len(words))
-
-    def step(self, batch: list[Any]) -> float:
-        """Train on a batch; return its loss."""
-        loss = self.loss(batch)
-        value = float(loss.value())
-        loss.backward()
-        self.trainer.update()
-        return value
+        return mean_cross_entropy(logits, words)
 
 
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
-    translator, batches = Translator(values, given["lr"]), given["batches"]
-    if given["training"]:
-        return lambda: [translator.step(batch) for batch in batches][-1]
-    return lambda: [float(translator.loss(batch).value()) for batch in batches][-1]
+    translator = Translator(values)
+    return DyNetPass(translator.collection, translator.loss, given)
 
 
 def main() -> None:

@@ -15,12 +15,12 @@ from benchmarks.rivals.hand_batched import (
     linear,
     lstm,
     of_values,
-    passes,
     sgd,
     table,
     tensors,
 )
 from benchmarks.rivals.program import Given, Values, serve
+from benchmarks.rivals.torch_pass import torch_pass
 
 Pair = tuple[list[int], list[int]]  # words of a source and of a target
 
@@ -98,7 +98,7 @@ def training(
 def prepare(values: Values, given: Given) -> Callable[[], float]:
     """Return a pass over all batches."""
     plans = [plan(pairs) for pairs in given["batches"]]
-    return passes(Padded(of_values(values)), plans, given)
+    return torch_pass(Padded(of_values(values)), plans, given)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Trees of the treebank in DyNet: what the programs for models of trees share.
 
-Expressions are built for one vertex at a time, in each step, and batched by DyNet itself; what its
-users can do besides is done: an output layer and its loss run once over all their rows.
+Each step builds the expressions of one vertex at a time, which DyNet batches itself. An output
+layer and its loss run once over all their rows.
 """
 
 from __future__ import annotations
@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from benchmarks.rivals import dynet_pass
+from benchmarks.rivals.dynet_pass import DyNetPass, dy, parameters
 from benchmarks.rivals.program import Given, Values
 
-try:
-    import dynet_config
-
-    dynet_config.set(autobatch=1, random_seed=1)  # has an effect only before dynet is imported
-    import dynet as dy
-except ImportError as error:
-    raise SystemExit(f"{error}: pip install numpy dyNET38 (Python 3.11)") from error
+__all__ = ["dy", "mean_cross_entropy", "prepare", "tree_lstm", "vertex_loss", "vertices"]
 
 Tree = list[tuple[int, int, int]]  # left child, right child and token of each vertex
 # Left children, right children, tokens and labels of a tree, as `cavs` gives them.
@@ -60,7 +54,7 @@ def mean_cross_entropy(p: Parameters, layer: str, rows: list[Any], labels: list[
     """Return the loss of an output layer over rows, which runs once over all of them."""
     x = dy.concatenate_to_batch(rows)
     logits = dy.affine_transform([p[f"{layer}.bias"], p[f"{layer}.weight"], x])
-    return dy.sum_batches(dy.pickneglogsoftmax_batch(logits, labels)) * (1 / len(labels))
+    return dynet_pass.mean_cross_entropy(logits, labels)
 
 
 def vertex_loss(states: Callable[[Parameters, Tree], list[Any]]) -> Callable[..., Any]:
@@ -78,29 +72,7 @@ def prepare(
 ) -> Callable[[], float]:
     """Return a pass over all batches, which trains by SGD or computes the losses.
 
-    tables: parameters that are looked up. loss: of parameters and a batch. DyNet stores matrices
-    transposed.
+    tables: parameters that are looked up. loss: of parameters and a batch.
     """
-    collection = dy.ParameterCollection()  # which the pass keeps: parameters do not
-    p: Parameters = {}
-    for name, value in values.items():
-        if name in tables:
-            p[name] = collection.lookup_parameters_from_numpy(value)
-        else:
-            p[name] = collection.parameters_from_numpy(np.ascontiguousarray(value.T))
-    trainer = dy.SimpleSGDTrainer(collection, given["lr"])
-    trainer.set_clip_threshold(-1)  # the others clip no gradients
-
-    def step(batch: Any) -> float:
-        dy.renew_cg()
-        mean = loss(p, batch)
-        found = float(mean.value())
-        if given["training"]:
-            mean.backward()
-            trainer.update()
-        return found
-
-    def run(kept: Any = collection) -> float:
-        return [step(batch) for batch in given["batches"]][-1]
-
-    return run
+    collection, p = parameters(values, tables)
+    return DyNetPass(collection, lambda batch: loss(p, batch), given)

@@ -20,14 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.rivals.dynet_memory import MEMORY
 from benchmarks.rivals.gates import inverse, permute_gates
 from benchmarks.runner import MissingLibrary, Runner
 from benchmarks.samples import Sample, Sequence, Tree
 from benchmarks.workloads import Parameters
-
-# Memory for forward, backward, parameters and scratch, in MiB: with automatic batching DyNet
-# cannot extend them. Pages are taken as they are touched.
-MEMORY = "4096,4096,1024,512"
 
 try:
     import dynet_config
