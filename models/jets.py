@@ -15,8 +15,8 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
-from cavs.errors import ConfigError, DataError
+from cavs.cli import Task, require_least
+from cavs.errors import DataError
 from cavs.train import metrics
 
 from ._recombination import FEATURES, recombine, relative
@@ -88,12 +88,12 @@ def draw_particles(rng: np.random.Generator, prongs: int, most: int) -> np.ndarr
     return np.column_stack([momenta * rng.uniform(200, 300) / momenta.sum(), at])
 
 
-def jet_graph(particles: np.ndarray, prongs: int | None = None) -> cavs.Graph:
+def jet_graph(particles: np.ndarray, prongs: int | None = None, name: str = "jet") -> cavs.Graph:
     """Return the tree of a jet, with the momentum of each vertex relative to that of the jet."""
-    children, momenta = recombine(particles)
+    children, momenta = recombine(particles, name)
     types = ["pair" if below else "particle" for below in children]
     labels = {} if prongs is None else {"label": prongs - 1}
-    rows = {"momentum": relative(momenta)}
+    rows = {"momentum": relative(momenta, name)}
     return cavs.Graph(children, rows, graph_features=labels, types=types)
 
 
@@ -113,23 +113,21 @@ def read_jets(text: str) -> list[cavs.Graph]:
                 p, y, phi = map(float, line.split())
             except ValueError:
                 p = y = phi = np.nan
-            if not (0 < p < np.inf and abs(y) < 20 and np.isfinite(phi)):
+            if not (1e-9 < p < 1e9 and abs(y) <= 10 and np.isfinite(phi)):
                 raise DataError(
                     f"<text>:{number}: {line.strip()!r:.40} is no particle",
-                    hint="write its transverse momentum, above 0, rapidity and angle",
+                    hint="write transverse momentum above 0, rapidity from -10 to 10, and angle",
                 )
             rows.append([p, y, phi])
         elif rows:
-            found.append(jet_graph(np.array(rows)))
+            found.append(jet_graph(np.array(rows), name=f"<text>:{number - len(rows)}"))
             rows = []
     return found
 
 
 def build(args, assets=None):
     """Return the model, and jets that depend on ``--jets`` and ``--particles`` alone."""
-    for name in ("jets", "particles"):
-        if (given := getattr(args, name)) < 1:
-            raise ConfigError(f"--{name} {given}", hint="choose at least 1")
+    require_least(args, jets=1, particles=1)
     held_out = max(args.jets // 8, 1)
     model = JetClassifier(args.hidden_size)
     model.initialize(args.seed)

@@ -111,10 +111,27 @@ def test_the_loss_of_a_training_falls(tmp_path, capsys):
     assert len(lines) == 2 and set(lines) <= {"one prong", "two prongs"}
 
 
-@pytest.mark.parametrize("line", ["1 2", "1 2 x", "0 1 2", "1 nan 2", "1 2 inf", "1 30 0"])
+@pytest.mark.parametrize(
+    "line", ["1 2", "1 2 x", "0 1 2", "1 nan 2", "1 2 inf", "1 19 0", "1e155 0 0"]
+)
 def test_a_particle_that_is_none_is_refused(line):
     with pytest.raises(DataError, match=re.escape(f"<text>:2: '{line}' is no particle")):
         read_jets(f"1 2 3\n{line}\n")
+
+
+def test_particles_at_the_bounds_form_a_tree():
+    lines = ["1e-8 10 0", "1e8 -10 1", "2e-8 10 2", "1e8 0 3"]
+    (graph,) = read_jets("\n".join(lines))
+    assert graph.num_vertices == 7 and graph.roots.tolist() == [6]
+    assert np.isfinite(graph.features["momentum"]).all()
+
+
+def test_a_jet_without_finite_distances_is_refused():
+    steep, still = np.array([[1.0, 25.0, 0.0]] * 2), np.array([[2.0, 1, 0, 0], [2, 0, 0, 0]])
+    with pytest.raises(DataError, match="jet 3: a distance of two parts is not finite"):
+        recombine(steep, "jet 3")
+    with pytest.raises(DataError, match="jet: a feature of a momentum is not finite"):
+        relative(still)
 
 
 @pytest.mark.parametrize("given", ["--jets=0", "--particles=0"])
