@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 import cavs
 from cavs.data import parse_json_trees
+from cavs.data.readers.json_parser import JsonTree, tree_of
 from cavs.errors import DataError
 
 RECORDING = Path(__file__).with_name("plans.json.gz")
@@ -49,14 +49,40 @@ def operator(values: dict, children: int, where: str) -> str:
     node = values.get("Node Type")
     found = STRATEGIES.get((str(node), str(values.get("Strategy"))), str(node))
     if found not in OPERATORS:
-        known = ", ".join(OPERATORS)
-        raise DataError(f"{where} is {found!r:.40}, an operator without a unit", hint=known)
+        hint = f"known operators: {', '.join(OPERATORS)}"
+        raise DataError(f"{where} is {found!r:.40}, an operator without a unit", hint=hint)
     arity = OPERATORS[found]
     if arity is not None and arity != children:
         raise DataError(
             f"{where}, {found}, has {children} plans below; expected {arity}",
             hint="write subqueries as joins: a plan that an operator runs for itself has no place",
         )
+    return found
+
+
+def plan_of(tree: JsonTree) -> JsonTree:
+    """Return the tree of a plan, below the object of the statement if EXPLAIN printed one."""
+    if "Plan" not in tree.objects[-1]:
+        return tree
+    plan = tree.objects[-1]["Plan"]
+    if not isinstance(plan, dict):
+        raise DataError(
+            f"{tree.name}: Plan is {plan!r:.40}, no object",
+            hint="EXPLAIN (FORMAT JSON) prints one plan for each statement",
+        )
+    return tree_of(plan, "Plans", tree.name)
+
+
+def positions(children: list[list[int]]) -> list[str]:
+    """Return the position of each operator: the steps from the root in JSON, the last 8 at most."""
+    parents = {c: (v, k) for v, below in enumerate(children) for k, c in enumerate(below)}
+    found = []
+    for vertex in range(len(children)):
+        above, steps = vertex, list[str]()
+        while above in parents and len(steps) < 8:
+            above, k = parents[above]
+            steps.append(f"Plans[{k}]")
+        found.append(".".join(reversed(steps)) or "the root")
     return found
 
 
@@ -69,13 +95,11 @@ def plan_graphs(text: str, name: str, timed: bool = True) -> list[cavs.Graph]:
     """
     graphs = []
     for tree in parse_json_trees(text, "Plans", name):
-        plan = tree
-        if "Plan" in tree.objects[-1]:  # the object of the statement
-            (plan,) = parse_json_trees(json.dumps(tree.objects[-1]["Plan"]), "Plans", tree.name)
+        plan = plan_of(tree)
         children = [plan.children[a:b] for a, b in pairwise(plan.offsets)]
         types, rows = [], []
-        for i, (values, below) in enumerate(zip(plan.objects, children, strict=True)):
-            where = f"{tree.name}: operator {i}"
+        for values, below, at in zip(plan.objects, children, positions(children), strict=True):
+            where = f"{tree.name}: the operator at {at}"
             types.append(operator(values, len(below), where))
             known = timed or "Actual Total Time" in values
             keys = (*ESTIMATES, "Actual Total Time", "Actual Loops") if known else ESTIMATES
