@@ -57,17 +57,18 @@ class Server:
                 raise SystemExit(f"{program} failed:\n{errors.read()}{out.read()}")
             return out.read()
 
-    def sql(self, text: str) -> str:
-        """Return what psql prints for statements; failed ones are left out."""
+    def sql(self, text: str, skip_failed: bool = False) -> str:
+        """Return what psql prints for statements. skip_failed: leave out those that fail."""
         base = ["-X", "-q", "-A", "-t", "-h", str(self.folder), "-U", "plans", "-d", "postgres"]
-        return self.run("psql", *base, text=text)
+        stop = f"ON_ERROR_STOP={'off' if skip_failed else 'on'}"
+        return self.run("psql", *base, "-v", stop, text=text)
 
     def __enter__(self) -> Server:
         self.folder = Path(tempfile.mkdtemp(prefix="plans"))
-        if self.user is not None:
-            os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, -1)
         data = str(self.folder / "data")
         try:
+            if self.user is not None:
+                os.chown(self.folder, pwd.getpwnam(self.user).pw_uid, -1)
             self.run("initdb", "-D", data, "-U", "plans", "-A", "trust", "-N", "--no-locale")
             off = ("fsync", "autovacuum", "jit", "synchronous_commit")
             options = [f"-c {name}=off" for name in off]
@@ -112,8 +113,12 @@ def record(programs: Path, user: str | None, queries: int, scale: float, seed: i
     """Return the plans of drawn queries, with their times."""
     drawn = Queries(seed)
     with Server(programs, user) as server:
-        server.sql(schema(scale))
-        return plans_of(server.sql("".join(drawn.script() for _ in range(queries))))
+        server.sql("SET statement_timeout = 0;\n" + schema(scale))
+        script = "".join(drawn.script() for _ in range(queries))
+        found = plans_of(server.sql(script, skip_failed=True))
+    if not found:
+        raise SystemExit(f"none of {queries} queries gave a plan")
+    return found
 
 
 def programs_of_postgres() -> Path | None:
@@ -123,6 +128,15 @@ def programs_of_postgres() -> Path | None:
         return max(found, key=lambda path: int(path.parent.name))
     on_path = shutil.which("initdb")
     return None if on_path is None else Path(on_path).resolve().parent
+
+
+def is_account(name: str) -> bool:
+    """Return True if this machine has an account of that name."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,6 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("there is no PostgreSQL: install it, or pass --programs DIR")
     if given.user is None and os.geteuid() == 0:
         parser.error("PostgreSQL does not run as root: pass --user NAME, such as postgres")
+    if given.user is not None and not is_account(given.user):
+        parser.error(f"--user {given.user}: there is no such account")
     plans = record(given.programs, given.user, given.queries, given.scale, given.seed)
     lines = "".join(json.dumps(plan, separators=(",", ":")) + "\n" for plan in plans)
     given.out.write_bytes(gzip.compress(lines.encode(), 9, mtime=0))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
 import pwd
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,12 +97,18 @@ def test_a_plan_becomes_a_graph_with_logarithms():
 @pytest.mark.parametrize(
     "plan, told",
     [
-        (node("Gather", node("Seq Scan")), "operator 1 is 'Gather', an operator without a unit"),
-        (node("Hash Join", node("Seq Scan")), "operator 1, Hash Join, has 1 plans below; expected"),
-        (node("Seq Scan", **{"Plan Rows": -1}), "operator 0 has Plan Rows -1"),
+        (node("Gather", node("Seq Scan")), "at the root is 'Gather', an operator without a unit"),
+        (
+            node("Hash Join", node("Seq Scan")),
+            r"at the root, Hash Join, has 1 plans below; expected",
+        ),
+        (node("Seq Scan", **{"Plan Rows": -1}), "at the root has Plan Rows -1"),
         (node("Seq Scan", **{"Total Cost": "1"}), "Total Cost '1'"),
         (node("Seq Scan", **{"Actual Loops": None}), "Actual Loops None"),
+        (node("Limit", node("Append", node("Result"), node("X"))), r"at Plans\[0\].Plans\[1\] is"),
+        (node("X"), "hint: known operators: Seq Scan, "),
         ({"Plan": 3}, "no object"),
+        ({"Plan": [node("Result"), node("Result")]}, "text:1: Plan is .*, no object"),
     ],
 )
 def test_a_plan_that_is_none_is_refused(plan, told):
@@ -168,6 +177,35 @@ def test_plans_are_recorded(tmp_path, capsys):
     assert f"{len(graphs)} plans in {out}" in capsys.readouterr().out
     assert 10 <= len(graphs) <= 12
     assert all(graph.features["ran"][-1, 0] == 1 for graph in graphs)
+
+
+@pytest.mark.skipif(record_plans.programs_of_postgres() is None, reason="needs PostgreSQL")
+def test_a_schema_that_fails_stops_the_recording(monkeypatch):
+    folder = Path(tempfile.mkdtemp())
+    monkeypatch.setattr(record_plans, "schema", lambda scale: "CREATE TABLE a (b nothing);")
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(folder))
+    with pytest.raises(SystemExit, match='type "nothing" does not exist'):
+        record_plans.record(record_plans.programs_of_postgres(), account(), 1, 0.02, 0)
+    assert not folder.exists()
+
+
+def test_a_recording_without_plans_is_an_error(monkeypatch):
+    monkeypatch.setattr(record_plans, "Server", lambda *_: contextlib.nullcontext(Silent()))
+    with pytest.raises(SystemExit, match="none of 3 queries gave a plan"):
+        record_plans.record(RECORDING, None, 3, 1.0, 0)
+
+
+class Silent:
+    """A server whose queries all fail."""
+
+    def sql(self, text, skip_failed=False):
+        return "query\n" * skip_failed * text.count("echo query")
+
+
+def test_an_unknown_account_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        record_plans.main(["--out", str(tmp_path / "x"), "--programs=x", "--user=no such"])
+    assert "--user no such: there is no such account" in capsys.readouterr().err
 
 
 def test_a_missing_server_is_told(tmp_path, monkeypatch, capsys):
