@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 
 import numpy as np
@@ -13,6 +14,13 @@ TASKS = {
     "reversal": (string.ascii_lowercase, 10),
     "copy": (string.ascii_lowercase, 10),
     "arithmetic": (string.digits + "+", 3),
+}
+# The form of a source of a task, and its description.
+LETTERS = ("[a-z]+", "of letters from a to z")
+FORMS = {
+    "reversal": LETTERS,
+    "copy": LETTERS,
+    "arithmetic": (r"[0-9]+\+[0-9]+", "two numbers such as 47+8"),
 }
 
 
@@ -47,12 +55,12 @@ def encode(task: str, text: str, *more: int) -> np.ndarray:
 
 def parse_sources(task: str, text: str) -> list[np.ndarray]:
     """Return the numbers of the symbols of each line; DataError for an empty or another line."""
-    symbols, found = TASKS[task][0], []
+    (form, described), found = FORMS[task], []
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        if not line or not set(line) <= set(symbols):
+        if re.fullmatch(form, line) is None:
             raise DataError(
                 f"<text>:{number}: {line!r:.40} is no source of {task}",
-                hint=f"give one source per line, of the symbols {symbols}",
+                hint=f"give one source per line, {described}",
             )
         found.append(encode(task, line))
     return found

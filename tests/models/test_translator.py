@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
 import cavs
-from cavs.cli import main
+from cavs.cli import main, registry
 from models import translator
 from models._drawn_texts import draw_texts, encode
 from models.translator import Translator, greedy, sample
@@ -94,10 +96,21 @@ def test_the_loss_of_a_training_falls(tmp_path, capsys, task):
     capsys.readouterr()
     assert main(["predict", checkpoint, str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out.startswith(source + " ")
-    for text in ("\n", "A\n"):
+    for text in ("\n", "A\n", *(("+\n", "1++2\n", "7\n") if task == "arithmetic" else ())):
         (tmp_path / "new").write_text(f"{source}\n{text}")
         assert main(["predict", checkpoint, str(tmp_path / "new")]) == 1
         assert f"DataError: {tmp_path}/new:2: {text[:-1]!r} is no" in capsys.readouterr().err
+
+
+def test_predictions_of_all_batches_share_a_session(monkeypatch):
+    entry, made = registry.find("translator"), []
+    task = entry.build(argparse.Namespace(**{**entry.options(), "hidden_size": 3}, seed=0))
+    session = cavs.Session(task.model)
+    monkeypatch.setattr(cavs, "Session", lambda model: made.append(model) or session)
+    for text in ("ab", "c"):
+        batch = cavs.batch(task.read(text))
+        assert next(iter(task.predict({}, batch))).startswith(f"{text} ")
+    assert made == [task.model]
 
 
 @pytest.mark.parametrize("option", ["--pairs=0", "--length=0", "--task=arithmetic --length=12"])
