@@ -74,7 +74,8 @@ def parse_bench(text: str) -> Netlist:
                 known = ", ".join(GATES[1:])
                 raise _error(number, f"no gate is called {gate!r}", f"there are {known}")
             if len(sources) != 1 if gate == "not" else not sources:
-                raise _error(number, f"{gate} has {len(sources)} inputs", "not has one")
+                hint = f"write {name} = {gate.upper()}({'a' if gate == 'not' else 'c, d'})"
+                raise _error(number, f"{gate} has {len(sources)} inputs", hint)
         elif port.upper() == "OUTPUT":
             read.append((number, of_port.strip()))
             continue
