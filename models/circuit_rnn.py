@@ -18,8 +18,7 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
-from cavs.errors import ConfigError
+from cavs.cli import Task, require_least
 from cavs.train import Metric
 
 from ._netlists import GATES, Netlist, draw_netlist, parse_bench, probabilities
@@ -100,9 +99,7 @@ def absolute_error(outputs, batch):
 
 def build(args, assets=None):
     """Return the model, and netlists that depend on ``--netlists`` and ``--gates`` alone."""
-    for name, least in (("rounds", 1), ("netlists", 1), ("gates", 2)):
-        if (given := getattr(args, name)) < least:
-            raise ConfigError(f"--{name} {given}", hint=f"choose at least {least}")
+    require_least(args, rounds=1, netlists=1, gates=2)
     held_out = max(args.netlists // 8, 1)
     model = CircuitNetwork(args.hidden_size, args.rounds)
     model.initialize(args.seed)

@@ -16,9 +16,10 @@ from dataclasses import replace
 import cavs
 from cavs import nn, ops
 from cavs.cli import Task
-from cavs.data import UPOS, Vocabulary, dependency_graphs, parse_conllu, read_treebank
-from cavs.errors import DataError
+from cavs.data import UPOS, Vocabulary, dependency_graphs, parse_conllu
 from cavs.train import metrics
+
+from ._treebank import treebank_parts
 
 DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05}
 
@@ -63,12 +64,8 @@ def ending(form: str) -> str:
 
 def build(args, assets=None):
     """Return the model and the splits; rare forms share the embeddings of their endings."""
-    if args.data is None and assets is None:
-        raise DataError("dependency-tagger has no data of its own", hint="pass --data DIR")
-    found = read_treebank(args.data) if args.data is not None else {}
+    found = treebank_parts(args, assets, "dependency-tagger")
     if assets is None:
-        if not found.get("train"):
-            raise DataError(f"{args.data} has neither *train.conllu nor *dev.conllu")
         counts = Counter(form for s in found["train"] for form in s.forms)
         endings = (ending(form) for form in counts.elements())
         kept = [form for form, n in counts.most_common() if n >= args.min_count]

@@ -15,8 +15,8 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
-from cavs.errors import ConfigError, DataError
+from cavs.cli import Task, require_least
+from cavs.errors import DataError
 from cavs.train import metrics
 
 DEFAULTS = {"epochs": 12, "batch_size": 32, "lr": 0.01, "optimizer": "adam", "max_norm": 1.0}
@@ -129,9 +129,7 @@ def read_images(text: str) -> list[cavs.Graph]:
 
 def build(args, assets=None):
     """Return the model, and images that depend on its options alone."""
-    for name, least in (("images", 1), ("least", 5), ("most", args.least)):
-        if (given := getattr(args, name)) < least:
-            raise ConfigError(f"--{name} {given}", hint=f"choose at least {least}")
+    require_least(args, images=1, least=5, most=args.least)
     held_out = max(args.images // 8, 1)
     model = ShapeClassifier(args.hidden_size)
     model.initialize(args.seed)

@@ -10,8 +10,8 @@ of its own LSTM and of those of the words that end there (Zhang and Yang 2018, a
 of ED-Batch, Chen et al. 2023).
 
 From the development file of UD English EWT, 1,800 sentences, the defaults reach 92.7 % of the
-characters of the test file, F1 83 % of those that begin a word, in half a minute. ``cavs predict``
-reads texts, one per line, and puts spaces between their words.
+characters of the test file, F1 83 % of those that begin a word. ``cavs predict`` reads texts,
+one per line, and puts spaces between their words.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import numpy as np
 import cavs
 from cavs import nn, ops
 from cavs.cli import Task
-from cavs.data import Vocabulary, read_treebank
+from cavs.data import Vocabulary
 from cavs.errors import DataError
 from cavs.train import metrics
+
+from ._treebank import treebank_parts
 
 DEFAULTS = {"epochs": 12, "batch_size": 25, "lr": 0.05}
 
@@ -105,11 +107,7 @@ def find_words(text, words):
 
 def build(args, assets=None):
     """Return the model and the splits; characters and words are those of the training sentences."""
-    if args.data is None and assets is None:
-        raise DataError("lattice-lstm has no data of its own", hint="pass --data DIR")
-    found = read_treebank(args.data) if args.data is not None else {}
-    if assets is None and not found.get("train"):
-        raise DataError(f"{args.data} has neither *train.conllu nor *dev.conllu")
+    found = treebank_parts(args, assets, "lattice-lstm")
     if assets is None:
         forms = [form for s in found["train"] for form in s.forms]
         parts = {"chars": "".join(forms), "words": [form for form in forms if len(form) > 1]}

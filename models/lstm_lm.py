@@ -16,9 +16,8 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task, data_file
+from cavs.cli import Task, data_file, require_data, require_least
 from cavs.data import Vocabulary, chains, read_text
-from cavs.errors import ConfigError, DataError
 from cavs.train import metrics
 
 LAYOUT = "train.txt (optional), valid.txt and test.txt"
@@ -62,10 +61,8 @@ def chunks(sentences: list[list[str]], length: int) -> list[list[str]]:
 
 def build(args, assets=None):
     """Return the model and the chains; the vocabulary is that of the training text."""
-    if args.length is not None and args.length < 1:
-        raise ConfigError(f"--length {args.length}", hint="choose at least 1")
-    if args.data is None and assets is None:
-        raise DataError("lstm-lm has no data of its own", hint="pass --data DIR")
+    require_least(args, length=1)
+    require_data(args, assets, "lstm-lm")
     has_train = args.data is not None and Path(args.data, "train.txt").exists()
 
     def sentences(split):

@@ -18,7 +18,7 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.errors import ConfigError
+from cavs.cli import require_least
 
 from .tree_lstm import CLASSES, Treebank, sentiment_task
 from .typed_trees import typed_graphs
@@ -115,8 +115,7 @@ def add_arguments(parser):
 
 def build(args, assets=None):
     """Return the model and the three splits."""
-    if args.rank < 1:
-        raise ConfigError(f"--rank {args.rank}", hint="choose at least 1, such as 3")
+    require_least(args, rank=1)
     bank = Treebank(args, assets, "mv-rnn")
     sizes = len(bank.vocabulary), args.hidden_size, args.rank
     return sentiment_task(

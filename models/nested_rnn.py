@@ -20,9 +20,8 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
+from cavs.cli import Task, require_least
 from cavs.data import Tree, Vocabulary
-from cavs.errors import ConfigError
 from cavs.train import metrics
 
 from . import tree_lstm
@@ -61,7 +60,7 @@ class DocumentClassifier(cavs.Model):
 
 
 def draw_documents(trees: list[Tree], count: int, seed: int) -> list[list[Tree]]:
-    """Return documents of sentences; those of one class are alike to be drawn."""
+    """Return documents of sentences; those of one class are equally likely."""
     rng = np.random.default_rng(seed)
     labels = np.array([tree.labels[-1] for tree in trees])
     present, sizes = np.unique(labels, return_counts=True)
@@ -105,8 +104,7 @@ def add_arguments(parser):
 
 def build(args, assets=None):
     """Return the model, and documents drawn from the three splits, the same in each training."""
-    if args.documents < 1:
-        raise ConfigError(f"--documents {args.documents}", hint="choose at least 1")
+    require_least(args, documents=1)
     bank = Treebank(args, assets, "nested-rnn")
     counts = {"train": args.documents, "dev": args.documents // 5, "test": args.documents // 5}
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task
+from cavs.cli import Task, require_least
 from cavs.errors import ConfigError
 from cavs.train import metrics
 
@@ -70,8 +70,7 @@ def build(args, assets=None):
     """Return the model, and trees that depend on ``--leaves`` and ``--trees`` alone."""
     if args.leaves < 2 or args.leaves & (args.leaves - 1):
         raise ConfigError(f"--leaves {args.leaves}", hint="choose a power of two, such as 32")
-    if args.trees < 1:
-        raise ConfigError(f"--trees {args.trees}", hint="choose at least 1")
+    require_least(args, trees=1)
     held_out = max(args.trees // 10, 1)
     model = TreeClassifier(args.hidden_size)
     model.initialize(args.seed)

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 import cavs
 from cavs import nn, ops
-from cavs.cli import Task, data_file
+from cavs.cli import Task, data_file, require_data
 from cavs.data import Tree, Vocabulary, parse_tree, read_sst, sst_graphs
-from cavs.errors import DataError
 from cavs.train import metrics
 
 CLASSES = ("very negative", "negative", "neutral", "positive", "very positive")
@@ -69,12 +68,12 @@ class Treebank:
     """The trees of the splits in ``--data``, and the vocabulary of those for training.
 
     All splits are read at once: a missing or malformed file is an error before the training.
-    `assets`: of a training, whose vocabulary is used again. `model` is its name in errors.
+    With the `assets` that a training stored, its vocabulary is used again. `model` is the name of
+    the model in errors.
     """
 
     def __init__(self, args, assets, model: str):
-        if args.data is None and assets is None:
-            raise DataError(f"{model} has no data of its own", hint="pass --data DIR: see --help")
+        require_data(args, assets, model)
         self.folder, self.parsed = args.data, {}
         if assets is None:
             self.parsed = {name: self.trees(name) for name in ("train", "dev", "test")}

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cavs.cli import launch, streams
-from cavs.cli.registry import Task, data_file
+from cavs.cli.registry import Task, data_file, require_data, require_least
 from cavs.errors import CavsError
 from cavs.train.checkpoint import version
 
-__all__ = ["Task", "data_file", "main"]
+__all__ = ["Task", "data_file", "main", "require_data", "require_least"]
 
 
 # The module of each command, of which only those that a command line names are imported.

@@ -49,6 +49,24 @@ def data_file(folder: str, name: str, layout: str) -> Path:
     return path
 
 
+def require_least(args: argparse.Namespace, **least: int) -> None:
+    """Require options of at least these values, such as ``rounds=1``; an option may be None.
+
+    ConfigError with the option and its value for the first one that is less.
+    """
+    for name, value in least.items():
+        given = getattr(args, name)
+        if given is not None and given < value:
+            option = f"--{name.replace('_', '-')} {given}"
+            raise ConfigError(option, hint=f"choose at least {value}")
+
+
+def require_data(args: argparse.Namespace, assets: Mapping[str, Any] | None, model: str) -> None:
+    """Require ``--data`` in training; DataError with the name of the model without it."""
+    if args.data is None and assets is None:
+        raise DataError(f"{model} has no data of its own", hint="pass --data DIR: see --help")
+
+
 def listed(values: Any, name: str, needed: str) -> Sequence[Any]:
     """Return `values` as a sequence, a generator as a list; ConfigError if not iterable."""
     try:

@@ -1,10 +1,13 @@
 """Mistakes in a model file of the user's own, and data that its model cannot read."""
 
+import argparse
 import gzip
 from pathlib import Path
 
 import pytest
 
+from cavs.cli import require_data, require_least
+from cavs.errors import ConfigError, DataError
 from tests.cli.test_cli import LAST, TOY, cavs, numpy_engine, own_folder
 
 __all__ = ["numpy_engine", "own_folder"]  # fixtures of every test here
@@ -143,3 +146,17 @@ def test_files_that_are_not_text_have_a_cure(raw, cure, capsys):
     assert cavs("train", "tree-lstm", "--data", "data") == 1
     err = capsys.readouterr().err
     assert "data/train.txt:1: byte 0x" in err and cure in err
+
+
+def test_an_option_below_its_least_value_is_named():
+    args = argparse.Namespace(rounds=1, max_length=3, length=None)
+    require_least(args, rounds=1, max_length=3, length=5)
+    with pytest.raises(ConfigError, match=r"--max-length 3(.|\n)*hint: choose at least 4"):
+        require_least(args, rounds=1, max_length=4)
+
+
+def test_data_are_required_in_training_alone():
+    args = argparse.Namespace(data=None)
+    require_data(args, {"words": []}, "mine")
+    with pytest.raises(DataError, match="mine has no data of its own"):
+        require_data(args, None, "mine")

@@ -87,6 +87,13 @@ def test_the_loss_of_a_training_falls(tmp_path, capsys):
     assert f"DataError: {tmp_path}/new:2: no words" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_a_hidden_size_that_cannot_be_halved_is_refused(tmp_path, capsys, size):
+    (tmp_path / "xx-train.conllu").write_text(CONLLU)
+    assert train(tmp_path, f"--hidden-size={size}") == 1
+    assert f"ConfigError: --hidden-size {size}\n  hint: choose" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [

@@ -1,5 +1,7 @@
 """The parts of a treebank in a folder."""
 
+import re
+
 import pytest
 
 from cavs.data import read_treebank
@@ -24,6 +26,21 @@ def test_without_a_training_file_most_of_dev_is_training_data(tmp_path):
     found = read_treebank(str(tmp_path))
     assert [s.forms for s in found["dev"]] == [["Go0"], ["Go10"], ["Go20"]]
     assert len(found["train"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("part", "count", "need", "told"),
+    [
+        ("test", 2, "train", "neither *train.conllu nor *dev.conllu"),
+        ("dev", 1, "train", "a single sentence in *dev.conllu, and no *train.conllu"),
+        ("train", 2, "dev", "no *dev.conllu"),
+    ],
+)
+def test_a_part_that_is_needed(tmp_path, part, count, need, told):
+    (tmp_path / f"en-{part}.conllu").write_text(numbered(count))
+    assert read_treebank(tmp_path, need=part)[part]
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path} has {told}")):
+        read_treebank(tmp_path, need=need)
 
 
 def test_other_folders_are_refused(tmp_path):
