@@ -36,8 +36,8 @@ class ModelCase:
     `benchmarks.rivals.program`.
     plain: the batches as JSON values, for the rivals.
     lr: the learning rate of SGD, with which all train.
-    reasons: why `cavs` is less than twice as fast as the fastest rival, by mode ("training" or
-    "inference"); empty where it is.
+    reasons: why `cavs` is less than twice as fast as the fastest rival, and how many times as fast
+    it is at least, by mode ("training" or "inference"); None where it is twice as fast.
     tolerance: the relative difference allowed between losses after the first pass.
     """
 
@@ -49,7 +49,7 @@ class ModelCase:
     rivals: dict[str, str]
     plain: Any
     lr: float = 0.01
-    reasons: dict[str, str] | None = None
+    reasons: dict[str, tuple[str, float]] | None = None
     tolerance: float = 1e-3
 
 

@@ -1,1 +1,1 @@
-"""Cases of `benchmarks.models`: a module for each model of `models`, of the same name."""
+"""Cases of `benchmarks.models`: modules of the names of models of `models`."""

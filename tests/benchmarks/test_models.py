@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from benchmarks import model_case, models
 from benchmarks.model_case import ModelCase
 from benchmarks.rivals.program import serve
 from cavs import nn, ops
+from cavs.cli import registry
+from cavs.errors import DataError
 
 
 class Sum(cavs.Model):
@@ -62,13 +65,77 @@ def test_a_row_names_the_fastest_rival(toy, monkeypatch, tmp_path, capsys):
     assert [row["mode"] for row in result["rows"]] == ["training", "inference"]
 
 
-@pytest.mark.parametrize("reason, status", [("", 1), ("products alone take as long", 0)])
-def test_a_slow_row_fails_without_a_reason(toy, monkeypatch, tmp_path, capsys, reason, status):
-    toy.case = lambda sizes: small({"training": reason} if reason else None)
+@pytest.mark.parametrize("least, status", [(None, 1), (1.4, 0), (1.6, 1)])
+def test_a_slow_row_fails_below_the_ratio_of_its_reason(
+    toy, monkeypatch, tmp_path, capsys, least, status
+):
+    reason = "products alone take as long"
+    toy.case = lambda sizes: small({"training": (reason, least)} if least else None)
     monkeypatch.setattr(models, "passes", runners_at(cavs=1.0, torch=1.5))
     given = ["--mode", "training", "--out", str(tmp_path / "models.json")]
     assert models.main(given) == status
-    assert reason in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert (reason in text) == (least is not None)
+    assert f"at least {least or models.LEAST:.2f}" in text
+
+
+def failing(*modes):
+    """Return a stand-in of `passes` whose rival dies in the given modes."""
+
+    @contextmanager
+    def given(case, training, threads):
+        def die():
+            raise SystemExit("toy_torch has ended with status 1")
+
+        dies = ("training" if training else "inference") in modes
+        yield {"cavs": lambda: (1.0, 1.0), "torch": die if dies else lambda: (3.0, 1.0)}
+
+    return given
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_row_that_fails_loses_no_other(toy, monkeypatch, tmp_path, capsys, mode):
+    monkeypatch.setattr(models, "passes", failing(mode))
+    path = tmp_path / "models.json"
+    assert models.main(["--out", str(path)]) == 1
+    (result,) = json.loads(path.read_text())["results"]
+    assert [row["mode"] for row in result["rows"]] == list({"training", "inference"} - {mode})
+    assert f"toy, {mode}, has failed: toy_torch has ended" in capsys.readouterr().err
+
+
+def test_a_row_whose_losses_differ_is_left_out(toy, monkeypatch, tmp_path, capsys):
+    @contextmanager
+    def passes(case, training, threads):
+        yield {"cavs": lambda: (1.0, 1.0), "torch": lambda: (3.0, 1.5 if training else 1.0)}
+
+    monkeypatch.setattr(models, "passes", passes)
+    path = tmp_path / "models.json"
+    assert models.main(["--out", str(path)]) == 1
+    (result,) = json.loads(path.read_text())["results"]
+    assert [row["mode"] for row in result["rows"]] == ["inference"]
+    assert "losses after the first pass differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, DataError])
+def test_missing_data_are_named_before_a_row_is_measured(toy, monkeypatch, tmp_path, capsys, kind):
+    def case(sizes):
+        raise kind("there is no sst")
+
+    other = type(sys)("benchmarks.model_cases.other")
+    other.case = case
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    monkeypatch.setattr(models, "NAMES", ["toy", "other"])
+    path = tmp_path / "models.json"
+    assert models.main(["--models", "toy", "other", "--out", str(path)]) == 2
+    assert "other: there is no sst" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_each_model_is_compared_or_measured_elsewhere():
+    compared = {name.replace("_", "-") for name in models.NAMES} - {"tree-gru"}  # of typed-trees
+    assert not compared & {*models.MEASURED_ELSEWHERE}
+    assert compared | {*models.MEASURED_ELSEWHERE} == {*registry.names()}
+    assert all(find_spec(program) for program in models.MEASURED_ELSEWHERE.values() if program)
 
 
 def test_without_pytorch_the_cure_is_named(toy, monkeypatch, capsys):
