@@ -15,7 +15,9 @@ HIDDEN = (64, 128, 256, 512, 1024)
 LEAVES = (32, 64, 128, 256, 512, 1024)
 # The sizes of panels over the other size.
 FIXED_HIDDEN, FIXED_BATCH = 512, 64
-GRAPHS = 64  # least number of graphs of a pass, so that small batches take long enough to time
+# Graphs of a pass, so that small batches take long enough to time; a pass of smaller batches has
+# `BATCHES` of them, and one of larger ones has one.
+GRAPHS, BATCHES = 64, 16
 
 FIGURES = ("6.11", "6.12", "6.13", "table-6.2", "table-6.3")
 # The rivals of each model in 6.11, the first by hand. DyNet batches by its agenda or by depth,
@@ -66,7 +68,7 @@ def base(workload: str, data: str, device: str, threads: int) -> Case:
 def sized(case: Case, hidden: int, batch_size: int, **changes: object) -> Case:
     """Return a case of other sizes, with as many batches as a pass has."""
     found = replace(case, hidden=hidden, batch_size=batch_size, **changes)
-    batches = min(max(1, GRAPHS // batch_size), 16)
+    batches = min(max(1, GRAPHS // batch_size), BATCHES)
     return replace(found, batches=batches, embedding=case.embedding or hidden)
 
 

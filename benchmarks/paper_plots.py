@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.paper_cases import OPTIMISATIONS, PANELS
+from benchmarks import paper_tables
+from benchmarks.paper_cases import PANELS
 from benchmarks.paper_tables import Entries, along, milliseconds, of_workload, rivals_of, share
 
 Curves = dict[str, list[tuple[float, float]]]
@@ -40,12 +39,8 @@ def speedups(entries: Entries, size: str) -> Curves:
     """Return how many times faster each optimisation makes a step that has none."""
     found: Curves = {}
     for entry in entries:
-        plain = entry["runners"].get(OPTIMISATIONS["none"])
-        for label, name in OPTIMISATIONS.items():
-            if plain is not None and label != "none":
-                pairs = (plain["seconds_per_vertex"], entry["runners"][name]["seconds_per_vertex"])
-                ratio = float(np.median([a / b for a, b in zip(*pairs, strict=True)]))
-                found.setdefault(label, []).append((entry["case"][size], ratio))
+        for label, ratio in paper_tables.speedups(entry).items():
+            found.setdefault(label, []).append((entry["case"][size], ratio))
     return found
 
 

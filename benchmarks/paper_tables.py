@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 from benchmarks.bounds import Row, checked
 from benchmarks.harness import markdown
 from benchmarks.paper_cases import (
+    FIGURES,
     FIXED_BATCH,
     FIXED_HIDDEN,
     OPTIMISATIONS,
     PANELS,
     STREAMED,
 )
+from benchmarks.workloads import Case
 
 Entries = SequenceOf[Any]
 SHARE = 0.05  # most of a step that collation and scheduling may take
@@ -46,7 +48,7 @@ def of_workload(entries: Entries, workload: str, training: bool = True) -> list[
 
 def along(entries: Entries, size: str) -> list[Any]:
     """Return the cases of the panel over a size ("hidden", "batch_size", "leaves"), sorted."""
-    fixed = {"hidden": FIXED_HIDDEN, "batch_size": FIXED_BATCH, "leaves": 256}
+    fixed = {"hidden": FIXED_HIDDEN, "batch_size": FIXED_BATCH, "leaves": Case.leaves}
     found = [
         entry
         for entry in entries
@@ -84,27 +86,31 @@ def milliseconds(entry: Any, name: str) -> float:
 def panels(entries: Entries) -> str:
     """Return the panels of 6.11: our milliseconds a batch, and times of rivals over ours."""
     parts = []
+    for model, training, size, chosen in overall(entries):
+        names = list(dict.fromkeys(name for e in chosen for name in rivals_of(e)))
+        rows = [
+            [
+                str(entry["case"][size]),
+                f"{milliseconds(entry, 'cavs'):.3g}",
+                *(shown(over(entry, name)) for name in names),
+            ]
+            for entry in chosen
+        ]
+        mode = "training" if training else "inference"
+        fixed = f"h {FIXED_HIDDEN}" if size == "batch_size" else f"batches of {FIXED_BATCH}"
+        head = [size.replace("_", " "), "our ms a batch", *names]
+        parts.append(f"**6.11** {model}, {mode}, {fixed}\n\n{markdown(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def overall(entries: Entries) -> Iterator[tuple[str, bool, str, list[Any]]]:
+    """Return the panels of 6.11 that have cases: model, training, size, and the cases."""
     for model in PANELS:
         for training in (True, False):
             for size in ("batch_size", "hidden"):
                 chosen = along(of_workload(entries, model, training), size)
-                chosen = [e for e in chosen if rivals_of(e)]
-                if not chosen:
-                    continue
-                names = list(dict.fromkeys(name for e in chosen for name in rivals_of(e)))
-                rows = [
-                    [
-                        str(entry["case"][size]),
-                        f"{milliseconds(entry, 'cavs'):.3g}",
-                        *(shown(over(entry, name)) for name in names),
-                    ]
-                    for entry in chosen
-                ]
-                mode = "training" if training else "inference"
-                fixed = f"h {FIXED_HIDDEN}" if size == "batch_size" else f"batches of {FIXED_BATCH}"
-                head = [size.replace("_", " "), "our ms a batch", *names]
-                parts.append(f"**6.11** {model}, {mode}, {fixed}\n\n{markdown(head, rows)}")
-    return "\n\n".join(parts)
+                if chosen := [entry for entry in chosen if rivals_of(entry)]:
+                    yield model, training, size, chosen
 
 
 def rivals_of(entry: Any) -> list[str]:
@@ -182,27 +188,45 @@ def optimisations(entries: Entries) -> str:
     """Return 6.13: how many times faster one optimisation makes a step that has none."""
     parts = []
     for model in ("fixed-lstm", "tree-lstm"):
-        rows, names = [], OPTIMISATIONS
-        for entry in along(of_workload(entries, model), "hidden"):
-            names = STREAMED if entry["case"]["device"] != "cpu" else OPTIMISATIONS
-            plain = entry["runners"].get(names["none"])
-            if plain is None:
-                continue
-            row = [str(entry["case"]["hidden"])]
-            for optimisation, name in names.items():
-                if optimisation != "none":
-                    times = entry["runners"][name]["seconds_per_vertex"]
-                    pairs = zip(plain["seconds_per_vertex"], times, strict=True)
-                    row.append(f"{np.median([a / b for a, b in pairs]):.2f}")
-            rows.append(row)
+        found = [(e, speedups(e)) for e in along(of_workload(entries, model), "hidden")]
+        names = list(dict.fromkeys(name for _, ratios in found for name in ratios))
+        rows = [
+            [str(entry["case"]["hidden"]), *(shown(ratios.get(name)) for name in names)]
+            for entry, ratios in found
+            if ratios
+        ]
         if rows:
-            head = ["hidden", *(name for name in names if name != "none")]
-            parts.append(f"**6.13** {model}, training\n\n{markdown(head, rows)}")
+            parts.append(f"**6.13** {model}, training\n\n{markdown(['hidden', *names], rows)}")
     return "\n\n".join(parts)
 
 
+def speedups(entry: Any) -> dict[str, float]:
+    """Return how many times faster each optimisation makes a step that has none.
+
+    Empty for a case without a step that has none.
+    """
+    names = STREAMED if entry["case"]["device"] != "cpu" else OPTIMISATIONS
+    runners = entry["runners"]
+    times = {
+        label: runners[name]["seconds_per_vertex"]
+        for label, name in names.items()
+        if name in runners
+    }
+    plain = times.pop("none", None)
+    if plain is None:
+        return {}
+    return {
+        label: float(np.median([a / b for a, b in zip(plain, found, strict=True)]))
+        for label, found in times.items()
+    }
+
+
 def memory(entries: Entries) -> str:
-    """Return table 6.3: seconds of a thousand batches in copies, and in all other instructions."""
+    """Return table 6.3: milliseconds of a batch by the kind of the instructions.
+
+    Products and maps stand for the computation of the paper. All other instructions, such as
+    copies, gathers and sums over rows, stand for its memory operations.
+    """
     rows = []
     for entry in along(of_workload(entries, "tree-lstm"), "batch_size"):
         size = entry["case"]["batch_size"]
@@ -226,25 +250,26 @@ def memory(entries: Entries) -> str:
         return ""
     head = [
         "batch size",
-        "training: memory ms",
-        "computation ms",
-        "share",
-        "inference: memory ms",
-        "computation ms",
-        "share",
-        "share in the paper: training",
+        "training: other ms",
+        "products and maps ms",
+        "share of other",
+        "inference: other ms",
+        "products and maps ms",
+        "share of other",
+        "share of memory in the paper: training",
         "inference",
     ]
     return f"**Table 6.3** tree-lstm, h {FIXED_HIDDEN}\n\n{markdown(head, rows)}"
 
 
-def bounds(entries: Entries) -> list[Row]:
-    """Return the bounds: the closest rival in 6.11, and the largest share of 6.12."""
+def bounds(entries: Entries, figures: SequenceOf[str] = FIGURES) -> list[Row]:
+    """Return the bounds of figures: the closest rival in 6.11, and the largest share of 6.12."""
     rows = []
+    compared = [entry for *_, chosen in overall(entries) for entry in chosen]
     for kind, names in (("DyNet", set(DYNET)), ("hand-batched PyTorch", HAND)):
         found = [
             (ratio, entry["title"])
-            for entry in entries
+            for entry in (compared if "6.11" in figures else ())
             for name in names
             if (ratio := over(entry, name)) is not None
         ]
@@ -255,7 +280,7 @@ def bounds(entries: Entries) -> list[Row]:
             )
     shares = [
         (share(entry["runners"]["cavs"], "prepare"), entry["title"])
-        for entry in built(entries)
+        for entry in (built(entries) if "6.12" in figures else ())
         if "cavs" in entry["runners"]
     ]
     if shares:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import machine, paper, paper_cases, paper_tables, report
+from benchmarks import machine, paper, paper_cases, paper_plots, paper_tables, report
 from benchmarks.bounds import missed
-from benchmarks.paper_cases import FIGURES, OPTIMISATIONS, base, cases, sized
+from benchmarks.paper_cases import FIGURES, OPTIMISATIONS, STREAMED, base, cases, sized
 from benchmarks.runner import make_runner
 from benchmarks.samples import RANDOM
 from benchmarks.workloads import Case, load
@@ -99,6 +99,39 @@ def test_one_optimisation_at_a_time_is_relative_to_none():
         OPTIMISATIONS[name]: plain | {"seconds_per_vertex": [t] * 3} for name, t in times.items()
     }
     assert "| 64     | 1.25  | 2.00 | 1.60   | 4.00 |" in paper_tables.optimisations([entry])
+
+
+@pytest.mark.parametrize("device, names", [("cpu", OPTIMISATIONS), ("cuda", STREAMED)])
+def test_the_picture_of_optimisations_has_the_ratios_of_the_table(device, names):
+    case = sized(base("tree-lstm", "", device, 1), 64, 64)
+    entry = measured(case, cavs=(1.0, 0.0, 0))
+    (plain,) = entry["runners"].values()
+    entry["runners"] = {
+        name: plain | {"seconds_per_vertex": [2.0 if label == "none" else 1.0] * 3}
+        for label, name in names.items()
+    }
+    curves = paper_plots.speedups([entry], "hidden")
+    assert curves == {label: [(64, 2.0)] for label in names if label != "none"}
+    assert all(label in paper_tables.optimisations([entry]) for label in curves)
+
+
+def test_bounds_are_those_of_the_cases_of_their_figures():
+    tree = sized(base("tree-lstm", "", "cpu", 1), 512, 64)
+    complete = sized(base("tree-fc", "", "cpu", 1), 512, 64, leaves=32)  # of 6.12 alone
+    entries = [
+        measured(tree, cavs=(1.0, 0.06, 0), hand=(2.0, 0.0, 0), dynet=(2.0, 0.0, 1.0)),
+        measured(complete, cavs=(1.0, 0.06, 0), dynet=(0.5, 0.0, 0.1)),
+    ]
+    assert not missed(paper_tables.bounds(entries, ["6.11"]))
+    (share,) = missed(paper_tables.bounds(entries, ["6.12"]))
+    assert share.startswith("share of collation")
+    assert not paper_tables.bounds(entries, ["6.13"])
+
+
+def test_a_pass_of_small_batches_has_at_most_sixteen():
+    sizes = [1, 2, 4, 64, 256]
+    found = [sized(base("tree-lstm", "", "cpu", 1), 512, size).batches for size in sizes]
+    assert found == [16, 16, 16, 1, 1]
 
 
 @pytest.mark.parametrize("name", OPTIMISATIONS.values())
