@@ -53,6 +53,11 @@ class ModelCase:
     tolerance: float = 1e-3
 
 
+def plain_children(graph: cavs.Graph) -> list[list[int]]:
+    """Return the children of each vertex, for the rivals."""
+    return [graph.children(v).tolist() for v in range(graph.num_vertices)]
+
+
 def own_pass(case: ModelCase, model: cavs.Model, training: bool, threads: int) -> Pass:
     """Return a pass of `cavs` over the batches, which takes steps or evaluates the loss."""
     session = cavs.Session(model, threads=threads)

@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         for mode in given.mode:
             try:
                 rows.append(measure(name, case, mode == "training", given))
-            except (SystemExit, BrokenPipeError) as error:  # of a rival, or of its loss
+            except (SystemExit, BrokenPipeError) as error:  # a rival died, or losses differ
                 failed.append(f"{name}, {mode}, has failed: {error}")
                 print(failed[-1], file=sys.stderr, flush=True)
                 continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.model_case import ModelCase, Sizes
+from benchmarks.model_case import ModelCase, Sizes, plain_children
 from cavs.data import function_graphs, read_functions
 from cavs.data.readers.python_functions import function_vocabularies
 from models.astnn import StatementChain, statements
@@ -30,7 +30,7 @@ def case(sizes: Sizes) -> ModelCase:
     def plain(sample):
         trees, chain = sample.graphs["trees"], sample.graphs["statements"]
         return {
-            "children": [trees.children(v).tolist() for v in range(trees.num_vertices)],
+            "children": plain_children(trees),
             "type": trees.features["type"].tolist(),
             "name": trees.features["name"].tolist(),
             "roots": sample.links["tree"].vertices.tolist(),

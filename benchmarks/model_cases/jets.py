@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.model_case import ModelCase, Sizes
+from benchmarks.model_case import ModelCase, Sizes, plain_children
 from models.jets import JetClassifier, draw_particles, jet_graph
 
 HIDDEN = 40  # as in the paper
@@ -31,7 +31,7 @@ def case(sizes: Sizes) -> ModelCase:
         [
             [
                 {
-                    "children": [graph.children(v).tolist() for v in range(graph.num_vertices)],
+                    "children": plain_children(graph),
                     "momentum": graph.features["momentum"].tolist(),
                     "label": int(graph.graph_features["label"]),
                 }

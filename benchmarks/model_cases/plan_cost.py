@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.model_case import ModelCase, Sizes
+from benchmarks.model_case import ModelCase, Sizes, plain_children
 from models.data.plans import OPERATORS, RECORDING, read_plans
 from models.plan_cost import PlanCost
 
@@ -29,7 +29,7 @@ def case(sizes: Sizes) -> ModelCase:
     def plain(graph):
         features = (graph.features[name] for name in ("estimates", "time", "ran"))
         rows, costs, ran = (values.tolist() for values in features)
-        children = [graph.children(v).tolist() for v in range(graph.num_vertices)]
+        children = plain_children(graph)
         costs, ran = ([x for (x,) in values] for values in (costs, ran))
         return list(graph.types), children, rows, costs, ran
 

@@ -132,7 +132,9 @@ def test_missing_data_are_named_before_a_row_is_measured(toy, monkeypatch, tmp_p
 
 
 def test_each_model_is_compared_or_measured_elsewhere():
-    compared = {name.replace("_", "-") for name in models.NAMES} - {"tree-gru"}  # of typed-trees
+    compared = {name.replace("_", "-") for name in models.NAMES} - {
+        "tree-gru"
+    }  # a cell of typed-trees
     assert not compared & {*models.MEASURED_ELSEWHERE}
     assert compared | {*models.MEASURED_ELSEWHERE} == {*registry.names()}
     assert all(find_spec(program) for program in models.MEASURED_ELSEWHERE.values() if program)

@@ -117,7 +117,7 @@ def test_the_picture_of_optimisations_has_the_ratios_of_the_table(device, names)
 
 def test_bounds_are_those_of_the_cases_of_their_figures():
     tree = sized(base("tree-lstm", "", "cpu", 1), 512, 64)
-    complete = sized(base("tree-fc", "", "cpu", 1), 512, 64, leaves=32)  # of 6.12 alone
+    complete = sized(base("tree-fc", "", "cpu", 1), 512, 64, leaves=32)  # only 6.12 has it
     entries = [
         measured(tree, cavs=(1.0, 0.06, 0), hand=(2.0, 0.0, 0), dynet=(2.0, 0.0, 1.0)),
         measured(complete, cavs=(1.0, 0.06, 0), dynet=(0.5, 0.0, 0.1)),
