@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +35,7 @@ from benchmarks.harness import markdown, speed_table, write_report
 from benchmarks.options import THREADS, at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
-from benchmarks.rival_process import DYNET, RivalProcess
+from benchmarks.rival_process import DYNET, rival_passes
 from cavs.compiler.pipeline import Passes
 from models.lattice_lstm import LatticeTagger
 from models.lattice_lstm import lattice as graph_of
@@ -143,14 +142,8 @@ def runners(
     if threads == 1 and (python := os.environ.get(DYNET)):
         programs["dynet"] = python, "lattice_dynet"
     given = {"threads": threads, "training": False, "lr": 0.0, "batches": plain(batches)}
-    found: dict[str, Pass] = {"cavs": timed(own)}
-    with ExitStack() as stack:
-        for name, program in programs.items():
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            rival = RivalProcess(*program, model, given, folder)
-            stack.enter_context(rival.process)  # closes its input and waits
-            found[name] = rival.run
-        yield found
+    with rival_passes(programs, model, given) as found:
+        yield {"cavs": timed(own), **found}
 
 
 def counted(session: cavs.Session, batches: Sequence[Sequence[Lattice]]) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import cavs
 from benchmarks.ratios import Pass, timed
-from benchmarks.rival_process import DYNET, RivalProcess
+from benchmarks.rival_process import DYNET, rival_passes
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,6 @@ def passes(case: ModelCase, training: bool, threads: int) -> Iterator[dict[str, 
     model.initialize(0)
     given = {"threads": threads, "lr": case.lr, "training": training, "batches": case.plain}
     pythons = {"torch": sys.executable, "dynet": os.environ.get(DYNET, "")}
-    found: dict[str, Pass] = {}
-    with ExitStack() as stack:
-        for library, program in case.rivals.items():
-            if python := pythons[library]:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                rival = RivalProcess(python, program, model, given, folder)
-                stack.enter_context(rival.process)  # closes its input and waits
-                found[library] = rival.run
+    programs = {name: (pythons[name], case.rivals[name]) for name in case.rivals if pythons[name]}
+    with rival_passes(programs, model, given) as found:
         yield {"cavs": own_pass(case, model, training, threads), **found}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cavs
+from benchmarks.ratios import Pass
 from benchmarks.samples import ROOT
 
 DYNET = "CAVS_BENCH_PYTHON_DYNET"  # names a Python that has DyNet
@@ -41,10 +45,32 @@ class RivalProcess:
         """Run on all batches; return the seconds and the last loss."""
         process = self.process
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write("run\n")
-        process.stdin.flush()
+        try:
+            process.stdin.write("run\n")
+            process.stdin.flush()
+        except BrokenPipeError:  # it has ended: its output does too
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for line in process.stdout:
             if line.startswith("DONE "):
                 seconds, loss = map(float, line.split()[1:])
                 return seconds, loss
         raise SystemExit(f"{self.program} has ended with status {process.wait()}")
+
+
+@contextmanager
+def rival_passes(
+    programs: Mapping[str, tuple[str, str]], model: cavs.Model, given: Any
+) -> Iterator[dict[str, Pass]]:
+    """Give the passes of rivals by name, each in a process of its own, which ends with the context.
+
+    programs: the interpreter and the program of each. model, given: see `RivalProcess`.
+    """
+    found: dict[str, Pass] = {}
+    with ExitStack() as stack:
+        for name, (python, program) in programs.items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            rival = RivalProcess(python, program, model, given, folder)
+            stack.enter_context(rival.process)  # closes its input and waits
+            found[name] = rival.run
+        yield found

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +28,7 @@ from benchmarks.bounds import report_turns
 from benchmarks.options import at_least
 from benchmarks.ratios import Pass, take_turns, timed
 from benchmarks.result_paths import GridParser
-from benchmarks.rival_process import DYNET, RivalProcess
+from benchmarks.rival_process import DYNET, rival_passes
 from benchmarks.samples import data_folder
 from cavs.compiler.pipeline import Passes
 from cavs.data import UPOS, read_conllu
@@ -123,14 +122,10 @@ def runners(
 
     model = new_model(found, hidden)
     model.initialize(0)
-    others: dict[str, Pass] = {}
-    with ExitStack() as stack:
-        if python := os.environ.get(DYNET):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            given = {"lr": LR, "training": True, "batches": plain(batches)}
-            dynet = RivalProcess(python, "tagger_dynet", model, given, folder)
-            stack.enter_context(dynet.process)  # closes its input and waits
-            others["dynet"] = dynet.run
+    python = os.environ.get(DYNET)
+    programs = {"dynet": (python, "tagger_dynet")} if python else {}
+    given = {"lr": LR, "training": True, "batches": plain(batches)}
+    with rival_passes(programs, model, given) as others:
         samples = [[sample(s) for s in sentences] for sentences in batches]
         if separate:
             other = new_model(found, hidden)

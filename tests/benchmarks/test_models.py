@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -14,6 +15,7 @@ import pytest
 import cavs
 from benchmarks import model_case, models
 from benchmarks.model_case import ModelCase
+from benchmarks.rival_process import rival_passes
 from benchmarks.rivals.program import serve
 from cavs import nn, ops
 from cavs.cli import registry
@@ -144,6 +146,19 @@ def test_without_pytorch_the_cure_is_named(toy, monkeypatch, capsys):
     monkeypatch.setattr(models, "find_spec", lambda name: None)
     assert models.main([]) == 2
     assert "pip install" in capsys.readouterr().err
+
+
+def test_a_rival_that_has_died_is_named(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    model = Sum()
+    model.initialize(0)
+    died = "toy_torch has ended with status 3"
+    rivals = rival_passes({"torch": (str(python), "toy_torch")}, model, [])
+    with pytest.raises(SystemExit, match=died), rivals as found:
+        time.sleep(0.2)  # so that its input is closed
+        found["torch"]()
 
 
 @pytest.mark.parametrize("training", [True, False])

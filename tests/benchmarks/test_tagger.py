@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import tagger
+from benchmarks import rival_process, tagger
 from benchmarks.tagger import corpus
 
 
@@ -54,12 +54,12 @@ def test_the_process_of_dynet_ends_with_its_measurement(treebank, tmp_path, monk
     monkeypatch.setattr(tagger, "TOLERANCE", np.inf)
     started = []
 
-    class Kept(tagger.RivalProcess):
+    class Kept(rival_process.RivalProcess):
         def __init__(self, *given):
             super().__init__(*given)
             started.append(self.process)
 
-    monkeypatch.setattr(tagger, "RivalProcess", Kept)
+    monkeypatch.setattr(rival_process, "RivalProcess", Kept)
     out = tmp_path / "out.json"
     tagger.main([*SMALL, "--hidden", "4", "6", "--data", treebank, "--out", str(out)])
     assert [process.returncode for process in started] == [0, 0]
