@@ -1,10 +1,12 @@
-"""Checks of options, and the number of threads of the engine, which the process shares."""
+"""Checks of options, and what the process shares: threads of the engine, garbage collection."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -15,6 +17,18 @@ from cavs.errors import ConfigError
 
 MAX_THREADS: int = _engine.MAX_THREADS
 _requested: list[int] = []  # the number of threads, once it was set
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pause the garbage collector, which slows down code that makes many small objects."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cavs.compiler.program import Instruction, Operand, Program, Store, kind_of
@@ -43,18 +43,17 @@ BufferAccesses = dict[int, list[BufferAccess]]  # by buffer
 
 def is_dead(
     writes: Iterable[BufferAccess],
-    uses: Iterable[BufferAccess],
+    uses: Sequence[BufferAccess],
     kind: int | None,
     column: int,
     width: int,
 ) -> bool:
     """True if columns of a buffer of ``kind`` are dead where ``writes`` would fill them."""
-    end = column + width
-    touched = [u for u in uses if u.columns.start < end and column < u.columns.stop]
+    columns = range(column, column + width)
     here = False
     for u in writes:
         if kind is None or u.kind is None or kind == u.kind:
-            found = _last_read(u, touched, column)
+            found = _last_read(u, uses, columns)
             if found == "later":
                 return False
             here |= found == "here"
@@ -65,13 +64,15 @@ def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
 
 
-def _last_read(write: BufferAccess, uses: Iterable[BufferAccess], column: int) -> str:
-    """Return when rows that ``write`` would overwrite, from ``column`` on, are read last.
+def _last_read(write: BufferAccess, uses: Sequence[BufferAccess], columns: range) -> str:
+    """Return when rows that ``write`` would overwrite in ``columns`` are read last.
 
     In stages "before" it, in its own stage no later than it ("here"), or "later".
     """
-    end = "before"
-    for u in uses:
+    end, begin, stop = "before", columns.start, columns.stop
+    for u in reversed(uses):  # one that is later tends to be near the end
+        if u.columns.start >= stop or begin >= u.columns.stop:
+            continue
         if u.kind is not None and write.kind is not None and u.kind != write.kind:
             continue
         if u.parents and write.leaf:
@@ -85,7 +86,7 @@ def _last_read(write: BufferAccess, uses: Iterable[BufferAccess], column: int) -
             return "later"
         if not u.local:
             return "later"
-        if u.position == write.position and not _aligned(u, write.buffer, write.shift + column):
+        if u.position == write.position and not _aligned(u, write.buffer, write.shift + begin):
             return "later"
         end = "here"
     return end

@@ -14,6 +14,7 @@ from cavs.compiler.options import CompileOptions, Passes, default_passes
 from cavs.compiler.program import Program
 from cavs.compiler.reuse_buffers import keep_buffers, reuse_buffers
 from cavs.compiler.save_memory import PLAIN, MemoryPlan, least_memory
+from cavs.config import collection_paused
 from cavs.data.vertex_types import row_feature
 from cavs.ir import INT, Graph, Node
 from cavs.ir.printer import print_graph
@@ -322,6 +323,13 @@ def compile_graph(
     traced: Graph, kinds: Sequence[int], parameters: Sequence[str], options: CompileOptions
 ) -> Compiled:
     """Compile a traced model for vertices of the ``kinds``, keys of the schedule."""
+    with collection_paused():
+        return _compile(traced, kinds, parameters, options)
+
+
+def _compile(
+    traced: Graph, kinds: Sequence[int], parameters: Sequence[str], options: CompileOptions
+) -> Compiled:
     c = _Compilation(traced, kinds, parameters, options)
     graph = c.run(FORWARD, traced)
     c.optional, c.types = optional_features(graph), types_of(graph)

@@ -8,9 +8,7 @@ root and wherever it refers to itself, and the label of the graph is the first w
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-import gc
 import os
 import re
 import sysconfig
@@ -23,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cavs.config import is_whole, require, require_count
+from cavs.config import collection_paused, is_whole, require, require_count
 from cavs.data.graph import Graph
 from cavs.data.readers.python_ast import ast_postorder, parse_source
 from cavs.data.source import as_items, as_path
@@ -37,18 +35,6 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 _NAMES = ("id", "attr", "arg", "name", "module", "rest")
 SELF = "<self>"
 _FUNCTIONS = "functions of read_functions", "read_functions(folder) returns them"
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which doubles the time of making millions of small objects."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +134,7 @@ def _modules(root: Path) -> list[tuple[str, Path]]:
     return found
 
 
-@_collector_paused()
+@collection_paused()
 def read_functions(
     root: str | os.PathLike[str] | None = None,
     limit: int | None = None,
@@ -285,7 +271,7 @@ def function_vocabularies(
     )
 
 
-@_collector_paused()
+@collection_paused()
 def load_functions(
     root: str | os.PathLike[str] | None = None,
     limit: int | None = None,
