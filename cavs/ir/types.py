@@ -19,8 +19,6 @@ ONE_COLUMN = 'give each column as a feature of its own: {"a": rows[:, 0], "b": r
 
 _RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4, "pair": 4}
 
-RELATED = ("edge", "pair")  # bases of which a vertex has any number of rows
-
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
     """Raise TypeError with ``cure`` for operands that are integers."""
@@ -75,7 +73,7 @@ class Domain(NamedTuple):
     @property
     def related(self) -> bool:
         """True for edges at their parent and pairs, of which a vertex has any number."""
-        return self.base in RELATED
+        return self.base in ("edge", "pair")
 
     @property
     def vertex_type(self) -> str | None:

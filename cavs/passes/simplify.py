@@ -21,7 +21,6 @@ from cavs.ir import (
     rebuild,
     rewrite,
 )
-from cavs.ir.types import RELATED
 from cavs.passes.broadcast_blocks import copy_broadcast
 from cavs.passes.rules import Rules, as_type, constant_of, full, of, where, zeros
 
@@ -355,7 +354,7 @@ def _transpose(node: Node) -> Node | None:
 @where(lambda op: op.rule is BatchRule.ROWWISE)
 def _graph_at_edges(node: Node) -> Node | None:
     """Values of a graph are read by edges at their vertex."""
-    if node.type.domain.base not in RELATED:
+    if not node.type.domain.related:
         return None
     for i, x in enumerate(node.inputs):
         if x.type.domain.base == "graph":
