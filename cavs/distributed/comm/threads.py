@@ -28,14 +28,14 @@ class _World:
 
     def __init__(self, hosts: Mapping[int, str], whole: _World | None = None) -> None:
         self.hosts, self.names, self.whole = hosts, list(hosts), whole or self
-        self.lock: threading.RLock = whole.lock if whole else threading.RLock()
-        self.changed: threading.Condition = (
-            whole.changed if whole else threading.Condition(self.lock)
-        )
-        # One condition for each rank: a message wakes no other.
-        self.arrived: dict[int, threading.Condition] = (
-            whole.arrived if whole else {n: threading.Condition(self.lock) for n in self.names}
-        )
+        self.changed: threading.Condition
+        self.arrived: dict[int, threading.Condition]
+        if whole is not None:
+            self.changed, self.arrived = whole.changed, whole.arrived
+        else:  # one lock, and a condition for each rank: a message wakes no other
+            lock = threading.RLock()
+            self.changed = threading.Condition(lock)
+            self.arrived = {name: threading.Condition(lock) for name in self.names}
         # In `whole` alone:
         self.aborted = ""
         self.registers = {name: WaitRegister(name, self.ask) for name in self.names}
