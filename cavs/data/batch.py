@@ -233,8 +233,8 @@ class GraphBatch(EngineBatch):
 
     def by_type(self, values: Mapping[str, int], other: int) -> NDArray[np.intp]:
         """Return the value of the type of each vertex, ``other`` where it has none."""
-        none = np.full(self.num_vertices, other)
-        return none if self._types is None else self._types.values(values, other)
+        types, count = self._types, self.num_vertices
+        return np.full(count, other) if types is None else types.values(values, other)
 
     def check_types(self, types: Sequence[str], where: str = "", owner: str = "the model") -> None:
         """GraphError for a vertex without type, or whose type is none of ``types``.
