@@ -66,7 +66,7 @@ def parameter_gradients(
     dtype: np.dtype[Any],
     without: Collection[str] = (),
 ) -> dict[str, Array]:
-    """Return the dense gradients of trainable parameters, but some, by the last run."""
+    """Return the dense gradients of trainable parameters by the last run, but those ``without``."""
     kinds = build.compiled.program.gradients
     return {
         name: build.executor.gradient(number)

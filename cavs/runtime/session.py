@@ -255,7 +255,8 @@ class Session(ProcessLocal):
         The result has ``outputs``, those of ``Model.forward`` by name, and ``backward``, which
         takes the gradients of the loss by them, once, and computes nothing of forward again. Any
         number of results may be outstanding. inputs: backward also returns gradients by the float
-        features. dropout: as in training. ConfigError on a device and for replicas.
+        features; equal vertices are computed separately then. dropout: as in training. ConfigError
+        on a device and for replicas.
         """
         require_seed(seed)
         require_flag("inputs", inputs)
