@@ -52,14 +52,13 @@ Runners = dict[Case, list[str]]
 
 def base(workload: str, data: str, device: str, threads: int) -> Case:
     """Return a case of a model: language models predict among the whole vocabulary."""
-    language = workload.endswith("lstm") and workload != "tree-lstm"
     return Case(
         workload,
         FIXED_HIDDEN,
         FIXED_BATCH,
         threads=threads,
         embedding=300 if workload == "tree-lstm" else 0,
-        classes=0 if language else 5,
+        classes=0 if workload in ("fixed-lstm", "var-lstm") else 5,
         data=data,
         device=device,
     )

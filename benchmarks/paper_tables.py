@@ -228,15 +228,17 @@ def memory(entries: Entries) -> str:
     copies, gathers and sums over rows, stand for its memory operations.
     """
     rows = []
-    for entry in along(of_workload(entries, "tree-lstm"), "batch_size"):
-        size = entry["case"]["batch_size"]
+    by_mode = [
+        {
+            entry["case"]["batch_size"]: entry["runners"].get("cavs", {})
+            for entry in along(of_workload(entries, "tree-lstm", training), "batch_size")
+        }
+        for training in (True, False)
+    ]
+    for size in by_mode[0]:
         row = [str(size)]
-        for training in (True, False):
-            (found,) = [
-                e["runners"].get("cavs", {})
-                for e in along(of_workload(entries, "tree-lstm", training), "batch_size")
-                if e["case"]["batch_size"] == size
-            ] or [{}]
+        for of_mode in by_mode:
+            found = of_mode.get(size, {})
             if "other_seconds" not in found:
                 row += [""] * 3
                 continue
