@@ -113,7 +113,7 @@ def build(args, assets=None):
         train=lambda: netlists(args.netlists, args.gates, seed=0),
         dev=lambda: netlists(held_out, args.gates, seed=1),
         test=lambda: netlists(held_out, args.gates, seed=2),
-        metrics=[Metric("mean absolute error", absolute_error, better="lower")],
+        metrics=[Metric("mean_absolute_error", absolute_error, better="lower")],
         predict=predict,
         read=lambda text: [netlist_graph(parse_bench(text))],
     )

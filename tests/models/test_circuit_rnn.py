@@ -138,7 +138,7 @@ def test_the_loss_of_a_training_falls(tmp_path, capsys):
     options = ["--hidden-size=8", "--netlists=48", "--gates=12", "--batch-size=8", "--lr=0.02"]
     given = [*options, "--epochs=5", "--quiet", "--out", str(tmp_path / "run")]
     assert main(["train", "circuit-rnn", *given]) == 0
-    assert "mean absolute error" in capsys.readouterr().out
+    assert "mean_absolute_error" in capsys.readouterr().out
     losses = epoch_losses(tmp_path / "run")
     assert losses[-1] < 0.8 * losses[0]
     (tmp_path / "new").write_text(BENCH)
