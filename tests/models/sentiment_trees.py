@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs.cli import main
 from cavs.data import Tree, Vocabulary, parse_tree
-from tests.models.against_numpy import sigmoid
+from tests.models.against_numpy import epoch_losses, sigmoid
 
 # Unequal depths, a sentence of one word, equal words, and a word without an embedding.
 LINES = [
@@ -72,3 +72,16 @@ def train(model: str, folder: Path, *more: str) -> int:
     """Run ``cavs train`` on the treebank in a folder; its run is in the folder, too."""
     out = ["--data", str(folder), "--out", str(folder / "run")]
     return main(["train", model, "--hidden-size=6", "--dropout=0", "--quiet", *out, *more])
+
+
+def trains_and_predicts(model: str, folder: Path, capsys: Any, *more: str) -> None:
+    """Train on a treebank: the loss falls, and the checkpoint predicts two new trees."""
+    write_treebank(folder)
+    assert train(model, folder, "--batch-size=4", "--epochs=6", *more) == 0
+    losses = epoch_losses(folder / "run")
+    assert losses[-1] < 0.8 * losses[0]
+    (folder / "new").write_text("(2 unseen)\n\n(2 (2 it) (2 works))\n", encoding="utf-8")
+    capsys.readouterr()
+    checkpoint = str(folder / "run" / "checkpoint.best.safetensors")
+    assert main(["predict", checkpoint, str(folder / "new")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2

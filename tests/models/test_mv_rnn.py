@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs.cli import main
 from models.mv_rnn import MatrixVectorClassifier
 from models.typed_trees import typed_graphs
-from tests.models.against_numpy import check, cross_entropy, epoch_losses
-from tests.models.sentiment_trees import train, trees, up, vocabulary, write_treebank
+from tests.models.against_numpy import check, cross_entropy
+from tests.models.sentiment_trees import (
+    train,
+    trains_and_predicts,
+    trees,
+    up,
+    vocabulary,
+    write_treebank,
+)
 
 SIZE, RANK = 3, 2
 
@@ -57,15 +63,7 @@ def test_phrases_of_words_with_matrices_near_the_identity_begin_near_it():
 
 
 def test_the_loss_of_a_training_falls(tmp_path, capsys):
-    write_treebank(tmp_path)
-    assert train("mv-rnn", tmp_path, "--batch-size=4", "--epochs=6", "--rank=1") == 0
-    losses = epoch_losses(tmp_path / "run")
-    assert losses[-1] < 0.8 * losses[0]
-    (tmp_path / "new").write_text("(2 unseen)\n\n(2 (2 it) (2 works))\n")
-    capsys.readouterr()
-    checkpoint = str(tmp_path / "run" / "checkpoint.best.safetensors")
-    assert main(["predict", checkpoint, str(tmp_path / "new")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    trains_and_predicts("mv-rnn", tmp_path, capsys, "--rank=1")
 
 
 def test_bad_data_and_options_are_refused(tmp_path, capsys):

@@ -9,14 +9,19 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.cli import main
 from cavs.data import parse_tree, sst_graphs
 from cavs.errors import CavsError
 from models.tree_lstm import SentimentClassifier
 from models.typed_trees import TypedClassifier, TypedTreeLSTM, typed_graphs
 from tests.models import sentiment_trees
-from tests.models.against_numpy import check, cross_entropy, epoch_losses, sigmoid
-from tests.models.sentiment_trees import train, trees, vocabulary, write_treebank
+from tests.models.against_numpy import check, cross_entropy, sigmoid
+from tests.models.sentiment_trees import (
+    train,
+    trains_and_predicts,
+    trees,
+    vocabulary,
+    write_treebank,
+)
 
 WIDTHS = len(vocabulary()), 3, 4  # words, inputs, states
 
@@ -88,16 +93,7 @@ def test_a_phrase_of_three_parts_is_refused():
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_loss_of_a_training_falls(cell, tmp_path, capsys):
-    write_treebank(tmp_path)
-    sizes = ["--embedding-size=5", "--batch-size=4", "--epochs=6"]
-    assert train("typed-trees", tmp_path, "--cell", cell, *sizes) == 0
-    losses = epoch_losses(tmp_path / "run")
-    assert losses[-1] < 0.8 * losses[0]
-    (tmp_path / "new").write_text("(2 unseen)\n\n(2 (2 it) (2 works))\n")
-    capsys.readouterr()
-    checkpoint = str(tmp_path / "run" / "checkpoint.best.safetensors")
-    assert main(["predict", checkpoint, str(tmp_path / "new")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    trains_and_predicts("typed-trees", tmp_path, capsys, "--cell", cell, "--embedding-size=5")
 
 
 def test_bad_data_is_refused(tmp_path, capsys):
