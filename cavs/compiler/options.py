@@ -55,18 +55,22 @@ class Target(NamedTuple):
     """The machine that a program is compiled for.
 
     concurrent_sums: sums over rows run concurrently with loops, so that a sum does not reuse rows
-    of values that a loop still writes. passes: those of a session that is given none.
+    of values that a loop still writes. copies_outputs: outputs may be copied to the caller chunk by
+    chunk. passes: those of a session that is given none.
     """
 
     name: str
     concurrent_sums: bool
+    copies_outputs: bool
     passes: Passes
 
 
 # On a device a launch costs more than what it computes: merged vertices are of more kinds, so that
 # a level is three times as many tasks.
-CPU = Target("cpu", concurrent_sums=False, passes=Passes())
-DEVICE = Target("device", concurrent_sums=True, passes=Passes(merge_vertices=False))
+CPU = Target("cpu", concurrent_sums=False, copies_outputs=True, passes=Passes())
+DEVICE = Target(
+    "device", concurrent_sums=True, copies_outputs=False, passes=Passes(merge_vertices=False)
+)
 
 
 def default_passes(device: object) -> Passes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cavs.compiler.coalesce_operands import coalesce_operands
+from cavs.compiler.copy_outputs import copy_outputs
 from cavs.compiler.lower import Lowering
 from cavs.compiler.mark_scatter_traffic import mark_scatter_traffic
 from cavs.compiler.merge_gradient_products import merge_gradient_products
@@ -288,6 +289,8 @@ class _Compilation:
         if self.passes.hoist_lazy:
             merge_gradient_products(program, concurrent_sums)
         if self.passes.plan_memory:
+            if self.options.target.copies_outputs:
+                copy_outputs(program)
             reuse_buffers(program, concurrent_sums)
         else:
             keep_buffers(program)

@@ -56,7 +56,7 @@ class Engine {
                           py::array_t<T>({n, width}, rows->second.data()));
   }
 
-  py::array output(int32_t buffer) const {
+  py::array output(int32_t buffer) {
     return to_array(without_gil([&] { return executor_.output(buffer); }));
   }
 

@@ -30,10 +30,8 @@ inline py::capsule owner_of(std::shared_ptr<const void> memory) {
 
 template <class T>
 py::array_t<T> to_array(Output<T> output) {
-  T* values = output.values.get();
-  const py::capsule owner(values, [](void* p) { delete[] static_cast<T*>(p); });
-  output.values.release();
-  return array_of(values, {output.rows, output.width}, owner);
+  T* const values = output.values.get();
+  return array_of(values, {output.rows, output.width}, owner_of(std::move(output.values)));
 }
 
 // (rows or None, values).

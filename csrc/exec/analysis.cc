@@ -59,6 +59,11 @@ Body make_body(const Program& p, int32_t stage, Space space, const std::vector<i
       if (b.role == Role::kScratch) body.scratch.push_back({id, position, position});
     });
   }
+  for (ScratchUse& use : body.scratch) {
+    if (std::find(p.outputs.begin(), p.outputs.end(), use.buffer) == p.outputs.end()) continue;
+    use.last = static_cast<int32_t>(ids.size());  // read after the last instruction
+    body.outputs.push_back(use.buffer);
+  }
   const auto rows = static_cast<int32_t>(kChunkBytes * chunk.fewest / 48 / row_bytes);
   body.chunk_rows = std::clamp(rows / chunk.unit * chunk.unit, products ? chunk.fewest : chunk.unit,
                                2 * chunk.fewest);

@@ -24,6 +24,7 @@ struct Body {
   std::vector<int32_t> instructions;
   std::vector<int32_t> sums;  // kLoop: sums over the rows of a task, after its instructions
   std::vector<ScratchUse> scratch;
+  std::vector<int32_t> outputs;    // scratch buffers that are outputs of the program
   std::vector<int32_t> relations;  // some instruction runs over rows related to its own
   int32_t chunk_rows = 1;          // rows whose values stay in the second-level cache
   int32_t edge_limit = 0;  // maximum number of edges, or pairs, of a chunk of more than one row

@@ -126,6 +126,12 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
   std::fill_n(zeros_.as<T>(), most, T(0));
   context_.zeros = zeros_.as<T>();
   counts_.reserve((index_features_.num_features() - kFewestCount) * sizeof(T));
+  for (const Body& body : analysis_.bodies) {
+    for (const int32_t buffer : body.outputs) {
+      context_.copied_outputs.push_back(
+          {buffer, p.buffers[buffer].width, body.stage, nullptr, nullptr});
+    }
+  }
   context_.tables = make_tables(p, analysis_.dense_gradient, context_.sizes);
   bind_shapes(p, analysis_, bound_, patches_);
   for (size_t i = 0; i < p.instructions.size(); ++i) {
@@ -249,6 +255,7 @@ void Executor<T>::bind(const Inputs<T>& inputs, Part part) {
     throw std::logic_error("the memory of a forward run is too small for its backward run");
   }
   arena_->reserve(arena_needed_);
+  bind_outputs(part);
   fill_counts(inputs, index_features_, counts_.as<T>() - kFewestCount);
   Addresses<T> at;
   at.arena = arena_->as<T>();

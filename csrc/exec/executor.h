@@ -65,8 +65,11 @@ struct GradientView {
 // An output in the caller's order; zero if it has no row.
 template <class T>
 struct Output {
+  Output(const std::shared_ptr<Memory>& memory, int64_t rows, int64_t width)
+      : rows(rows), width(width), values(memory, memory->as<T>()) {}
+
   int64_t rows, width;
-  std::unique_ptr<T[]> values;
+  std::shared_ptr<T[]> values;
 };
 
 constexpr int32_t kMostStates = 8;    // state arrays of a parameter
@@ -211,7 +214,7 @@ class Executor {
   void gradient(int32_t param, T* out) const;
   // Touched rows (ascending) and their values, or nothing if the gradient is dense.
   std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param) const;
-  Output<T> output(int32_t buffer) const;
+  Output<T> output(int32_t buffer);
 
   Report report() const;
   void set_profiling(bool on);
@@ -239,6 +242,8 @@ class Executor {
   void lay_out();
   void lay_out_scratch();
   void bind(const Inputs<T>& inputs, Part part);
+  void bind_outputs(Part part);
+  std::shared_ptr<Memory> output_memory(size_t bytes);
   double run_locked(const Inputs<T>& inputs, Part part = Part::kAll);
   // True if a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
@@ -289,6 +294,9 @@ class Executor {
   std::shared_ptr<Memory> arena_;  // the last run's
   std::shared_ptr<Memory> own_arena_ = std::make_shared<Memory>();
   MemoryPool arenas_;  // for forward runs
+  MemoryPool output_pool_;
+  // Memory of copied outputs, in their order: of this run until the caller asks for it.
+  std::vector<std::shared_ptr<Memory>> output_memory_;
   Memory ones_, zeros_, counts_;
   std::pair<size_t, size_t> phases_{0, 0};        // phases of the present run
   int64_t generation_ = 0;                        // number of writes to parameters

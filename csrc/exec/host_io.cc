@@ -98,6 +98,14 @@ std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& s
   return {spaces.rows(all).size(), b.width};
 }
 
+const int32_t* order_of(const Program& program, const Schedule& schedule, int32_t buffer) {
+  const Space space = program.buffers[buffer].space;
+  return is_vertex(space)  ? schedule.order.data()
+         : is_edge(space)  ? schedule.edge_order.data()
+         : is_pairs(space) ? schedule.pair_order(link_number(space))
+                           : nullptr;
+}
+
 template <class T>
 void to_caller(const Program& program, const Spaces& spaces, const Schedule& schedule,
                int32_t buffer, const T* values, T* out) {
@@ -105,10 +113,7 @@ void to_caller(const Program& program, const Spaces& spaces, const Schedule& sch
   const Buffer& b = program.buffers[buffer];
   const RowRange range = spaces.rows(b.space);
   if (range.size() != rows) std::fill_n(out, rows * width, T(0));
-  const int32_t* order = is_vertex(b.space)  ? schedule.order.data()
-                         : is_edge(b.space)  ? schedule.edge_order.data()
-                         : is_pairs(b.space) ? schedule.pair_order(link_number(b.space))
-                                             : nullptr;
+  const int32_t* const order = order_of(program, schedule, buffer);
   for (int32_t r = range.begin; r < range.end; ++r, values += width) {
     std::copy_n(values, width, out + (order ? order[r] : r) * width);
   }

@@ -32,6 +32,8 @@ void check_pieces(const std::vector<GradientPiece<T>>& pieces, const std::vector
 // Rows and columns of an output as the caller sees it. Throws std::out_of_range for other buffers.
 std::pair<int64_t, int64_t> output_shape(const Program& program, const Spaces& spaces,
                                          int32_t buffer);
+// The row of the caller that each row of an output is; null: the same.
+const int32_t* order_of(const Program& program, const Schedule& schedule, int32_t buffer);
 // Copy the rows of a buffer to the caller's order; zero if it has no row.
 template <class T>
 void to_caller(const Program& program, const Spaces& spaces, const Schedule& schedule,

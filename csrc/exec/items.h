@@ -46,6 +46,11 @@ struct RunPanels {
   Range panels;
   int32_t chunk;
 };
+// Copy the outputs that a body has computed for `rows` from the shared scratch to the caller.
+struct CopyOutputs {
+  int32_t body;
+  RowRange rows;
+};
 // Rows and columns of the result of a product of transposed rows, inside a cell of the plan.
 struct SumCell {
   int32_t instruction;
@@ -81,8 +86,8 @@ struct ZeroGradient {
   Share share;
 };
 
-using Item = std::variant<RunBody, RunInstruction, RunPanels, SumCell, SumColumns, SumShare,
-                          DeferRows, PackWeight, ZeroGradient>;
+using Item = std::variant<RunBody, RunInstruction, RunPanels, CopyOutputs, SumCell, SumColumns,
+                          SumShare, DeferRows, PackWeight, ZeroGradient>;
 
 // A visitor of items with one function per type, or one for several.
 template <class... F>

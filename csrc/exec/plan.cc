@@ -189,7 +189,7 @@ class Planner {
     } else {
       for (int32_t r = rows.begin; r < rows.end;) {
         const int32_t stop = chunk_end(body, r, rows.end, most);
-        split(body, range(r, stop));
+        split(id, range(r, stop));
         r = stop;
       }
     }
@@ -197,7 +197,8 @@ class Planner {
 
   // Few rows but large products: split each instruction into pieces, one instruction after the
   // other.
-  void split(const Body& body, RowRange chunk) {
+  void split(int32_t number, RowRange chunk) {
+    const Body& body = a_.bodies[number];
     for (int32_t id : body.instructions) {
       const RowRange rows = rows_of(id, body, chunk);
       if (rows.size() == 0) continue;
@@ -227,6 +228,9 @@ class Planner {
         piece(RunInstruction{id, rows, chunk.begin});
       }
     }
+    if (body.outputs.empty()) return;
+    step(kSplitNs, true);
+    piece(CopyOutputs{number, chunk});
   }
 
   // Emit the first steps of all bodies concurrently, then the second steps, and so on.

@@ -27,7 +27,7 @@ constexpr Space kPresent0 = -2;
 
 enum class Role : uint8_t {
   kArena,    // live in the arena from stage `first` to stage `last`
-  kScratch,  // live within one chunk of rows of one stage
+  kScratch,  // live within one chunk of rows of one stage; of an output, then copied to the caller
   kParam,    // parameter `index`
   kGrad,     // dense gradient of parameter `index`; zeroed at the start of a run
   kFeature,  // float feature `index`, in the caller's vertex or edge order
@@ -178,8 +178,10 @@ struct Program {
   std::vector<Weight> weights;
   std::vector<Instruction> instructions;
   std::vector<Stage> stages;
-  int32_t loss = -1;             // buffer in kOneSpace, or -1
-  std::vector<int32_t> outputs;  // arena buffers that the caller may read after a run
+  int32_t loss = -1;  // buffer in kOneSpace, or -1
+  // Buffers that the caller may read after a run: of the arena, or scratch of a stage over all
+  // their rows, whose chunks are copied to the caller while they are in the cache.
+  std::vector<int32_t> outputs;
   // Stages that run before the cotangents of outputs are known, if they come from the caller; -1:
   // all stages run at once.
   int32_t forward_stages = -1;

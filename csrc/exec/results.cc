@@ -7,6 +7,9 @@
 #include "exec/traffic.h"
 
 namespace cavs {
+namespace {
+constexpr size_t kPooledOutput = 1 << 20;
+}
 
 template <class T>
 void Executor<T>::check_param(int32_t param) const {
@@ -65,14 +68,48 @@ std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::grad
 }
 
 template <class T>
-Output<T> Executor<T>::output(int32_t buffer) const {
+Output<T> Executor<T>::output(int32_t buffer) {
   const std::lock_guard lock(mutex_);
   check_ran();
   const auto [rows, width] = output_shape(*program_, spaces_, buffer);
-  Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
+  for (size_t i = 0; i < output_memory_.size(); ++i) {
+    if (context_.copied_outputs[i].buffer != buffer) continue;
+    const std::shared_ptr<Memory>& memory = output_memory_[i];
+    if (memory.use_count() == 1) return {memory, rows, width};
+    const std::shared_ptr<Memory> copy =
+        output_memory(memory->bytes());  // the caller has the first
+    std::copy_n(memory->as<T>(), rows * width, copy->template as<T>());
+    return {copy, rows, width};
+  }
+  const std::shared_ptr<Memory> memory = output_memory(rows * width * sizeof(T));
   const T* values = arena_->as<T>() + analysis_.lifetimes[buffer].offset / sizeof(T);
-  to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
-  return out;
+  to_caller(*program_, spaces_, *schedule_, buffer, values, memory->template as<T>());
+  return {memory, rows, width};
+}
+
+template <class T>
+std::shared_ptr<Memory> Executor<T>::output_memory(size_t bytes) {
+  // The system provides few pages faster than a pool finds a block of the size.
+  auto memory = bytes < kPooledOutput ? std::make_shared<Memory>() : output_pool_.take();
+  memory->reserve(bytes);
+  return memory;
+}
+
+// Give each output that is copied during a part of a run new memory: the caller may have that of
+// the last run.
+template <class T>
+void Executor<T>::bind_outputs(Part part) {
+  output_memory_.resize(context_.copied_outputs.size());
+  for (size_t i = 0; i < output_memory_.size(); ++i) {
+    CopiedOutput<T>& out = context_.copied_outputs[i];
+    const bool forward = out.stage < program_->forward_stages;
+    if (part == (forward ? Part::kBackward : Part::kForward)) continue;
+    output_memory_[i] = nullptr;  // back to the pool
+    const int64_t rows = output_shape(*program_, spaces_, out.buffer).first;
+    output_memory_[i] = output_memory(rows * out.width * sizeof(T));
+    out.data = output_memory_[i]->template as<T>();
+    out.order = order_of(*program_, *schedule_, out.buffer);
+  }
 }
 
 template <class T>
@@ -126,7 +163,9 @@ Report Executor<T>::report() const {
   template void Executor<T>::gradient(int32_t, T*) const;                 \
   template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> \
   Executor<T>::gradient_rows(int32_t) const;                              \
-  template Output<T> Executor<T>::output(int32_t) const;                  \
+  template Output<T> Executor<T>::output(int32_t);                        \
+  template std::shared_ptr<Memory> Executor<T>::output_memory(size_t);    \
+  template void Executor<T>::bind_outputs(Part);                          \
   template Report Executor<T>::report() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

@@ -48,7 +48,7 @@ void GradientProgress::each_slab(const Item& item, F&& f) const {
     for (int32_t param : params) each_slab(param, 0, sizes_[param], f);
   };
   std::visit(
-      Overloaded{[](const PackWeight&) {},
+      Overloaded{[](const PackWeight&) {}, [](const CopyOutputs&) {},
                  [&](const ZeroGradient& i) { each_slab(i.parameter, 0, sizes_[i.parameter], f); },
                  [&](const RunBody& i) { all_of(analysis_.gradients_of_body[i.body]); },
                  [&](const SumCell& i) {

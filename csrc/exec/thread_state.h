@@ -12,6 +12,15 @@
 
 namespace cavs {
 
+// An output that is copied to the caller chunk by chunk: row r goes to row order[r] of `data`, or
+// to row r without an order.
+template <class T>
+struct CopiedOutput {
+  int32_t buffer, width, stage;
+  const int32_t* order;
+  T* data;
+};
+
 // Shared by the threads of a run; constant during the run.
 template <class T>
 struct RunContext {
@@ -37,6 +46,7 @@ struct RunContext {
   std::vector<Table> tables;
   std::vector<Factors> factors;
   std::vector<int32_t> factors_of_instruction;  // or -1
+  std::vector<CopiedOutput<T>> copied_outputs;  // those in scratch
   bool profiling = false;
 };
 

@@ -64,15 +64,24 @@ class Validator : AccessChecks {
     }
     for (int32_t o : p_.outputs) {
       check_buffer_id(o);
-      need(p_.buffers[o].role == Role::kArena, "output " + std::to_string(o) + " is a " +
-                                                   name_of(p_.buffers[o].role) +
-                                                   " buffer, needs an arena buffer");
-      need(p_.buffers[o].held == Held::kAll && !is_present(p_.buffers[o].space),
-           "output " + std::to_string(o) + " has " + rows_name(p_.buffers[o]));
+      const Buffer& b = p_.buffers[o];
+      const std::string output = "output " + std::to_string(o);
+      need(b.role == Role::kArena || is_copied(o),
+           output + " is a " + name_of(b.role) + " buffer of " + space_name(b.space) +
+               ", needs an arena buffer, or a scratch buffer of a stage over all its rows");
+      need(b.held == Held::kAll && !is_present(b.space), output + " has " + rows_name(b));
     }
   }
 
  private:
+  // True if a stage over all rows of a scratch buffer, with one body, writes it.
+  bool is_copied(int32_t buffer) const {
+    const Buffer& b = p_.buffers[buffer];
+    if (b.role != Role::kScratch || scratch_[buffer] < 0) return false;
+    const Stage& stage = p_.stages[scratch_[buffer] >> 32];
+    return stage.type == StageType::kRows && stage.space == b.space && is_every_vertex(b.space);
+  }
+
   void check_structures() {
     label_ = "program";
     need(p_.structures >= 1 && p_.structures <= kMostStructures,

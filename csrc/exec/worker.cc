@@ -98,6 +98,10 @@ void Worker<T>::run(const Item& item) {
                             b.execution->panels(state_, b, i.rows, i.panels);
                           });
                         },
+                        [&](const CopyOutputs& i) {
+                          const Body& body = context().analysis->bodies[i.body];
+                          copy_outputs(body, i.rows, shared_scratch(body.instructions[0]));
+                        },
                         [&](const SumCell& i) {
                           if (!context().profiling) return sum(i);
                           const double start = now();
@@ -118,6 +122,19 @@ void Worker<T>::run_body(const RunBody& item) {
     patch(b, state_.scratch.template as<T>(), item.rows.begin);
     const bool own = b.relation == kNoRelation;
     run_rows(id, own ? item.rows : context().spaces->related(item.rows, b.relation));
+  }
+  if (!body.outputs.empty()) copy_outputs(body, item.rows, state_.scratch.template as<T>());
+}
+
+template <class T>
+void Worker<T>::copy_outputs(const Body& body, RowRange rows, const T* scratch) {
+  for (const CopiedOutput<T>& out : context().copied_outputs) {
+    const auto& own = body.outputs;
+    if (std::find(own.begin(), own.end(), out.buffer) == own.end()) continue;
+    const T* from = scratch + context().scratch_offsets[out.buffer] / sizeof(T);
+    for (int32_t r = rows.begin; r < rows.end; ++r, from += out.width) {
+      std::copy_n(from, out.width, out.data + int64_t{out.order ? out.order[r] : r} * out.width);
+    }
   }
 }
 

@@ -30,6 +30,7 @@ class Worker {
   }
   void run_body(const RunBody& item);
   void run_rows(int32_t id, RowRange rows);
+  void copy_outputs(const Body& body, RowRange rows, const T* scratch);
   void pack(const PackWeight& item);
   void zero(const ZeroGradient& item);
   template <class F>

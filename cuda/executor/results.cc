@@ -181,9 +181,10 @@ Output<T> Executor<T>::output(int32_t buffer) {
   }
   device_->download(values, address_of(buffer), bytes);
   device_->synchronize_lane();
-  Output<T> out{rows, width, std::make_unique_for_overwrite<T[]>(rows * width)};
-  to_caller(*program_, spaces_, *schedule_, buffer, values, out.values.get());
-  return out;
+  const auto memory = std::make_shared<Memory>();
+  memory->reserve(rows * width * sizeof(T));
+  to_caller(*program_, spaces_, *schedule_, buffer, values, memory->as<T>());
+  return {memory, rows, width};
 }
 
 template <class T>

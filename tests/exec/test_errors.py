@@ -138,6 +138,8 @@ def test_leaves_may_read_parents_in_the_buffer_they_write(array):
         (("arena", VERTEX, "inner"), LEAF, [], "writes buffer 1 of vertex inner from vertex kind"),
         (("arena", VERTEX, "inner"), VERTEX, [], "writes buffer 1 of vertex inner from vertex"),
         (("arena", VERTEX, "inner"), INNER, [1], "output 1 has vertex inner"),
+        (("scratch", VERTEX, "all"), LEAF, [1], "output 1 is a scratch buffer of vertex, needs"),
+        (("scratch", LEAF, "all"), LEAF, [1], "output 1 is a scratch buffer of vertex kind 0"),
         (("arena", INNER, "inner"), INNER, [], "holds inner only, is arena of vertex kind 1"),
         (("scratch", VERTEX, "leaves"), LEAF, [], "holds leaves only, is scratch of vertex"),
         (("arena", VERTEX, "some"), LEAF, [], "rows held 'some' is none of all, inner, leaves"),

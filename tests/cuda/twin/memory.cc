@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -59,6 +60,35 @@ uintptr_t first_broken(uintptr_t from, uintptr_t to) {
 
 constexpr uint32_t kPoison = 0x7FFEFFFEu;
 
+// Allocations of a piece and more, such as the workspace of a device, map a file of poison, whose
+// pages are copied when they are written: few ever are.
+constexpr size_t kPiece = 8 << 20;
+
+// A file of kPiece bytes of poison, or -1.
+int poison_file() {
+  static const int file = [] {
+    const int created = memfd_create("poison", MFD_CLOEXEC);
+    if (created < 0 || ftruncate(created, kPiece) != 0) return -1;
+    void* at = mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_SHARED, created, 0);
+    if (at == MAP_FAILED) return -1;
+    poison(at, kPiece);
+    munmap(at, kPiece);
+    return created;
+  }();
+  return file;
+}
+
+// Replace pages by poisoned ones; false if the system refuses.
+bool map_poison(uintptr_t pages, size_t bytes) {
+  const int file = poison_file();
+  for (size_t i = 0; i < bytes && file >= 0; i += kPiece) {
+    if (mmap(reinterpret_cast<void*>(pages + i), std::min(kPiece, bytes - i),
+             PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED)
+      return false;
+  }
+  return file >= 0;
+}
+
 }  // namespace
 
 void poison(void* address, size_t bytes) {
@@ -86,10 +116,12 @@ Memory::Memory() {
 
 uintptr_t Memory::add(Blocks& blocks, uintptr_t pages, size_t bytes, size_t page_bytes) {
   void* at = reinterpret_cast<void*>(pages);
-  if (mprotect(at, page_bytes, PROT_READ | PROT_WRITE) != 0) return 0;
   // The allocation ends at the end of its pages, so the next byte faults.
   const uintptr_t start = pages + page_bytes - round_up(bytes, kAlignment);
-  poison(reinterpret_cast<void*>(start), bytes);
+  if (page_bytes < kPiece || !map_poison(pages, page_bytes)) {
+    if (mprotect(at, page_bytes, PROT_READ | PROT_WRITE) != 0) return 0;
+    poison(reinterpret_cast<void*>(start), bytes);
+  }
   blocks[start] = {bytes, pages, page_bytes};
   guard(*blocks.find(start));
   return start;
