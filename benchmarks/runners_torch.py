@@ -11,17 +11,16 @@ import torch
 import torch.nn.functional as F
 
 import cavs.torch
+from benchmarks.rivals.updates import Updates
 from benchmarks.runner import Runner
 from benchmarks.runners_cavs import BinaryTreeLSTM, Classifier, graph_of, parameter_name
 from benchmarks.samples import Sample
 from benchmarks.workloads import Parameters
 from cavs import data
 
-EPSILON = 1e-10  # Adagrad's
-
 
 class TorchModuleTreeLSTM(Runner):
-    """Loss, autograd and updates are PyTorch's; rows of the embedding have sparse gradients."""
+    """Loss and autograd are PyTorch's, and updates those of its rivals, with sparse rows."""
 
     def load_parameters(self, parameters: Parameters) -> None:
         torch.set_num_threads(self.case.threads)
@@ -34,16 +33,8 @@ class TorchModuleTreeLSTM(Runner):
         self.module = cavs.torch.Module(model, sparse=True)
         found = dict(self.module.named_parameters())
         table = found.pop(parameter_name("embedding"))
-        dense, lr = list(found.values()), self.case.lr
-        # Updates of dense parameters are fused; those of sparse gradients cannot be.
-        self.optimizers: list[torch.optim.Optimizer] = (
-            [torch.optim.SGD(dense, lr=lr, fused=True), torch.optim.SGD([table], lr=lr)]
-            if self.case.optimizer == "sgd"
-            else [
-                torch.optim.Adagrad(dense, lr=lr, eps=EPSILON, fused=True),
-                torch.optim.Adagrad([table], lr=lr, eps=EPSILON),
-            ]
-        )
+        self.table = table
+        self.updates = Updates(self.case.optimizer, self.case.lr, list(found.values()), table)
 
     def parameters(self) -> Parameters:
         named = self.model.parameters()
@@ -55,8 +46,7 @@ class TorchModuleTreeLSTM(Runner):
 
     def loss(self, plan: tuple[data.GraphBatch, torch.Tensor]) -> Any:
         """Return the loss after a backward pass."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        self.module.zero_grad()
         batch, label = plan
         loss = F.cross_entropy(self.module(batch), label, ignore_index=-1)
         loss.backward()
@@ -64,8 +54,8 @@ class TorchModuleTreeLSTM(Runner):
 
     def train(self, plan: tuple[data.GraphBatch, torch.Tensor]) -> float:
         loss = self.loss(plan)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        rows = self.table.grad
+        self.updates.step(rows._indices()[0], rows._values())  # no row occurs twice
         return float(loss)
 
     def gradients(self, plan: tuple[data.GraphBatch, torch.Tensor]) -> tuple[float, Parameters]:

@@ -95,7 +95,9 @@ class ForwardRun:
             ]
             self._executor.backward(self._run, schedule, floats, ints, *self._numbers)
             tables = table_gradients(self._build, self._parameters) if sparse else {}
-            found = parameter_gradients(self._build, self._parameters, self._dtype, tables)
+            found = parameter_gradients(
+                self._build, self._parameters, self._dtype, tables, copies=False
+            )
             if not self._with_inputs:
                 return Gradients(found, {}, tables)
             inputs = input_gradients(self._build, self._graph, self._batch)

@@ -54,9 +54,13 @@ def sum_of_copies(rows: Any, structure: str, cotangents: Array) -> Array:
     distinct = rows.distinct_of(structure)
     if distinct is None or not len(cotangents):
         return cotangents
-    order = np.argsort(distinct, kind="stable")
-    first = np.flatnonzero(np.diff(distinct[order], prepend=-1))
-    found: Array = np.add.reduceat(cotangents[order], first, axis=0)
+    known = rows.rows  # sorted once per batch, not in every step
+    order_key, first_key = (f"#order {structure}", ""), (f"#first {structure}", "")
+    if order_key not in known:
+        order = np.argsort(distinct, kind="stable")
+        known[first_key] = np.flatnonzero(np.diff(distinct[order], prepend=-1))
+        known[order_key] = order
+    found: Array = np.add.reduceat(cotangents[known[order_key]], known[first_key], axis=0)
     return found
 
 
@@ -65,24 +69,35 @@ def parameter_gradients(
     parameters: Mapping[str, Parameter],
     dtype: np.dtype[Any],
     without: Collection[str] = (),
+    copies: bool = True,
 ) -> dict[str, Array]:
-    """Return the dense gradients of trainable parameters by the last run, but those ``without``."""
-    kinds = build.compiled.program.gradients
-    return {
-        name: build.executor.gradient(number)
-        if kinds.get(name, "none") != "none"
-        else np.zeros(p.shape, dtype)
-        for number, (name, p) in enumerate(parameters.items())
-        if p.trainable and name not in without
-    }
+    """Return the dense gradients of trainable parameters by the last run, but those ``without``.
+
+    copies: False after a backward run of a forward run, which leaves memory that arrays view to
+    them.
+    """
+    kinds, executor = build.compiled.program.gradients, build.executor
+    found = {}
+    for number, (name, p) in enumerate(parameters.items()):
+        if not p.trainable or name in without:
+            continue
+        if kinds.get(name, "none") == "none":
+            found[name] = np.zeros(p.shape, dtype)
+            continue
+        rows, values = (None, None) if copies else executor.gradient_view(number)
+        if values is None or rows is not None:
+            found[name] = executor.gradient(number)
+        else:
+            found[name] = values.reshape(p.shape)
+    return found
 
 
 def table_gradients(build: Build, parameters: Mapping[str, Parameter]) -> dict[str, GradientRows]:
     """Return the gradients of trainable tables that lookups alone read, by the last run."""
     found = {}
     for number, (name, p) in enumerate(parameters.items()):
-        kind = build.compiled.program.gradients.get(name, "none")
-        rows = build.executor.gradient_rows(number) if p.trainable and kind != "none" else None
+        sparse = build.compiled.program.gradients.get(name) == "sparse"
+        rows = build.executor.gradient_rows(number) if p.trainable and sparse else None
         if rows is not None:
             found[name] = GradientRows(*rows)
     return found

@@ -72,7 +72,8 @@ class Call(NamedTuple):
 def _tensor(gradient: Array | GradientRows, like: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a tensor in the shape of the tensor ``like``."""
     if not isinstance(gradient, GradientRows):
-        return torch.from_numpy(gradient).reshape(like.shape)
+        found = torch.from_numpy(gradient)
+        return found if found.shape == like.shape else found.reshape(like.shape)
     rows = torch.from_numpy(gradient.rows.astype(np.int64))
     values = torch.from_numpy(gradient.values).reshape(-1, *like.shape[1:])
     return torch.sparse_coo_tensor(

@@ -47,13 +47,12 @@ class Engine {
     return out;
   }
 
-  py::object gradient_rows(int32_t param) const {
-    const auto rows = without_gil([&] { return executor_.gradient_rows(param); });
-    if (!rows) return py::none();
-    const auto n = static_cast<py::ssize_t>(rows->first.size());
-    const auto width = n == 0 ? 0 : static_cast<py::ssize_t>(rows->second.size()) / n;
-    return py::make_tuple(py::array_t<int32_t>(n, rows->first.data()),
-                          py::array_t<T>({n, width}, rows->second.data()));
+  py::object gradient_rows(int32_t param) {
+    auto found = without_gil([&] { return executor_.gradient_rows(param); });
+    if (!found) return py::none();
+    auto& [rows, values] = *found;
+    return py::make_tuple(py::array_t<int32_t>(static_cast<py::ssize_t>(rows.size()), rows.data()),
+                          to_array(std::move(values)));
   }
 
   py::array output(int32_t buffer) {
@@ -84,7 +83,11 @@ class Engine {
       throw py::value_error("memory of " + std::to_string(memory.size()) + " elements for " +
                             std::to_string(size) + " of gradients");
     }
-    const std::shared_ptr<T> kept(data, [memory](T*) {});
+    // A backward run may drop the memory of an array, without the GIL.
+    const std::shared_ptr<T> kept(data, [owner = py::object(memory)](T*) mutable {
+      const py::gil_scoped_acquire gil;
+      owner.release().dec_ref();
+    });
     // The previous memory may belong to an array too: it is freed here, under the GIL.
     const auto before = without_gil([&] { return executor_.set_gradient_block(kept); });
   }

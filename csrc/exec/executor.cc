@@ -156,6 +156,11 @@ Executor<T>::Executor(std::shared_ptr<const Program> program, std::vector<Parame
 template <class T>
 std::shared_ptr<T> Executor<T>::set_gradient_block(const std::shared_ptr<T>& memory) {
   const std::lock_guard lock(mutex_);
+  return place_gradients(memory);
+}
+
+template <class T>
+std::shared_ptr<T> Executor<T>::place_gradients(const std::shared_ptr<T>& memory) {
   const auto [at, elements] = lay_out_dense_gradients(analysis_, sizeof(T), context_.sizes);
   std::vector<T*> grads;
   for (size_t i = 0; i < at.size(); ++i) {

@@ -174,7 +174,8 @@ class Executor {
   // Run the stages before the cotangents of outputs, then, at any later time, the others, with the
   // inputs of the forward run and the cotangents. Any number of forward runs may be outstanding.
   // Throws std::logic_error for a run that has no backward run, or has had it, and where parameters
-  // were written since.
+  // were written since. A backward run leaves memory of gradients that views keep to them, and uses
+  // other memory.
   std::shared_ptr<ForwardRun> forward(const Inputs<T>& inputs);
   void backward(ForwardRun& run, const Inputs<T>& inputs);
   // True if parameters were written, or may have been, since the forward run.
@@ -190,7 +191,7 @@ class Executor {
   void give_up_gradients() { progress_.fail(); }
   // From any thread: end the run that is under way early, by Abandoned; without one, do nothing.
   void abandon();
-  // Valid until the next run.
+  // Valid until the next run; if that is a backward run, as long as the view keeps its owner.
   GradientView<T> gradient_view(int32_t param) const;
   GradientView<T> gradient_block() const;
   // Store dense gradients in `memory` from now on, which has as many elements. Return the memory
@@ -213,7 +214,7 @@ class Executor {
   // Copy the gradient of a parameter after a run to `out`, as the full array; zeros if it has none.
   void gradient(int32_t param, T* out) const;
   // Touched rows (ascending) and their values, or nothing if the gradient is dense.
-  std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> gradient_rows(int32_t param) const;
+  std::optional<std::pair<std::vector<int32_t>, Output<T>>> gradient_rows(int32_t param);
   Output<T> output(int32_t buffer);
 
   Report report() const;
@@ -245,6 +246,10 @@ class Executor {
   void bind_outputs(Part part);
   std::shared_ptr<Memory> output_memory(size_t bytes);
   double run_locked(const Inputs<T>& inputs, Part part = Part::kAll);
+  // Store dense gradients in `memory`; return the previous memory.
+  std::shared_ptr<T> place_gradients(const std::shared_ptr<T>& memory);
+  // Store dense gradients in new memory if a view keeps the present one.
+  void leave_viewed_gradients();
   // True if a weight has packed memory of its own.
   bool packs(size_t w) const { return packed_at_[w].weight == static_cast<int32_t>(w); }
   void plan_prologue(Part part);

@@ -48,21 +48,23 @@ void Executor<T>::gradient(int32_t param, T* out) const {
 }
 
 template <class T>
-std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> Executor<T>::gradient_rows(
-    int32_t param) const {
+std::optional<std::pair<std::vector<int32_t>, Output<T>>> Executor<T>::gradient_rows(
+    int32_t param) {
   const std::lock_guard lock(mutex_);
   check_param(param);
   check_ran();
   for (const Table& table : context_.tables) {
     if (table.param != param || table.dense) continue;
+    const auto count = static_cast<int64_t>(table.slots.size());
     std::vector<int32_t> rows;
-    std::vector<T> values;
+    rows.reserve(count);
+    const std::shared_ptr<Memory> values = output_memory(count * table.width * sizeof(T));
+    T* to = values->template as<T>();
     for (int32_t s : slots_by_row(table)) {
       rows.push_back(table.slots[s]);
-      const T* row = table.values.as<T>() + s * table.width;
-      values.insert(values.end(), row, row + table.width);
+      to = std::copy_n(table.values.as<T>() + s * table.width, table.width, to);
     }
-    return std::pair{std::move(rows), std::move(values)};
+    return std::pair{std::move(rows), Output<T>{values, count, table.width}};
   }
   return std::nullopt;
 }
@@ -157,15 +159,15 @@ Report Executor<T>::report() const {
   return report;
 }
 
-#define CAVS_INSTANTIATE(T)                                               \
-  template void Executor<T>::check_param(int32_t) const;                  \
-  template void Executor<T>::check_ran() const;                           \
-  template void Executor<T>::gradient(int32_t, T*) const;                 \
-  template std::optional<std::pair<std::vector<int32_t>, std::vector<T>>> \
-  Executor<T>::gradient_rows(int32_t) const;                              \
-  template Output<T> Executor<T>::output(int32_t);                        \
-  template std::shared_ptr<Memory> Executor<T>::output_memory(size_t);    \
-  template void Executor<T>::bind_outputs(Part);                          \
+#define CAVS_INSTANTIATE(T)                                                                      \
+  template void Executor<T>::check_param(int32_t) const;                                         \
+  template void Executor<T>::check_ran() const;                                                  \
+  template void Executor<T>::gradient(int32_t, T*) const;                                        \
+  template std::optional<std::pair<std::vector<int32_t>, Output<T>>> Executor<T>::gradient_rows( \
+      int32_t);                                                                                  \
+  template Output<T> Executor<T>::output(int32_t);                                               \
+  template std::shared_ptr<Memory> Executor<T>::output_memory(size_t);                           \
+  template void Executor<T>::bind_outputs(Part);                                                 \
   template Report Executor<T>::report() const;
 CAVS_INSTANTIATE(float)
 CAVS_INSTANTIATE(double)

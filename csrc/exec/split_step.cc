@@ -1,6 +1,7 @@
 // A step in parts: forward, then backward; which gradients are final while a run works, views of
 // them, and the update by the caller's sums.
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -151,8 +152,20 @@ void Executor<T>::backward(ForwardRun& run, const Inputs<T>& inputs) {
   if (inputs.schedule != run.schedule || inputs.seed != run.seed || inputs.step != run.step) {
     throw std::logic_error("the inputs are those of another run");
   }
+  leave_viewed_gradients();
   arena_ = std::exchange(run.arena, nullptr);  // backward writes over the values
   run_locked(inputs, Part::kBackward);
+}
+
+template <class T>
+void Executor<T>::leave_viewed_gradients() {
+  if (gradient_block_.use_count() == 1) {
+    std::atomic_thread_fence(std::memory_order_acquire);  // after the last use of a view
+    return;
+  }
+  Memory gradients;
+  gradients.reserve(gradient_elements_ * sizeof(T));
+  place_gradients(gradients.share<T>());
 }
 
 template <class T>
@@ -246,6 +259,7 @@ void Executor<T>::apply(const Update<T>& update, const std::vector<GradientPiece
   template std::pair<size_t, size_t> Executor<T>::phases_of(Part) const;                    \
   template std::shared_ptr<ForwardRun> Executor<T>::forward(const Inputs<T>&);              \
   template void Executor<T>::backward(ForwardRun&, const Inputs<T>&);                       \
+  template void Executor<T>::leave_viewed_gradients();                                      \
   template bool Executor<T>::is_outdated(const ForwardRun&) const;                          \
   template void Executor<T>::arm_gradients();                                               \
   template bool Executor<T>::wait_gradient(int32_t, int64_t, int64_t) const;                \

@@ -247,6 +247,33 @@ def test_memory_of_dropped_runs_is_used_again(session):
     assert_equal(run.backward(ones(run)), expected)
 
 
+def test_gradients_are_the_callers(session):
+    batch = batch_of(CHAIN, SHARED)
+    run = session.forward(batch)
+    first = run.backward(ones(run))
+    expected = {name: rows.copy() for name, rows in first.parameters.items()}
+    for rows in first.parameters.values():
+        rows[...] = np.nan
+    run = session.forward(batch)
+    second = run.backward(ones(run))
+    assert_equal([second.parameters], [expected])
+    assert all(np.isnan(rows).all() for rows in first.parameters.values())
+
+
+def test_memory_of_dropped_gradients_is_used_again(session):
+    batch = batch_of(CHAIN, SHARED)
+
+    def addresses():
+        run = session.forward(batch)
+        found = run.backward(ones(run)).parameters
+        for rows in found.values():
+            assert np.isfinite(rows).all()
+            rows[...] = np.nan  # the next run reads none of it
+        return {name: rows.ctypes.data for name, rows in found.items()}
+
+    assert addresses() == addresses() == addresses()
+
+
 def test_outputs_are_the_callers(session):
     batch = batch_of(CHAIN)
     run, other = session.forward(batch), session.forward(batch)

@@ -192,6 +192,20 @@ def test_several_calls_before_one_backward(cell):
         assert_close(ours.numpy(), theirs.numpy(), 1e-11, "gradient")
 
 
+def test_gradients_add_up_and_outlive_later_runs(cell):
+    module, batch = Module(cell), batch_of()
+    x = rows_of(batch)
+    module(batch, x=x).sum().backward()
+    kept = {name: p.grad for name, p in module.named_parameters()}
+    once = {name: grad.clone() for name, grad in kept.items()}
+    (2 * module(batch, x=x)).sum().backward()
+    module.zero_grad()
+    module(batch, x=x).sum().backward()
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(kept[name], 3 * once[name])
+        torch.testing.assert_close(p.grad, once[name])
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_activations(cell, reentrant):
     """torch runs forward again in backward, by `torch.utils.checkpoint`."""
