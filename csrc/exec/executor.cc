@@ -187,6 +187,7 @@ void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule
   const int32_t shared_by = alone_ || cost_ < kParallelNs ? 1 : threads;
   const PlanOptions options{shared_by, kernels_.panel, serial_, progress_.watched()};
   make_plan(*program_, analysis_, *schedule, spaces_, options, plan_);
+  reads_ = packed_by_plan(*program_, analysis_, packed_at_, plan_);
   lay_out();
   lay_out_scratch();
   progress_.count(plan_);
@@ -284,12 +285,13 @@ void Executor<T>::bind(const Inputs<T>& inputs, Part part) {
   }
 }
 
-// Before the first stage, pack weights that changed; before the first of backward, zero gradients.
+// Before the first stage, pack weights that changed and that the plan reads; before the first of
+// backward, zero gradients.
 template <class T>
 void Executor<T>::plan_prologue(Part part) {
   prologue_.clear();
   for (size_t i = 0; i < stale_.size(); ++i) {
-    if (!stale_[i] || !packs(i)) continue;
+    if (!stale_[i] || !reads_[i]) continue;
     const Weight& w = program_->weights[i];
     const auto panels = static_cast<int32_t>((w.n + kernels_.panel - 1) / kernels_.panel);
     const auto each = static_cast<int32_t>(
@@ -409,7 +411,9 @@ double Executor<T>::execute(Part part) {
   }
   if (abandoned_) throw Abandoned();
   if (context_.profiling && part != Part::kForward) ++runs_;
-  stale_.assign(stale_.size(), false);
+  for (size_t i = 0; i < stale_.size(); ++i) {
+    if (reads_[i]) stale_[i] = false;
+  }
   ran_ = true;
   if (program_->loss < 0) return 0;
   return arena_->as<T>()[analysis_.lifetimes[program_->loss].offset / sizeof(T)];

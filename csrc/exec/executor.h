@@ -307,6 +307,7 @@ class Executor {
   int64_t generation_ = 0;                        // number of writes to parameters
   std::vector<PackedAt> packed_at_;               // per weight
   std::vector<bool> stale_;                       // weight must be packed again
+  std::vector<bool> reads_;                       // the plan reads the packed memory of the weight
   std::vector<std::vector<int32_t>> weights_of_;  // parameter -> weights
   std::vector<double> partial_;
   std::vector<GradientPiece<T>> pieces_;  // for an update

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <variant>
+
+#include "exec/instruction.h"
 
 namespace cavs {
 namespace {
@@ -54,6 +57,27 @@ std::vector<PackedAt> locate_weights(const std::vector<Weight>& weights, int64_t
     }
   }
   return found;
+}
+
+std::vector<bool> packed_by_plan(const Program& program, const Analysis& analysis,
+                                 const std::vector<PackedAt>& packed_at, const Plan& plan) {
+  std::vector<bool> read(program.weights.size(), false);
+  std::vector<bool> seen(analysis.bodies.size(), false);
+  const auto note = [&](int32_t id) {
+    const Instruction& in = program.instructions[id];
+    if (traits_of(in).packed_weight) read[packed_at[in.weight].weight] = true;
+  };
+  for (const Item& item : plan.items) {
+    std::visit(Overloaded{[&](const RunBody& i) {
+                            if (seen[i.body]) return;
+                            seen[i.body] = true;
+                            for (int32_t id : analysis.bodies[i.body].instructions) note(id);
+                          },
+                          [](const CopyOutputs&) {}, [](const PackWeight&) {},
+                          [](const ZeroGradient&) {}, [&](const auto& i) { note(i.instruction); }},
+               item);
+  }
+  return read;
 }
 
 }  // namespace cavs

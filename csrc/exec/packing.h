@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "exec/program.h"
+#include "exec/plan.h"
 
 namespace cavs {
 
@@ -18,5 +18,9 @@ struct PackedAt {
 // Locate every weight; columns are multiples of `panel`, rows of `depth`.
 std::vector<PackedAt> locate_weights(const std::vector<Weight>& weights, int64_t panel,
                                      int64_t depth);
+
+// Return for each weight whether a plan reads its packed memory.
+std::vector<bool> packed_by_plan(const Program& program, const Analysis& analysis,
+                                 const std::vector<PackedAt>& packed_at, const Plan& plan);
 
 }  // namespace cavs

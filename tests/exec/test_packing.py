@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hand_programs import VERTEX, Hand, index, random_dag, schedule, self_
+from hand_programs import INNER, LEAF, VERTEX, Hand, index, random_dag, schedule, self_
 
 from cavs import _engine
 
@@ -60,3 +60,45 @@ def test_windows_are_read_from_the_packed_whole(threads):
     whole = [name for name in parts if name in ("whole", "between panels", "transposed")]
     assert packed_bytes(list(parts)) == sum(alone[name] for name in whole)
     assert packed_bytes(list(parts)[::-1]) == sum(alone[name] for name in whole)
+
+
+def loop_of_two_kinds(value, threads):
+    """Return an executor whose kinds of vertices read a weight each, and its output.
+
+    Vertices with children multiply by the second half of `value`, others by the first.
+    """
+    k, n = 24, 16
+    m = Hand()
+    x, out = m.buffer("feature", VERTEX, k), m.buffer("arena", VERTEX, n)
+    weights = [m.weight(k, n, [(0, i * k * n, n, 1, k, n, 0, 0)]) for i in (0, 1)]
+    m.loop(
+        [
+            [m.matmul(kind, [index(x, k, "order")], weight, self_(out, n))]
+            for kind, weight in zip((LEAF, INNER), weights, strict=True)
+        ]
+    )
+    _engine.set_num_threads(threads)
+    return _engine.Executor(m.finish(outputs=[out]), [value]), out
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_weights_are_packed_when_a_batch_reads_them(threads):
+    """A weight that no task has read since parameters were written stays to be packed."""
+    rng = np.random.default_rng(2)
+    value = rng.standard_normal((2, 24, 16))
+    e, out = loop_of_two_kinds(value, threads)
+    leaves, both = [[[]] * 5], [[[], [], [0, 1], [2]]]
+
+    def check(graphs):
+        inner = [bool(children) for graph in graphs for children in graph]
+        xs = rng.standard_normal((len(inner), 24))
+        e.run(schedule(graphs), [xs], [])
+        expected = [x @ value[int(i)] for x, i in zip(xs, inner, strict=True)]
+        np.testing.assert_allclose(e.output(out), expected, rtol=1e-12, atol=1e-12)
+
+    for graphs in (leaves, both, leaves, leaves, both, both):
+        check(graphs)
+        value += 1.0
+        e.invalidate_parameters()
+        check(graphs)
+        check(both if graphs is leaves else leaves)
