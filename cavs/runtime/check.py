@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavs.data.features import owner_of, types_in
+from cavs.data.vertex_types import number_of_bits
 from cavs.errors import FeatureError, GraphError, NumericsError, TraceError
 from cavs.frontend.batch import Feature
 from cavs.ir import Domain, Graph, Node, Structure, Structures
@@ -80,21 +81,33 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
             graphs.check_types(tuple(structure.of_types), structure.where, structure.name)
 
 
-def check_arity(traced: Graph, max_arity: int, batch: Any) -> None:
+def check_arity(traced: Graph, schedule: Any, types: Sequence[str], batch: Any) -> None:
     """GraphError if a vertex has children that its vertex function never reads.
 
     A function that calls ``gather()`` reads any number; one that only calls ``gather(k)`` reads
-    the children up to the largest k. max_arity: of the vertices of ``batch``.
+    the children up to the largest k. schedule: of ``batch`` or its distinct vertices. types: of
+    vertices, by which it numbers kinds.
     """
+    max_arity = schedule.max_arity
     for structure in dict.fromkeys(slot.structure for slot in traced.slots):
         limits = {
             vertex_type: most
             for vertex_type, most in _most_read(structure)
             if most is not None and (structure.top_down or max_arity > most)
         }
-        if limits:
+        own = types_in(types, structure.of) if structure.of else types
+        fits = structure.of_types and not structure.top_down and _fit(limits, schedule, own)
+        if limits and not fits:
             graphs = batch.graphs[structure.of] if structure.of else batch
             _check_numbers(structure, limits, graphs)
+
+
+def _fit(limits: Mapping[str | None, int], schedule: Any, types: Sequence[str]) -> bool:
+    """True if no kind of vertices of a type in ``limits`` has more children than its limit."""
+    limit_of = [limits.get(name, _ANY_NUMBER) for name in types]
+    bits = 2 ** number_of_bits(types) - 1
+    arities = zip(schedule.kinds, schedule.max_arities, strict=True)
+    return all(most <= limit_of[key >> 1 & bits] for (key, *_), most in arities)
 
 
 def _most_read(structure: Structure) -> Iterable[tuple[str | None, int | None]]:

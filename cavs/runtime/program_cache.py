@@ -123,7 +123,7 @@ class ProgramCache:
             rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             if batch not in variant.traced.fitting:
-                check_arity(variant.traced.graph, schedule.max_arity, batch)
+                check_arity(variant.traced.graph, schedule, variant.traced.types, batch)
                 variant.traced.fitting.add(batch)
             kinds = {k for k, _, _ in schedule.kinds}
             if must_merge_features(variant, kinds):
@@ -323,8 +323,8 @@ class ProgramCache:
 
     def _is_undecided(self, variant: Variant, schedule: _engine.Schedule) -> bool:
         """True if a policy of batching is yet to be chosen, by the batch of ``schedule``."""
-        wanted = chooses(self.scheduling, schedule, variant.traced.types)
-        return wanted and self.chosen(variant) is None
+        undecided = self.chosen(variant) is None
+        return undecided and chooses(self.scheduling, schedule, variant.traced.types)
 
     def _orders(self, variant: Variant, rows: Any) -> tuple[Order, Sampled]:
         """Return the schedule of ``rows`` by a policy, and the batch that one learns from."""

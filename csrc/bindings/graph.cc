@@ -233,6 +233,8 @@ void bind_schedule(py::module_& m) {
       .def_property_readonly("batch", [](const Schedule& s) { return s.batch; })
       .def_readonly("num_levels", &Schedule::num_levels)
       .def_readonly("max_arity", &Schedule::max_arity)
+      .def_property_readonly("max_arities", &Schedule::max_arities,
+                             "One more than the last position of a child, for each kind.")
       .def_property_readonly(
           "kinds",
           [](const Schedule& s) {
@@ -406,7 +408,7 @@ void bind_schedule(py::module_& m) {
       "make_schedule",
       [](std::shared_ptr<const GraphBatch> batch, const std::optional<Masks>& presence,
          const std::optional<std::pair<std::shared_ptr<const GraphBatch>, Indices>>& merged_from,
-         bool by_number, const std::optional<SchedulingPolicy>& policy) {
+         bool by_number, const SchedulingPolicy* policy) {
         if (presence) check_size(*presence, batch->num_vertices(), "presence");
         const uint32_t* masks = presence ? presence->data() : nullptr;
         MergedFrom from;
@@ -416,7 +418,7 @@ void bind_schedule(py::module_& m) {
           check_distinct(merged_from->second, *from.graphs, *batch);
         }
         const py::gil_scoped_release release;
-        return make_schedule(std::move(batch), masks, from, by_number, policy ? &*policy : nullptr);
+        return make_schedule(std::move(batch), masks, from, by_number, policy);
       },
       py::arg("batch").none(false), py::arg("presence") = py::none(),
       py::arg("merged_from") = py::none(), py::arg("by_number") = true,

@@ -248,6 +248,17 @@ std::shared_ptr<const Schedule> make_schedule(std::shared_ptr<const GraphBatch> 
   return schedule;
 }
 
+std::vector<int32_t> Schedule::max_arities() const {
+  std::vector<int32_t> most;
+  for (const Kind& kind : kinds) {
+    int32_t& arity = most.emplace_back(0);
+    for (int32_t e = kind.edges.begin; e < kind.edges.end; ++e) {
+      arity = std::max(arity, position_of(e) + 1);
+    }
+  }
+  return most;
+}
+
 template <class F>
 const int32_t* Schedule::derive(int64_t key, F&& fill) const {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -80,6 +80,8 @@ struct Schedule {
   int32_t position_of(int32_t e) const {
     return position.empty() ? e - edge_offsets[parent[e]] : position[e];
   }
+  // For each kind, one more than the last position of a child of its vertices.
+  std::vector<int32_t> max_arities() const;
 
   // Derived index arrays, computed on first use and cached. Thread-safe.
   const int32_t* nth_child(int32_t k) const;      // row -> row of the k-th child, or -1
