@@ -10,8 +10,8 @@ from models.jets import JetClassifier, draw_particles, jet_graph
 HIDDEN = 40  # as in the paper
 PARTICLES = 30
 REASON = (
-    "we collate, schedule and look for equal vertices within the time that is measured, while the "
-    "indices of the rival are prepared before"
+    "we collate and schedule within the time that is measured, while the indices of the rival are "
+    "prepared before"
 )
 
 

@@ -71,8 +71,7 @@ class GraphBatch(EngineBatch):
 
     def _check_vertices(self) -> None:
         """GraphError for a graph without vertices, which only a structure of a sample may be."""
-        offsets = self.topology.vertex_offsets
-        empty = offsets[1:] == offsets[:-1]
+        empty = (offsets := self.topology.vertex_offsets)[1:] == offsets[:-1]
         if empty.any():
             raise GraphError(
                 f"{self.graph_label(int(np.flatnonzero(empty)[0]))} has no vertex; it needs at "

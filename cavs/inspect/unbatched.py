@@ -121,7 +121,7 @@ def _why_separate(variant: Variant, batch: BatchLike, passes: Passes, structure:
     why = why_separate(variant.traced.graph, variant.key.training, structure)
     if not why and batch.topology.num_vertices < MIN_MERGED:
         return f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
-    return why
+    return why or "so few are equal that the distinct ones are no program of their own"
 
 
 def _merged_features(variant: Variant) -> Iterator[str]:

@@ -41,7 +41,7 @@ from cavs.runtime.tracing import (
     must_merge_features,
     trace,
 )
-from cavs.runtime.variant import Build, Variant, VariantKey, Variants
+from cavs.runtime.variant import Build, Search, Variant, VariantKey, Variants
 
 MIN_MERGED = 256  # vertices of a batch; below, the search for equal ones costs what it saves
 MAX_CHILD_NUMBERS = 4  # each doubles the number of possible kinds
@@ -117,10 +117,10 @@ class ProgramCache:
         self.sync.follow_others()
         while True:
             if key is None:
-                variant = self._select(batch, training, with_loss)
+                variant, rows = self._select(batch, training, with_loss)
             else:
                 variant = self._mergeable_variant(key, batch)
-            rows = self.rows_of(variant, batch)
+                rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             if batch not in variant.traced.fitting:
                 check_arity(variant.traced.graph, schedule, variant.traced.types, batch)
@@ -142,24 +142,27 @@ class ProgramCache:
             of_outputs = variant.traced.graph.outputs if variant.key.outside else {}
             inputs = self._inputs(schedule, variant.built, rows, batch, of_outputs)
             prepared = Prepared(variant, rows, inputs)
+            if key is None:
+                self._count_search(variant, batch)
             self.lstms.clock(prepared.executor)
             return prepared
 
     def prepare_known(self, batch: BatchLike, training: bool) -> None:
         """Make the schedules of ``batch`` for programs that exist; safe in another thread."""
         for with_loss in (True, False):
-            variant = self._known(batch, training, with_loss)
+            variant, rows = self._known(batch, training, with_loss)
             build = None if variant is None else variant.build  # another thread may drop it
             if variant is not None and build is not None:
-                rows = self.rows_of(variant, batch)
+                rows = self.rows_of(variant, batch) if rows is None else rows
                 self._inputs(self._schedule(variant, rows), build, rows, batch)
 
     def is_new(self, batch: BatchLike) -> bool:
         """True if a training step on ``batch`` would compile, or choose a policy of batching."""
-        variant = self._known(batch, True, True)
+        variant, rows = self._known(batch, True, True)
         if variant is None or variant.build is None or not self._fits(variant, batch):
             return True
-        schedule = self._schedule(variant, self.rows_of(variant, batch))
+        rows = self.rows_of(variant, batch) if rows is None else rows
+        schedule = self._schedule(variant, rows)
         built = self._is_built(variant, {k for k, *_ in schedule.kinds})
         return not built or self._is_undecided(variant, schedule)
 
@@ -191,16 +194,43 @@ class ProgramCache:
 
     # ---- choosing a variant --------------------------------------------------------------------
 
-    def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant:
-        """Return the variant that runs ``batch``, traced for it."""
+    def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> tuple[Variant, Any]:
+        """Return the variant that runs ``batch``, traced for it, and whose rows run."""
         variant = self._mergeable_variant(self._key(batch, training, with_loss), batch)
         if self.lstms.take(variant, batch):
             key = VariantKey(training, with_loss, merging=False, recurrent=True)
-            return self._variant(key, batch)
-        return variant
+            variant = self._variant(key, batch)
+        rows = self.rows_of(variant, batch)
+        if self._finds_few(variant, rows, batch):
+            variant = self._variant(variant.key._replace(merging=False), batch)
+            rows = self.rows_of(variant, batch)
+        return variant, rows
 
     def _key(self, batch: BatchLike, training: bool, with_loss: bool) -> VariantKey:
-        return VariantKey(training, with_loss, self.merges(batch, training))
+        key = VariantKey(training, with_loss, self.merges(batch, training))
+        known = self.variants.get(key)
+        paused = key.merging and known is not None and known.decisions.search.pause > 0
+        return key._replace(merging=False) if paused else key
+
+    def _finds_few(self, variant: Variant, rows: Any, batch: BatchLike) -> bool:
+        """True if ``rows`` are the distinct vertices of ``batch``, and too few of it are equal.
+
+        Replicas run the same program, whatever their batches look like. Where products are computed
+        at the children, distinct vertices are worth it without copies.
+        """
+        if rows is batch or self._replicas(variant.key.training) or variant.decisions.child_numbers:
+            return False
+        return Search.finds_few(batch.topology.num_vertices, rows.topology.num_vertices)
+
+    def _count_search(self, variant: Variant, batch: BatchLike) -> None:
+        """Count a batch that ``variant`` runs among those that are searched for equal vertices."""
+        key = variant.key._replace(merging=True, recurrent=False)
+        known, training = self.variants.get(key), key.training
+        if known is None or not self.merges(batch, training) or self._replicas(training):
+            return
+        search = known.decisions.search
+        if search.pause or (known.trace is not None and known.trace.distinguishing is not None):
+            search.count(variant.key.merging)
 
     def _mergeable_variant(
         self,
@@ -237,17 +267,29 @@ class ProgramCache:
     def _fits(self, variant: Variant, batch: BatchLike) -> bool:
         return fits(variant, self.feature_types.structures(batch), batch)
 
-    def _known(self, batch: BatchLike, training: bool, with_loss: bool) -> Variant | None:
-        """The variant that runs ``batch`` if it is traced."""
+    def _known(
+        self, batch: BatchLike, training: bool, with_loss: bool
+    ) -> tuple[Variant | None, Any]:
+        """Return the variant that runs ``batch`` if it is traced, and its rows if it was searched.
+
+        Without rows, None: they are to be found.
+        """
+        rows = None
         key = self._key(batch, training, with_loss)
         variant = self.variants.get(key)
         traced = None if variant is None else variant.trace
         if key.merging and traced is not None and traced.distinguishing is None:
             variant = self.variants.get(key._replace(merging=False))
+        elif variant is not None and key.merging and traced is not None:
+            # Another thread may trace the variant now, and decide next.
+            if variant.decisions.child_numbers is not None:
+                rows = self.rows_of(variant, batch)
+            if rows is not None and self._finds_few(variant, rows, batch):
+                variant, rows = self.variants.get(key._replace(merging=False)), batch
         if variant is not None and self.lstms.settled(variant, batch):
             key = VariantKey(training, with_loss, merging=False, recurrent=True)
-            variant = self.variants.get(key)
-        return variant
+            variant, rows = self.variants.get(key), None
+        return variant, rows
 
     def merges(self, batch: BatchLike, training: bool) -> bool:
         """True if equal vertices of a batch are worth a search, where the model allows it."""

@@ -37,6 +37,44 @@ class VariantKey(NamedTuple):
     dropout: bool = True
 
 
+_FEW = 1 / 64  # share of copies among the vertices of a batch, below which they are not merged
+_TRIED = 4  # number of batches in succession with few copies, after which the search pauses
+_PAUSE = 63  # number of batches that run without a search then
+
+
+@dataclass(eq=False)
+class Search:
+    """Decides which batches are searched for equal vertices, by the batches that ran before.
+
+    After batches in succession with few copies, the next ones are not searched; then one is
+    searched again. few: searched batches with few copies, in succession. pause: batches that are
+    not searched from now on.
+    """
+
+    few: int = 0
+    pause: int = 0
+
+    def __post_init__(self) -> None:
+        if self.few < 0 or self.pause < 0:
+            raise ValueError(
+                f"the search for equal vertices has run {self.few}, {self.pause} times"
+            )
+
+    @staticmethod
+    def finds_few(vertices: int, distinct: int) -> bool:
+        """True if a batch with ``distinct`` ones among its vertices has few copies."""
+        return vertices - distinct < _FEW * vertices
+
+    def count(self, merged: bool) -> None:
+        """Count a batch that has run; merged: its equal vertices were merged."""
+        if self.pause:
+            self.pause -= 1
+            return
+        self.few = 0 if merged else min(self.few + 1, _TRIED)
+        if self.few == _TRIED:
+            self.pause = _PAUSE
+
+
 @dataclass(eq=False)
 class Decisions:
     """The decisions that batches have caused for a variant.
@@ -47,6 +85,7 @@ class Decisions:
     of vertices, which number the kinds; None: not known. recompiles: how often new kinds came after
     compilation. shared: edges outnumber vertices; None: undecided. shape: of the first graphs with
     edges. scheduling: the order of tasks of several kinds; None: undecided, that of levels.
+    search: for equal vertices.
     """
 
     absent: frozenset[str] = frozenset()
@@ -58,6 +97,7 @@ class Decisions:
     shared: bool | None = None
     shape: Shape | None = None
     scheduling: Scheduling | None = None
+    search: Search = field(default_factory=Search)
 
     def traced_like(self, other: Decisions) -> bool:
         """True if a model is traced in the same way for both."""
@@ -172,6 +212,7 @@ class Variant:
             "shared": d.shared,
             "shape": d.shape,
             "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
+            "search": [d.search.few, d.search.pause],
         }
 
     @staticmethod
@@ -205,6 +246,7 @@ class Variant:
                 shared=entry.get("shared"),
                 shape=None if shape is None else Shape(*map(float, shape)),
                 scheduling=None if scheduling is None else Scheduling.from_json(scheduling),
+                search=Search(*map(int, entry.get("search", ()))),
             ),
             inherited=True,
         )
