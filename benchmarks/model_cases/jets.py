@@ -39,5 +39,5 @@ def case(sizes: Sizes) -> ModelCase:
             ]
             for batch in batches
         ],
-        reasons={"inference": (REASON, 0.7)},
+        reasons={"inference": (REASON, 0.9)},
     )

@@ -11,11 +11,11 @@ from models.plan_cost import PlanCost
 HIDDEN = 32
 REASONS = {
     "training": (
-        "the weights of 28 types are updated and packed in each step, and a new batch is checked "
-        "and scheduled, for few operators of each type",
-        0.8,
+        "the weights of 28 types are updated in each step, and a new batch is checked and "
+        "scheduled, for few operators of each type",
+        1.2,
     ),
-    "inference": ("a new batch of 28 types is checked and scheduled for small products", 1.2),
+    "inference": ("a new batch of 28 types is checked and scheduled for small products", 1.5),
 }
 
 
