@@ -12,8 +12,8 @@ from cavs.inspect.loop_report import LoopReport
 from cavs.ir import BatchRule, Node
 from cavs.passes.merge_vertices import features_of_vertices, why_separate
 from cavs.passes.specialise import Kind
+from cavs.runtime import program_cache
 from cavs.runtime.interface import BatchLike
-from cavs.runtime.program_cache import MIN_MERGED
 from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.variant import Variant
 
@@ -119,8 +119,9 @@ def _why_separate(variant: Variant, batch: BatchLike, passes: Passes, structure:
     if not passes.merge_vertices:
         return "the pass merge_vertices is off"
     why = why_separate(variant.traced.graph, variant.key.training, structure)
-    if not why and batch.topology.num_vertices < MIN_MERGED:
-        return f"in a batch of fewer than {MIN_MERGED} vertices looking for them costs too much"
+    if not why and batch.topology.num_vertices < program_cache.MIN_MERGED:
+        least = program_cache.MIN_MERGED
+        return f"in a batch of fewer than {least} vertices looking for them costs too much"
     return why or "so few are equal that the distinct ones are no program of their own"
 
 
