@@ -35,7 +35,9 @@ CELLS = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
 CELLS = [name for name in CELLS if issubclass(getattr(nn, name), cavs.VertexFunction)]
 OF_ONE_SIZE = ("RNTN", "TreeFC")
 SIZES = {"RNTN": (9, 24)}  # others: rows of whole words of a thread, and rows of odd length
-MODELS = {"ast-naming": ("size", 128), "tree-fc": ("hidden_size", 64)}  # others: hidden_size 150
+# Others: hidden_size 150. The number of kernels of the MV-RNN grows with it: here its default.
+MODELS = {"ast-naming": ("size", 128), "mv-rnn": ("hidden_size", 25)}
+MODELS["tree-fc"] = ("hidden_size", 64)
 
 
 def classifier(name, size):
