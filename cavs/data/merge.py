@@ -80,6 +80,8 @@ class MergedBatch(EngineBatch):
         self._child_numbers = child_numbers
         # Rows converted for the engine, by name and type; see cavs.runtime.features.
         self.rows: dict[tuple[str, str], Array] = {}
+        # Vertices sorted by the distinct one that they equal; see cavs.runtime.results.
+        self.sorted_copies: dict[str, tuple[Indices, Indices]] = {}
 
     @property
     def num_vertices(self) -> int:

@@ -62,6 +62,8 @@ class MergedSampleBatch(BatchOfStructures[GraphBatch | MergedBatch]):
         )
         super().__init__(topology, (samples, distinct))
         self.rows: dict[tuple[str, str], Array] = {}
+        # Vertices sorted by the distinct one that they equal; see cavs.runtime.results.
+        self.sorted_copies: dict[str, tuple[Indices, Indices]] = {}
 
     def distinct_of(self, structure: str) -> Indices | None:
         """Return the distinct vertex that represents each vertex of a structure; None: itself."""

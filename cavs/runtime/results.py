@@ -54,13 +54,12 @@ def sum_of_copies(rows: Any, structure: str, cotangents: Array) -> Array:
     distinct = rows.distinct_of(structure)
     if distinct is None or not len(cotangents):
         return cotangents
-    known = rows.rows  # sorted once per batch, not in every step
-    order_key, first_key = (f"#order {structure}", ""), (f"#first {structure}", "")
-    if order_key not in known:
+    if structure not in rows.sorted_copies:  # once per batch, not in every step
         order = np.argsort(distinct, kind="stable")
-        known[first_key] = np.flatnonzero(np.diff(distinct[order], prepend=-1))
-        known[order_key] = order
-    found: Array = np.add.reduceat(cotangents[known[order_key]], known[first_key], axis=0)
+        first = np.flatnonzero(np.diff(distinct[order], prepend=-1))
+        rows.sorted_copies[structure] = order, first
+    order, first = rows.sorted_copies[structure]
+    found: Array = np.add.reduceat(cotangents[order], first, axis=0)
     return found
 
 
