@@ -7,8 +7,8 @@ from cavs.compiler.program import (
     Stage,
     instructions_of,
     kind_of,
-    read,
     relation_of,
+    touches,
     written,
 )
 
@@ -24,14 +24,13 @@ def copy_outputs(program: Program) -> None:
         vertices = buffer.space > 1 and relation_of(buffer.space) is None
         if not vertices or kind_of(buffer.space) is not None or buffer.role != "arena":
             continue
-        stages = [s for s in program.stages if _uses(program, s, number)]
+        stages = [s for s in program.stages if _touches(program, s, number)]
         if len(stages) == 1 and _is_local(program, stages[0], number, buffer.space):
             buffer.role = "scratch"
 
 
-def _uses(program: Program, stage: Stage, buffer: int) -> bool:
-    found = [program.instructions[i] for i in instructions_of(stage)]
-    return any(buffer in read(i) or buffer in written(i) for i in found)
+def _touches(program: Program, stage: Stage, buffer: int) -> bool:
+    return any(buffer in keys for keys in touches(program, instructions_of(stage)))
 
 
 def _is_local(program: Program, stage: Stage, buffer: int, space: int) -> bool:
