@@ -49,7 +49,7 @@ def drawn(seed, copies=False):
 
 @pytest.fixture
 def searched(monkeypatch):
-    """The seeds of batches are added when they are searched."""
+    """A list of the batches that were searched for equal vertices."""
     found = []
     make = GraphBatch.merged
 
