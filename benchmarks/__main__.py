@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--full", action="store_true", help="the whole grid of sizes; else --quick of each"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on where an earlier run of this commit stopped"
+        "--resume", action="store_true", help="go on where an earlier run of these sources stopped"
     )
     given = parser.parse_args(arguments)
     wanted = given.programs or PROGRAMS

@@ -273,7 +273,7 @@ def parser_for(
     add(
         "--resume",
         action="store_true",
-        help="keep the cases that the result file has of this commit, machine and these runners",
+        help="keep the cases that the result file has of these sources, machine and runners",
     )
     add("--in-process", action="store_true", help="all runners in one process")
     add("--refcheck", action="store_true", help="first check that all runners agree")
@@ -326,7 +326,7 @@ def kept(
     if not given.resume or not given.out.exists():
         return {}
     old = json.loads(given.out.read_text(encoding="utf-8"))
-    same = ("benchmark", "commit", "versions", "quick", "isolated")
+    same = ("benchmark", "sources", "versions", "quick", "isolated")
     here = [record["machine"].get(part) for part in ("cpu", "cores")]
     if any(old.get(key) != record[key] for key in same) or here != [
         old["machine"].get(part) for part in ("cpu", "cores")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -116,6 +117,7 @@ def surroundings() -> dict[str, Any]:
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
+        "sources": sources(),
         "command": command(),
         "machine": machine(),
         "versions": versions(),
@@ -125,7 +127,7 @@ def surroundings() -> dict[str, Any]:
 def commit() -> str:
     """Return the commit of the working tree, marked if it has changes; empty outside a checkout.
 
-    Results do not count as changes: a run that writes some can still be resumed.
+    Results do not count as changes.
     """
 
     def git(*arguments: str) -> str:
@@ -141,6 +143,22 @@ def commit() -> str:
     name = git("rev-parse", "HEAD")
     changes = ("status", "--porcelain", "--", ".", ":!benchmarks/results")
     return name + (" with changes" if name and git(*changes) else "")
+
+
+# Documents and tests change no figure: an interrupted run can be resumed after they have changed.
+MEASURED = ("pyproject.toml", "cavs", "csrc", "cuda", "models", "benchmarks")
+
+
+def sources() -> str:
+    """Return a hash of the files that decide on results: package, engine, models, benchmarks."""
+    found = hashlib.sha256()
+    for name in MEASURED:
+        for file in sorted([ROOT / name, *(ROOT / name).rglob("*")]):
+            path = file.relative_to(ROOT)
+            if file.is_file() and not {"results", "__pycache__"} & set(path.parts):
+                text = file.read_bytes()
+                found.update(f"{path} {len(text)} ".encode() + text)
+    return found.hexdigest()
 
 
 def command() -> str:

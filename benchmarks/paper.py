@@ -58,7 +58,7 @@ def options() -> GridParser:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--rounds", type=at_least(1), default=3)
     add("--data", default=os.environ.get("CAVS_DATA", ""), metavar="DIR")
-    add("--resume", action="store_true", help="keep the cases of the result file of this commit")
+    add("--resume", action="store_true", help="keep the cases of the result file of these sources")
     # Options that `benchmarks.harness.run` reads, and this program lacks.
     parser.set_defaults(quick=False, in_process=False, refcheck=False, reference="cavs")
     return parser

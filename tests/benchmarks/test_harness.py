@@ -222,11 +222,32 @@ def test_a_run_resumes_an_interrupted_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert go("--resume", "--runners", "cavs") == titles  # other runners
     assert go() == titles
     monkeypatch.setattr(machine, "commit", lambda: "another")
+    assert go("--resume") == []
+    monkeypatch.setattr(machine, "sources", lambda: "others")
     assert go("--resume") == titles
 
 
+def test_results_documents_and_tests_are_not_among_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    names = ["pyproject.toml", "cavs/x.py", "csrc/x.cc", "benchmarks/sst.py"]
+    for name in (*names, "benchmarks/results/sst.json", "docs/x.md", "tests/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    first = machine.sources()
+    for name in ("benchmarks/results/sst.json", "docs/x.md", "tests/x.py"):
+        (tmp_path / name).write_text("2")
+    assert machine.sources() == first
+    for name in names:
+        (tmp_path / name).write_text("2")
+        assert machine.sources() != first
+        (tmp_path / name).write_text("1")
+    (tmp_path / "cavs/x.py").rename(tmp_path / "cavs/y.py")
+    assert machine.sources() != first
+
+
 def test_results_are_no_change_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise an interrupted run that has written results would not be resumed."""
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
