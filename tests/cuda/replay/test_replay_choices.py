@@ -178,6 +178,7 @@ def test_profiled_runs_and_split_steps_are_not_replayed(twin, device):
 
 def test_the_number_of_graphs_is_limited(twin, device):
     """The most recently used ones stay; a batch whose graph was evicted gets another."""
+    gc.collect()  # sessions of earlier tests
     rng = np.random.default_rng(0)
     model, wanted = classifier(), classifier()
     session, host = session_on(device, model), session_on("cpu", wanted)
