@@ -2,7 +2,7 @@
 
 import sys
 
-from cavs.cli import main
+from cavs.cli.__main__ import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

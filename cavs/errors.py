@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 T = TypeVar("T")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # Callers of the command line, such as a console script, are not the cause of an error.
-_COMMAND_LINE = os.path.join(_PACKAGE, "cli", "__init__.py")
+_COMMAND_LINE = os.path.join(_PACKAGE, "cli", "command.py")
 _MODELS = os.path.join(os.path.dirname(_PACKAGE), "models")  # outside of the package in a checkout
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__))  # the standard library
 

@@ -1,81 +1,19 @@
 """The ``cavs`` command."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import argparse
-import sys
-from collections.abc import Sequence
-from importlib import import_module
+from cavs.exports import on_first_use
 
-from cavs.cli import launch, streams
-from cavs.cli.registry import Task, data_file, require_data, require_least
-from cavs.errors import CavsError
-from cavs.train.checkpoint import version
+if TYPE_CHECKING:
+    from cavs.cli.command import main
+    from cavs.cli.registry import Task, data_file, require_data, require_least
 
 __all__ = ["Task", "data_file", "main", "require_data", "require_least"]
 
-
-# The module of each command, of which only those that a command line names are imported.
-_MODULES = {
-    "demo": "demo",
-    "train": "train",
-    "evaluate": "evaluate",
-    "predict": "evaluate",
-    "report": "report",
-    "bench": "bench",
-    "explain": "explain",
-    "strategy": "strategy",
-    "info": "info",
-    "launch": "launch",
-    "config-server": "config_server",
-}
-
-
-def parser_for(argv: list[str]) -> argparse.ArgumentParser:
-    """Return the parser for `argv`, with all commands unless it begins with one.
-
-    A model adds its options only if `argv` names it.
-    """
-    parser = argparse.ArgumentParser(
-        prog="cavs", description="A runtime for dynamic neural networks."
-    )
-    parser.add_argument("--version", action="version", version=f"cavs {version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = [_MODULES[word] for word in argv[:1] if word in _MODULES]
-    for module in named or dict.fromkeys(_MODULES.values()):
-        import_module(f"cavs.cli.{module}").add_parser(commands, argv)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit status: 0, 1 for an error of cavs, 2 for bad usage, 130 for Ctrl-C."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    streams.prepare()
-    try:
-        try:
-            return _run(arguments)
-        finally:
-            sys.stdout.flush()
-    except streams.OutputError as error:
-        streams.give_up(error)
-        return 1
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        own, launched = launch.split(arguments)
-        args = parser_for(own).parse_args(own)
-        if launched:
-            args.arguments = launched
-        launch.require_alone(args)
-        status: int = args.run(args)
-        return status
-    except CavsError as error:
-        print(f"cavs: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as error:
-        from cavs.distributed.comm.launcher_pipe import is_stopping, rank_of_environment
-
-        if not (is_stopping() and rank_of_environment() != "0"):  # rank 0 says it for all
-            print(f"\ncavs: {str(error) or 'stopped'}", file=sys.stderr)
-        return 130
+__getattr__ = on_first_use(
+    globals(),
+    {
+        "main": "command",
+        **dict.fromkeys(("Task", "data_file", "require_data", "require_least"), "registry"),
+    },
+)

@@ -1,8 +1,19 @@
 """``python -m cavs.cli`` is the ``cavs`` command."""
 
+import gc
 import sys
 
-from cavs.cli import main
+
+def run() -> int:
+    """Run the command that a shell has started.
+
+    Imports create many objects, and no garbage: `main` collects again once it has imported.
+    """
+    gc.disable()
+    from cavs.cli.command import main
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -12,7 +12,7 @@ from typing import Any
 
 from cavs.cli.numbers import count
 from cavs.train.configuration import FileStore, MemoryStore
-from cavs.train.configuration.location import TOKEN
+from cavs.train.configuration.names import TOKEN
 from cavs.train.configuration.store import read_token
 
 

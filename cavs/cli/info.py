@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from cavs.cli.registry import names, summary
-from cavs.train.checkpoint import read_checkpoint, version
+from cavs.train.checkpoint import read_checkpoint
+from cavs.train.version import version
 
 
 def add_parser(commands: Any, argv: list[str]) -> None:

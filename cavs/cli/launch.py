@@ -10,9 +10,7 @@ from typing import Any
 from cavs.cli.numbers import count
 from cavs.errors import ConfigError
 from cavs.launched import started
-from cavs.train.configuration import FileStore, open_store
-from cavs.train.configuration.location import STORE, TOKEN
-from cavs.train.configuration.store import read_token
+from cavs.train.configuration.names import STORE, TOKEN
 
 _ALONE = (
     *("bench", "config-server", "demo", "evaluate", "explain", "info", "launch", "predict"),
@@ -152,6 +150,9 @@ def _store_environment(args: argparse.Namespace) -> dict[str, str]:
                 "--config-token-file without --config-store", hint="pass both, or none of them"
             )
         return {}
+    from cavs.train.configuration.location import open_store
+    from cavs.train.configuration.store import FileStore, read_token
+
     store = open_store(args.config_store, args.config_token_file)
     store.read()
     if isinstance(store, FileStore):

@@ -24,7 +24,7 @@ from cavs.errors import CheckpointError, ConfigError, DataError
 from cavs.train import DataLoader, Trainer
 from cavs.train.checkpoint import best_path, check_writable, read_checkpoint
 from cavs.train.checkpoint_lock import CheckpointLock
-from cavs.train.configuration.location import STORE
+from cavs.train.configuration.names import STORE
 from cavs.train.fit_options import FitResult
 from cavs.train.log import JsonLines
 from cavs.train.policies import POLICIES, FollowStore, KeepSize

@@ -1,7 +1,6 @@
 """Training one model on many ranks: strategies, communicators, and the trainer that uses them."""
 
 import sys
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from cavs.exports import on_first_use
@@ -42,7 +41,7 @@ def __getattr__(name: str) -> Any:
     return _export(name)
 
 
-class _Renamed(MetaPathFinder):
+class _Renamed:
     """Names the new path of a renamed module where the old one is imported."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:

@@ -15,7 +15,7 @@ from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm.agreement import Agreement
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.mpi.communicator import check_survivable
-from cavs.distributed.comm.world import ranks_of
+from cavs.distributed.comm.own_ranks import ranks_of
 from cavs.distributed.coordinator import RankCoordinator
 from cavs.distributed.elastic.training import RankTraining
 from cavs.distributed.planning.choice import number_of_replicas, possible_variables

@@ -23,6 +23,7 @@ from cavs.errors import CheckpointError, renamed
 from cavs.frontend.model import Model
 from cavs.train import safetensors
 from cavs.train.optimizer import TrainableParameter
+from cavs.train.version import version
 
 Array = NDArray[Any]
 _FORMAT = "1"
@@ -35,16 +36,6 @@ class ParameterizedModel(Protocol):
     def parameters(self) -> Mapping[str, TrainableParameter]:
         """Return the parameters by dotted name, in a stable order."""
         ...
-
-
-def version() -> str:
-    """Return the installed version of cavs."""
-    from importlib import metadata  # slow to import, and needed by checkpoints alone
-
-    try:
-        return metadata.version("cavs")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def best_path(checkpoint: str | os.PathLike[str]) -> Path:

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-gc.set_threshold(20_000, 20, 50)  # imports create many objects, and no garbage
+gc.set_threshold(200_000, 20, 50)  # imports create many objects, and no garbage
 
 for finder in sys.meta_path:
     if getattr(finder, "rebuild_flag", False):  # an editable installation by scikit-build-core

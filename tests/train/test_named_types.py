@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from cavs.errors import ConfigError
-from cavs.train.configuration.location import STORE
+from cavs.train.configuration.names import STORE
 from cavs.train.named_types import NamedTypes
 from cavs.train.policies import BUILT_IN, POLICIES, GNSBatch
 from cavs.train.policy import Policy

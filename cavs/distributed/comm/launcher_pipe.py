@@ -13,6 +13,7 @@ from pathlib import Path
 
 PIPE = "CAVS_LAUNCH_PIPE"  # environment variable: the path of the launcher's named pipe
 ELASTIC = "CAVS_ELASTIC"  # environment variable: set if the launcher lets ranks survive a death
+SPARES = "CAVS_SPARES"  # environment variable: the number of the last processes that wait at first
 # Environment variables of processes that MPI may start later: the number of the launch's processes
 # and the command by which one more is started, as JSON; and the number of such a process.
 RESTORE, NUMBER = "CAVS_RESTORE", "CAVS_NUMBER"

@@ -16,7 +16,6 @@ from cavs.distributed.comm.mailbox import Letter, Mailbox, as_text
 from cavs.distributed.comm.messages import Message
 from cavs.errors import CommunicationError, ConfigError
 
-SPARES = "CAVS_SPARES"  # environment variable: the number of the last processes that wait at first
 _GLANCE = 0.05  # seconds between two looks of a waiting process at whether to stop
 
 

@@ -21,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE, RESTORE, request_stop
-from cavs.distributed.comm.pool import SPARES
+from cavs.distributed.comm.launcher_pipe import ELASTIC, PIPE, RESTORE, SPARES, request_stop
 from cavs.distributed.launch import supervisor
 from cavs.distributed.launch.watch import Watch, run_folder
 from cavs.errors import ConfigError, DeviceError

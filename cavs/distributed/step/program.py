@@ -37,8 +37,9 @@ from cavs.distributed.sync.stale_server.owner import optimiser
 from cavs.errors import CommunicationError, ConfigError
 from cavs.ir import Graph
 from cavs.ir.printer import number, print_node
-from cavs.train.checkpoint import model_name, version
+from cavs.train.checkpoint import model_name
 from cavs.train.stepping import TrainingState
+from cavs.train.version import version
 
 _STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000)  # at which learning rates are compared
 

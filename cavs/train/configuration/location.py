@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 
 from cavs.errors import ConfigError
+from cavs.train.configuration.names import STORE, TOKEN
 from cavs.train.configuration.store import ConfigurationStore, FileStore, read_token
-
-STORE = "CAVS_CONFIG_STORE"  # environment variable: the location of the store
-TOKEN = "CAVS_CONFIG_TOKEN"  # environment variable: the token of an HTTP store
 
 
 def open_store(

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cavs.distributed.comm.world import own_processors
+from cavs.distributed.comm.own_ranks import own_processors
 from cavs.distributed.launch.launcher import SESSIONS, command_of, environment_of, find_mpirun
 from tests.distributed.mpirun import ROOT, needs_mpi
 from tests.patience import patience

@@ -13,11 +13,11 @@ from cavs.distributed.comm.collectives import Collectives
 from cavs.distributed.comm.hang_detection import WaitRegister
 from cavs.distributed.comm.interfaces import Communicator
 from cavs.distributed.comm.interrupt import begin_before_interrupt
-from cavs.distributed.comm.launcher_pipe import NUMBER
+from cavs.distributed.comm.launcher_pipe import NUMBER, SPARES
 from cavs.distributed.comm.mailbox import Mailbox
 from cavs.distributed.comm.messages import Message
 from cavs.distributed.comm.mpi.communicator import MPICommunicator, join_running
-from cavs.distributed.comm.pool import SPARES, Pool, WaitingCommunicator, join_pool
+from cavs.distributed.comm.pool import Pool, WaitingCommunicator, join_pool
 from cavs.errors import ConfigError
 from cavs.launched import started
 
