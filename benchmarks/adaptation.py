@@ -25,7 +25,7 @@ from benchmarks.harness import markdown, write_report
 from benchmarks.options import at_least
 from benchmarks.result_paths import GridParser
 from cavs.distributed import Trainer, world
-from cavs.distributed.comm.pool import SPARES
+from cavs.distributed.comm.launcher_pipe import SPARES
 from cavs.distributed.launch.launcher import command_of, find_mpirun
 from cavs.train import Policy, TrainingRun, monitors
 

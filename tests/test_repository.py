@@ -121,18 +121,27 @@ def test_make_help_lists_the_targets() -> None:
 # Run each module named with --help, as ``python -m`` does, in a fork of a process that has imported
 # the parts of the package that most of them need; print its status and output.
 SHOW_HELP = """
-import json, os, runpy, sys, tempfile
-import cavs.cli, cavs.distributed.trainer
+import gc, json, os, runpy, sys, tempfile, traceback
+import benchmarks.harness, cavs.cli.train, cavs.nn
 
+gc.freeze()
+gc.disable()
 for module in sys.argv[1:]:
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            sys.argv = [module, "--help"]
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-            sys.exit()
+            sys.argv, status = [module, "--help"], 0
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except SystemExit as end:
+                status = int(end.code or 0)
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            os._exit(status)  # the end of an interpreter takes longer than these imports
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         output.seek(0)
         print(json.dumps([module, status, output.read().decode()]), flush=True)

@@ -233,6 +233,7 @@ class _Run:
     told: set[int] = field(default_factory=set)  # ranks that the signal was passed on to
     urged: bool = False  # ranks that wait for others were told once more
     failed: bool = False  # some rank kept the others waiting
+    gone: int = 0  # ranks that had ended when `patient` was set
     patient: float | None = None  # until then, once a rank has died or aborted
     ended: float | None = None  # when mpirun was told to end the ranks
     over: float | None = None  # when all ranks had ended by themselves
@@ -356,8 +357,13 @@ class _Run:
             self._interrupt(rank)
         if not watch.finishing:
             return
-        if self.patient is None:
-            self.patient = now + _FAREWELL
+        if watch.over:  # mpirun ends by itself, which takes it seconds on a busy machine
+            self.over = self.over or now
+            if now > self.over + _ABORTING:
+                self._end()
+            return
+        if self.patient is None or (len(watch.ends) > self.gone and not self.urged):
+            self.patient, self.gone = now + _FAREWELL, len(watch.ends)
         if now > self.patient:
             if watch.ends and (watch.alone or self.urged):
                 self._end()

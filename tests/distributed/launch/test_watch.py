@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cavs.distributed.comm import launcher_pipe
-from cavs.distributed.launch import supervisor, watch
+from cavs.distributed.launch import launcher, supervisor, watch
 from cavs.distributed.launch.watch import Watch
 
 
@@ -277,3 +278,53 @@ def test_a_zombie_counts_as_gone(tell):
     tell.watch.miss()
     os.waitpid(child, 0)
     assert tell.watch.ends == {1: -9}
+
+
+class Mpirun:
+    """A process that is told to end."""
+
+    ended = 0
+
+    def terminate(self):
+        self.ended += 1
+
+
+def stopping(tell, ranks=2):
+    """Return a run that was told to stop, the ranks of which have started."""
+    for rank in range(ranks):
+        tell(rank, "started", os.getpid())
+    options = {"elastic": False, "program": True, "again": False, "restore": False}
+    run = launcher._Run(lambda: None, tell.watch, say=lambda text: None, **options)
+    run.process, run.asked, run.told = Mpirun(), signal.SIGHUP, set(range(ranks))
+    return run
+
+
+def test_ranks_that_have_stopped_by_themselves_are_no_error_of_a_slow_mpirun(tell):
+    run = stopping(tell, 3)
+    run._pass_on(0.0)
+    for rank in range(3):
+        tell(rank, "in", "MPI_Finalize", 300)
+    run._pass_on(1.0)
+    for rank in range(3):
+        tell(rank, "ended", 0)
+    run._pass_on(2.9)
+    run._pass_on(3.1)  # longer than ranks may take that wait for no other
+    assert run.process.ended == 0
+    run._pass_on(8.0)
+    run.process.returncode = -signal.SIGTERM
+    assert (run.process.ended, run._status()) == (1, 0)
+
+
+def test_a_rank_has_time_to_end_after_another_one_has(tell):
+    run = stopping(tell, 3)
+    for rank in range(3):
+        tell(rank, "in", "MPI_Finalize", 300)
+    run._pass_on(0.0)
+    tell(0, "ended", 0)
+    run._pass_on(2.1)
+    tell(1, "ended", 0)
+    run._pass_on(4.1)
+    assert run.process.ended == 0
+    run._pass_on(6.2)
+    run.process.returncode = -signal.SIGTERM
+    assert (run.process.ended, run._status()) == (1, 128 + signal.SIGHUP)
