@@ -1,5 +1,6 @@
 """The program of one rank: ``python tests/distributed/rank.py MODULE FUNCTION ARGUMENTS``."""
 
+import gc
 import importlib
 import json
 import sys
@@ -40,13 +41,17 @@ def main():
     from cavs.distributed.comm import MPICommunicator
     from tests.patience import patience
 
-    module, function, text = sys.argv[1:]
+    module, name, text = sys.argv[1:]
     communicator = MPICommunicator(timeout=patience(30))
-    result = getattr(importlib.import_module(module), function)(communicator, *json.loads(text))
+    function = getattr(importlib.import_module(module), name)
+    gc.freeze()  # no object of a module becomes garbage
+    gc.enable()
+    result = function(communicator, *json.loads(text))
     if communicator.rank == 0:
         print("RESULT " + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
+    gc.disable()
     sys.modules["pytest"] = LightPytest("pytest")
     main()

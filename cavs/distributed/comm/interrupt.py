@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ class RankInterrupt:
         self.trainings: WeakSet[object] = WeakSet()  # begun and not closed
         self._depth = 0  # calls of a training that are running
         self._cleared = -1.0
+        self._waits = False  # a timer is set
 
     def install(self) -> None:
         """Handle SIGINT from now on, unless the program has a handler of its own."""
@@ -37,6 +39,7 @@ class RankInterrupt:
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         ):
             signal.signal(signal.SIGINT, self._handle)
+            atexit.register(self.clear)
             self.installed = True
 
     @contextmanager
@@ -60,6 +63,9 @@ class RankInterrupt:
         else:
             self._cleared = time.monotonic()
         self.requested = False
+        if self._waits:  # the timer would kill a process that is ending, as handlers are removed
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            self._waits = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() < self._cleared + _LATE:
@@ -80,6 +86,7 @@ class RankInterrupt:
         ) in (signal.SIG_DFL, self._expire):
             signal.signal(signal.SIGALRM, self._expire)
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
+            self._waits = True
 
     def _expire(self, number: int, frame: FrameType | None) -> None:
         if self.requested and self._depth == 0:
