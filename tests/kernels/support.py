@@ -111,6 +111,12 @@ every_product = pytest.mark.parametrize(
     ids=lambda c: f"{c.isa}-{c.dtype}",
 )
 PRODUCTS = _PRODUCTS + [(unit, "float32") for unit in TABLES]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def products_of(dtype: str) -> list[Case]:
+    """All tables of products of ``dtype``, for tests that make their operands once for all."""
+    return [Case(isa, of) for isa, of in PRODUCTS if of == dtype]
 
 
 class Guarded:

@@ -15,10 +15,26 @@ from .support import (
     SOURCE_KINDS,
     Case,
     Guarded,
+    every_dtype,
     every_product,
     make_source,
     packed_weight,
+    products_of,
 )
+
+
+class Product:
+    """The product start + a @ b in float64, to compare with those of several tables."""
+
+    def __init__(self, a: np.ndarray, b: np.ndarray, start: float = 0.0, slack: float = 0.0):
+        self.a, self.b = a.astype("f8"), b.astype("f8")
+        self.exact = start + self.a @ self.b
+        self.terms = (np.abs(self.a) + slack) @ np.abs(self.b) + abs(start)
+
+    def check(self, case: Case, got: np.ndarray) -> None:
+        bound = case.product_error(self.a.shape[1]) * self.terms
+        error = np.abs(got - self.exact)
+        assert (error <= bound + case.rounding_error(self.a, self.b)).all(), case
 
 
 def assert_product(
@@ -33,9 +49,7 @@ def assert_product(
 
     `slack`: how much larger than `a` the terms are that its own values were summed from.
     """
-    a, b = a.astype("f8"), b.astype("f8")
-    bound = case.product_error(a.shape[1]) * ((np.abs(a) + slack) @ np.abs(b) + abs(start))
-    assert (np.abs(got - (start + a @ b)) <= bound + case.rounding_error(a, b)).all()
+    Product(a, b, start, slack).check(case, got)
 
 
 @every_product
@@ -111,8 +125,9 @@ def test_matmul_of_few_rows(case: Case, kind: str) -> None:
     rng = np.random.default_rng(5)
     panel, lanes = case.table.panel, case.table.panel // 4
     widths = [k * panel + d for k in (1, 2, 4, 9) for d in (-1, 0, 1, 1 - lanes, panel - lanes)]
-    for n, k in itertools.product(widths, (0, 1, 40, 1100)):
-        source, a = make_source(case, rng, kind, 0, 9, k)
+    sources = {k: make_source(case, rng, kind, 0, 9, k) for k in (0, 1, 40, 1100)}
+    for n, k in itertools.product(widths, sources):
+        source, a = sources[k]
         w = case.normal(rng, k, n)
         packed, panels = packed_weight(case, w), -(-n // panel)
         whole = Guarded(9, n, case.dtype, fill=0.5)
@@ -141,18 +156,20 @@ def test_matmul_of_few_rows(case: Case, kind: str) -> None:
 LARGE = {"float32": (601, 900), "float64": (301, 900)}
 
 
-@every_product
+@every_dtype
 @pytest.mark.parametrize("kind", SOURCE_KINDS)
-def test_matmul_with_a_large_weight(case: Case, kind: str) -> None:
+def test_matmul_with_a_large_weight(dtype: str, kind: str) -> None:
     rng = np.random.default_rng(5)
-    k, n = LARGE[case.dtype]
-    w = case.normal(rng, k, n)
-    packed = packed_weight(case, w)
+    cases, (k, n) = products_of(dtype), LARGE[dtype]
+    w = cases[0].normal(rng, k, n)
+    packed = [packed_weight(case, w) for case in cases]
     for rows in (0, 1, 6, 7, 40):
-        source, a = make_source(case, rng, kind, 0, rows, k)
-        c = Guarded(rows, n, case.dtype)
-        case.table.matmul([source], 0, rows, packed, n, c.view)
-        assert_product(case, c.check(), a, w, slack=4.0)
+        source, a = make_source(cases[0], rng, kind, 0, rows, k)
+        expected = Product(a, w, slack=4.0)
+        for case, weight in zip(cases, packed, strict=True):
+            c = Guarded(rows, n, dtype)
+            case.table.matmul([source], 0, rows, weight, n, c.view)
+            expected.check(case, c.check())
 
 
 @every_product
@@ -217,27 +234,32 @@ def test_pack_pieces_and_transposes(case: Case) -> None:
         assert (some.view("u1") == expected).all()
 
 
-@every_product
+@every_dtype
 @pytest.mark.parametrize("rows", [0, 1, 7, 255, 256, 257, 600])
-def test_matmul_tn_rows(case: Case, rows: int) -> None:
+def test_matmul_tn_rows(dtype: str, rows: int) -> None:
     rng = np.random.default_rng(rows)
+    first = products_of(dtype)[0]
     for k, n in ((1, 1), (6, 64), (13, 33), (150, 65), (7, 1100)):
-        a, b = case.normal(rng, rows, k), case.normal(rng, rows, n)
-        out = Guarded(k, n, case.dtype)
-        case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view)
-        assert_product(case, out.check(), a.T, b)
+        a, b = first.normal(rng, rows, k), first.normal(rng, rows, n)
+        expected = Product(a.T, b)
+        for case in products_of(dtype):
+            out = Guarded(k, n, dtype)
+            case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view)
+            expected.check(case, out.check())
 
 
-@every_product
+@every_dtype
 @pytest.mark.parametrize("rows", [0, 5, 448, 449, 900])
-def test_matmul_tn_with_a_large_result(case: Case, rows: int) -> None:
+def test_matmul_tn_with_a_large_result(dtype: str, rows: int) -> None:
     """The rows are cut into equal blocks."""
     rng = np.random.default_rng(rows)
-    k, n = 300, 1800
-    a, b = case.normal(rng, rows, k), case.normal(rng, rows, n)
-    out = Guarded(k, n, case.dtype, fill=1.0)
-    case.table.matmul_tn([case.source(a)], [case.source(b)], 0, rows, out.view, accumulate=True)
-    assert_product(case, out.check(), a.T, b, 1.0)
+    first, k, n = products_of(dtype)[0], 300, 1800
+    a, b = first.normal(rng, rows, k), first.normal(rng, rows, n)
+    left, right, expected = [first.source(a)], [first.source(b)], Product(a.T, b, 1.0)
+    for case in products_of(dtype):
+        out = Guarded(k, n, dtype, fill=1.0)
+        case.table.matmul_tn(left, right, 0, rows, out.view, accumulate=True)
+        expected.check(case, out.check())
 
 
 @every_product
@@ -253,44 +275,47 @@ def test_matmul_tn_sizes(case: Case) -> None:
             assert_product(case, out.check(), a.T, b, 1.0)
 
 
-@every_product
+@every_dtype
 @pytest.mark.parametrize("kind_a", SOURCE_KINDS)
 @pytest.mark.parametrize("kind_b", SOURCE_KINDS)
-def test_matmul_tn_row_maps_and_column_ranges(case: Case, kind_a: str, kind_b: str) -> None:
+def test_matmul_tn_row_maps_and_column_ranges(dtype: str, kind_a: str, kind_b: str) -> None:
     rng = np.random.default_rng(7)
-    r0, r1 = 4, 280
-    sa, a = make_source(case, rng, kind_a, r0, r1, 17)
-    sa2, a2 = make_source(case, rng, "index", r0, r1, 5)
-    sb, b = make_source(case, rng, kind_b, r0, r1, 100)
-    sb2, b2 = make_source(case, rng, "self", r0, r1, 71)
-    n0 = case.table.panel
-    out = Guarded(22, 171, case.dtype)
-    case.table.matmul_tn([sa, sa2], [sb, sb2], r0, r1, out.view, n0=n0, n1=170)
-    got = out.check()
+    first, r0, r1 = products_of(dtype)[0], 4, 280
+    sa, a = make_source(first, rng, kind_a, r0, r1, 17)
+    sa2, a2 = make_source(first, rng, "index", r0, r1, 5)
+    sb, b = make_source(first, rng, kind_b, r0, r1, 100)
+    sb2, b2 = make_source(first, rng, "self", r0, r1, 71)
     left, right = np.concatenate([a, a2], 1), np.concatenate([b, b2], 1)
-    assert_product(case, got[:, n0:170], left.T, right[:, n0:170], slack=4.0)
-    assert (got[:, :n0] == -12345.5).all()
-    assert (got[:, 170:] == -12345.5).all()
+    for case in products_of(dtype):
+        n0 = case.table.panel
+        out = Guarded(22, 171, dtype)
+        case.table.matmul_tn([sa, sa2], [sb, sb2], r0, r1, out.view, n0=n0, n1=170)
+        got = out.check()
+        assert_product(case, got[:, n0:170], left.T, right[:, n0:170], slack=4.0)
+        assert (got[:, :n0] == -12345.5).all(), case
+        assert (got[:, 170:] == -12345.5).all(), case
 
 
-@every_product
+@every_dtype
 @pytest.mark.parametrize("kind_a", SOURCE_KINDS)
 @pytest.mark.parametrize("kind_b", SOURCE_KINDS)
-def test_matmul_tn_of_few_columns(case: Case, kind_a: str, kind_b: str) -> None:
+def test_matmul_tn_of_few_columns(dtype: str, kind_a: str, kind_b: str) -> None:
     """One source per operand: A is read in place, or the result is computed as its transpose."""
     rng = np.random.default_rng(8)
-    r0, r1 = 3, 700
+    first, r0, r1 = products_of(dtype)[0], 3, 700
     for k, n in ((70, 1), (150, 5), (13, 12), (600, 7), (12, 13), (70, 60), (33, 150)):
-        sa, a = make_source(case, rng, kind_a, r0, r1, k)
-        sb, b = make_source(case, rng, kind_b, r0, r1, n)
-        out = Guarded(k, n, case.dtype, fill=1.0)
-        case.table.matmul_tn([sa], [sb], r0, r1, out.view, accumulate=True)
-        assert_product(case, out.check(), a.T, b, 1.0, slack=4.0)
-        parts = Guarded(k, n, case.dtype, fill=1.0)
-        for n0 in range(0, n, case.table.panel):  # as threads divide it
-            n1 = min(n, n0 + case.table.panel)
-            case.table.matmul_tn([sa], [sb], r0, r1, parts.view, n0=n0, n1=n1, accumulate=True)
-        assert (parts.check() == out.check()).all()
+        sa, a = make_source(first, rng, kind_a, r0, r1, k)
+        sb, b = make_source(first, rng, kind_b, r0, r1, n)
+        expected = Product(a.T, b, 1.0, slack=4.0)
+        for case in products_of(dtype):
+            out = Guarded(k, n, dtype, fill=1.0)
+            case.table.matmul_tn([sa], [sb], r0, r1, out.view, accumulate=True)
+            expected.check(case, out.check())
+            parts = Guarded(k, n, dtype, fill=1.0)
+            for n0 in range(0, n, case.table.panel):  # as threads divide it
+                n1 = min(n, n0 + case.table.panel)
+                case.table.matmul_tn([sa], [sb], r0, r1, parts.view, n0=n0, n1=n1, accumulate=True)
+            assert (parts.check() == out.check()).all(), case
 
 
 @every_product
