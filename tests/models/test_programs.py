@@ -1,4 +1,5 @@
-"""Eager work of the forward pass that a GPU could overlap with a loop; see docs/cuda.md."""
+"""Programs of all models: products that a library could add a bias to, and eager work of the
+forward pass that a GPU could overlap with a loop; see docs/cuda.md."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import cavs
 from cavs import nn, ops
 from cavs.cli import registry
-from cavs.compiler.program import Program
+from cavs.compiler.program import Instruction, Program
 from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import CLASSES, WORDS, treebank
 
@@ -20,6 +21,24 @@ CELLS |= {"nested-rnn": 3, "translator": 2}
 # The first step of the second direction of the chain, a row for each function; the inputs of a
 # decoder, which could be multiplied while the encoder runs.
 OVERLAPS = {"astnn": 1, "translator": 1}
+# The output layers of models that have none, or several, or a sigmoid after it in the same kernel.
+OUTPUTS = {"plan-cost": (), "circuit-rnn": (), "nested-rnn": ("sentence", "document")}
+
+
+def followed_by_a_bias(program: Program) -> list[Instruction]:
+    """Return the products that one kernel alone reads, to add one row of a parameter."""
+    found = []
+    for product in (i for i in program.instructions if i.type == "matmul"):
+        assert product.out is not None
+        buffer = product.out[0]
+        readers = [i for i in program.instructions if any(o.buffer == buffer for o in i.operands)]
+        if len(readers) != 1 or readers[0].type != "map":
+            continue
+        roles = [program.buffers[load.operand.buffer].role for load in readers[0].loads]
+        codes = [op[0] for op in readers[0].ops if op[0] not in ("load", "store")]
+        if codes == ["add"] and "param" in roles:
+            found.append(product)
+    return found
 
 
 def overlaps(program: Program) -> list[tuple[int, int]]:
@@ -75,16 +94,21 @@ def program(model: cavs.Model, batch: Any, training: bool) -> Program:
     return cavs.Session(model).compiled(batch, training=training, record=False).program
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_models_have_little_eager_work_to_overlap(
-    name: str, training: bool, tmp_path: Path
-) -> None:
+def test_models_have_few_epilogues_and_little_eager_work(name: str, tmp_path: Path) -> None:
+    """Only output layers could add a bias, and only few models have work to overlap."""
     task: Any = build(registry.find(name), tmp_path)
-    of = program(task.model, cavs.batch(task.required("train")[:20]), training)
-    assert len(overlaps(of)) == OVERLAPS.get(name, 0)
-    cells = CELLS.get(name, 1)
-    assert sum(stage.type == "loop" for stage in of.stages) == cells * (1 + training)
+    batch = cavs.batch(task.required("train")[:20])
+    layers = [getattr(task.model, layer) for layer in OUTPUTS.get(name, ("output",))]
+    for training in (True, False):
+        of = program(task.model, batch, training)
+        outs = [product.out for product in followed_by_a_bias(of)]
+        found = [of.buffers[out[0]].width for out in outs if out is not None]
+        assert sorted(found) == sorted(layer.weight.shape[1] for layer in layers)
+        assert sum(i.type == "matmul" for i in of.instructions) > 1
+        assert len(overlaps(of)) == OVERLAPS.get(name, 0)
+        loops = CELLS.get(name, 1) * (1 + training)
+        assert sum(stage.type == "loop" for stage in of.stages) == loops
 
 
 @pytest.mark.parametrize("training", [True, False])
