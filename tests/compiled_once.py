@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -13,7 +15,7 @@ from cavs.compiler.pipeline import compile_graph
 from cavs.frontend import Parameter
 from cavs.ir.graph import Graph, Slot
 from cavs.ir.types import Domain
-from cavs.runtime import program_cache
+from cavs.runtime import program_cache, tracing
 from cavs.runtime.encode import encode
 
 MOST = 50
@@ -91,3 +93,22 @@ def compiled_once(monkeypatch):
     """Let all sessions of the test process share compiled programs."""
     monkeypatch.setattr(program_cache, "compile_graph", compile_once)
     monkeypatch.setattr(program_cache, "encode", encode_once)
+
+
+@contextmanager
+def programs_shared():
+    """Let sessions of one model share its traces and compiled programs."""
+    known, trace = {}, tracing.trace_model
+
+    def trace_once(model, schema, **how):
+        key = id(model), *sorted(schema.items()), *sorted(how.items())
+        if key not in known:
+            known[key] = model, trace(model, schema, **how)  # the model keeps its id
+        return known[key][1]
+
+    new = {"compile_graph": compile_once, "encode": encode_once}
+    with (
+        mock.patch.object(tracing, "trace_model", trace_once),
+        mock.patch.multiple(program_cache, **new),
+    ):
+        yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
 from cavs.runtime import program_cache
-from tests.compiled_once import compile_once
+from tests.compiled_once import programs_shared
 from tests.compiler import test_typed_structures as typed
 from tests.compiler.test_structures import (
     ALL_ON,
@@ -39,7 +37,7 @@ def small_batches_are_merged(monkeypatch):
 @examples(8)
 @given(cases(smooth=True, mergeable=True))
 def test_random_models_equal_the_oracle(case):
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         compare(*case, FLOAT64, dtype=np.float64, passes=ALL_ON)
         compare(*case, FLOAT32, dtype=np.float32, passes=ALL_ON)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 import cavs
 from cavs import nn, ops
 from cavs.compiler.pipeline import Passes
-from cavs.runtime import program_cache
-from tests.compiled_once import compile_once
+from tests.compiled_once import programs_shared
 from tests.draws import examples
 from tests.oracle import (
     agrees,
@@ -55,7 +53,7 @@ def compare(model, batch, tolerance, *, serial=False, **options):
 @examples(6)
 @given(cases(smooth=True))
 def test_random_models_equal_the_oracle(case):
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         compare(*case, FLOAT64, dtype=np.float64, passes=ALL_ON)
         compare(*case, FLOAT32, dtype=np.float32, passes=ALL_ON)
 

@@ -13,6 +13,7 @@ import cavs
 from cavs import ops
 from cavs.compiler.pipeline import Passes
 from cavs.ir import REGISTRY
+from tests.compiled_once import programs_shared
 from tests.oracle import assert_close, reference
 
 WIDTH = 5
@@ -164,8 +165,9 @@ def check(body, name, dtype, passes=None, **options):
 @pytest.mark.parametrize("body", CELLS, ids=lambda body: body.__name__)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_branch_taken(body, name):
-    for dtype in (np.float32, np.float64):
-        model, batch, found = check(body, name, dtype)
+    with programs_shared():
+        for dtype in (np.float32, np.float64):
+            model, batch, found = check(body, name, dtype)
     with np.errstate(all="ignore"):
         _, expected = reference(model, batch)
     for key, g in found.items():

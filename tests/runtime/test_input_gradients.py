@@ -19,7 +19,7 @@ from cavs.ir import Graph
 from cavs.ir.interpret import interpret
 from cavs.passes.differentiate import float_features
 from cavs.runtime import program_cache
-from tests.compiled_once import compile_once
+from tests.compiled_once import programs_shared
 from tests.compiler.test_typed_vertices import cases as typed_cases
 from tests.compiler.test_typed_vertices import drawn as drawn_types
 from tests.draws import examples
@@ -83,7 +83,7 @@ def compare(model, batch, tolerance, *, serial=False, **options):
 @given(models(smooth=True), batches())
 def test_random_cells_equal_the_oracle(model, batch):
     batch = traced_parameters(model, batch)
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         compare(model, batch, FLOAT64)
         compare(model, batch, FLOAT32, dtype=np.float32)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ import cavs
 from benchmarks.word_lattices import lattices
 from cavs import nn, ops
 from cavs.errors import CheckpointError, ConfigError
-from cavs.runtime import program_cache
 from cavs.runtime.scheduling import SCHEDULING, Scheduling
-from tests.compiled_once import compile_once
+from tests.compiled_once import programs_shared
 from tests.compiler.test_equality import FLOAT64, Case
 from tests.compiler.test_structures import compare
 from tests.draws import examples
@@ -45,14 +43,14 @@ class Lattice(cavs.Model):
 @examples(6)
 @given(models(smooth=True), batches(), st.sampled_from(["agenda", "learned"]))
 def test_every_policy_equals_the_oracle(model, batch, scheduling):
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         Case(model, batch).compare(FLOAT64, scheduling=scheduling)
 
 
 @examples(3)
 @given(cases(smooth=True), st.sampled_from(["agenda", "learned"]))
 def test_every_policy_equals_the_oracle_on_several_structures(case, scheduling):
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         compare(*case, FLOAT64, dtype=F64, scheduling=scheduling)
 
 
