@@ -10,10 +10,10 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.cli import registry
+from tests.cuda.covering_models import COVERING, kinds, task_of
 from tests.cuda.hardware import gpu
 from tests.models.test_cells import CELLS, Classifier, graphs, taken
-from tests.models.test_models import OPTIONS, build
+from tests.models.test_models import OPTIONS
 from tests.oracle import assert_close
 from tests.runtime import trees
 
@@ -58,9 +58,7 @@ def cell_and_batches(name):
 
 
 def model_and_batches(name, tmp_path):
-    entry = registry.find(name)
-    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
-    task = build(entry, tmp_path, **rate)
+    task = task_of(name, tmp_path)
     task.model.initialize(1, np.float64)
     train = task.required("train")
     half = min(len(train) // 2, 9)
@@ -100,9 +98,7 @@ def test_models(device, name, tmp_path):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_models_in_float32(device, name, tmp_path):
     """In float32, as users run them, within the bound of the CPU's float64."""
-    entry, bound = registry.find(name), BOUNDS["float32"]
-    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
-    task = build(entry, tmp_path, **rate)
+    task, bound = task_of(name, tmp_path), BOUNDS["float32"]
     task.model.initialize(1, np.float64)
     batch = cavs.batch(task.required("train")[:9])
     other = copy.deepcopy(task.model)
@@ -122,6 +118,21 @@ def test_models_in_float32(device, name, tmp_path):
         trainer = cavs.Trainer(of, cavs.optim.Adagrad(lr=0.05), session=session, seed=3)
         losses.append([trainer.step(batch) for _ in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_covering_models_have_every_kind(twin_device, tmp_path):
+    """A failure names a model to add to COVERING, and the kinds that it alone has."""
+    found = {}
+    for name in OPTIONS:
+        (tmp_path / name).mkdir()
+        task = task_of(name, tmp_path / name)
+        task.model.initialize(1, np.float32)
+        batch = cavs.batch(task.required("train")[:9])
+        session = cavs.Session(task.model, device=twin_device)
+        found[name] = kinds(session.compiled(batch, record=False).program)
+    covered = set().union(*(found[name] for name in COVERING))
+    assert len(covered) > 100
+    assert {name: more for name, of in found.items() if (more := of - covered)} == {}
 
 
 def chains(count):

@@ -20,11 +20,11 @@ from cavs.errors import ConfigError, DeviceError
 from tests import random_programs
 from tests.compiler.test_equality import FLOAT32, FLOAT64
 from tests.compiler.test_random_programs import with_parameters
+from tests.cuda.covering_models import MODELS
 from tests.cuda.executor.test_engine import RANDOM, classifier, compare
 from tests.cuda.executor.test_models import (
     BOUNDS,
     CELLS,
-    OPTIONS,
     cell_and_batches,
     model_and_batches,
 )
@@ -80,7 +80,7 @@ def test_cells(walking, name):
     compare_training(*cell_and_batches(name), walking)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
 def test_models(walking, name, tmp_path):
     compare_training(*model_and_batches(name, tmp_path), walking)
 

@@ -13,10 +13,10 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.cli import registry
 from cavs.cuda.device import Device
 from cavs.distributed.comm import run_threads
 from tests.cuda.allocators import Pool
+from tests.cuda.covering_models import MODELS, task_of
 from tests.cuda.distributed.test_ranks import trainer as rank_trainer
 from tests.cuda.replay_cases import TIMES
 from tests.cuda.tagger import SGD, STATES, graphs, single, tagger, trainer_on
@@ -26,7 +26,6 @@ from tests.lstm_cells import Tagger, chains
 from tests.models.test_cells import CELLS, taken
 from tests.models.test_cells import Classifier as CellClassifier
 from tests.models.test_cells import graphs as cell_graphs
-from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import Classifier, treebank
 
 
@@ -61,14 +60,12 @@ def test_cells(watched, twin, name):
     assert len({o.stream for o in twin.launches()}) > 1
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
 def test_models(watched, name, tmp_path):
-    entry = registry.find(name)
-    rate = {"dropout": 0.3} if "dropout" in entry.options() else {}
-    task = build(entry, tmp_path, **rate)
+    task = task_of(name, tmp_path)
     task.model.initialize(1, np.float32)
     data = task.required("train")
-    train(task.model, [cavs.batch(data[:3]), cavs.batch(data[3:8])], watched)
+    train(task.model, [cavs.batch(data[:2]), cavs.batch(data[2:5])], watched)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
@@ -79,7 +76,8 @@ def test_products_and_graphs(watched, twin, precision, replay):
     model = Classifier(nn.BinaryTreeLSTM(40, 33), input_size=40)
     model.initialize(1, np.float32)
     batches = [treebank(3, longest=12), treebank(4, longest=9, seed=2)]
-    train(model, batches, device, steps=2 * TIMES, precision=precision)
+    steps = 2 * TIMES if replay == "always" else 3
+    train(model, batches, device, steps=steps, precision=precision)
     log = twin.operations()
     assert len({o.priority for o in log if o.kind == "product"}) == 2
     assert any(o.kind == "graph" for o in log) == (replay == "always")

@@ -9,12 +9,11 @@ import pytest
 
 import cavs
 from cavs import nn
-from cavs.cli import registry
 from cavs.errors import DeviceError
+from tests.cuda.covering_models import MODELS, task_of
 from tests.cuda.replay_cases import TIMES, classifier, found, session_on
 from tests.cuda.twin import TwinCompiler
 from tests.models.test_cells import CELLS, Classifier, graphs, taken
-from tests.models.test_models import OPTIONS, build
 from tests.runtime.trees import treebank
 
 
@@ -40,13 +39,13 @@ def test_cells(device, name):
     )
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_models(device, name, precision, tmp_path):
-    task = build(registry.find(name), tmp_path)
+    task = task_of(name, tmp_path)
     task.model.initialize(1, np.float32)
     data = task.required("train")
-    check(task.model, [cavs.batch(data[:9]), cavs.batch(data[:3])], device, precision=precision)
+    check(task.model, [cavs.batch(data[:5]), cavs.batch(data[:2])], device, precision=precision)
 
 
 def test_training_and_graphs(device):
