@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -71,22 +72,25 @@ def kept(
 
     compiler: identity of the compiler; that of g++ by default.
 
-    Several processes may do so at once: each works in a directory of its own, and a file appears
-    atomically.
+    Several processes may do so at once: a file appears atomically, and a process that needs it
+    waits for another one that makes it.
     """
     digest = hashlib.sha256(compiler_identity() if compiler is None else compiler)
     for part in key:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     file = CACHE / f"{digest.hexdigest()[:32]}{suffix}"
-    if file.exists():
-        os.utime(file)
-    else:
+    if not file.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as directory:
-            made = Path(directory) / f"made{suffix}"
-            make(Path(directory), made)
-            os.replace(made, file)
+        # One of 256 locks, so that few files wait for another one than their own.
+        with (CACHE / f"{file.name[:2]}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                with tempfile.TemporaryDirectory(dir=CACHE) as directory:
+                    made = Path(directory) / f"made{suffix}"
+                    make(Path(directory), made)
+                    os.replace(made, file)
+    os.utime(file)
     return file
 
 
