@@ -16,6 +16,7 @@ from tests.runtime.trees import Classifier, graph, treebank
 CELLS = ("BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeGRU", "TreeAttention", "TreeFC", "RNTN")
 SIZES = {  # widths of states, where they differ from those in models/
     "ast-naming": {"size": 128},
+    "mv-rnn": {"hidden_size": 25},
     "tree-fc": {"hidden_size": 64, "leaves": 32, "trees": 8},
     "tree-lstm": {"embedding_size": 64, "hidden_size": 150},
 }
