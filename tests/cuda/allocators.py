@@ -1,6 +1,7 @@
 """Allocators for tests: the driver's, and a pool."""
 
 import ctypes
+from typing import ClassVar
 
 from cavs.errors import DeviceError
 
@@ -28,9 +29,12 @@ class DriverMemory:
 class Pool(DriverMemory):
     """An allocator that reuses released blocks at once, as CuPy's pool does."""
 
+    opened: ClassVar = []
+
     def __init__(self, twin):
         super().__init__(twin)
-        self.sizes, self.free = {}, []
+        self.sizes, self.free, self.closed = {}, [], False
+        self.opened.append(self)
 
     def allocate(self, nbytes):
         for at in self.free:
@@ -42,4 +46,26 @@ class Pool(DriverMemory):
         return at
 
     def release(self, pointer):
-        self.free.append(pointer)
+        if self.closed:  # a device that has failed refuses
+            self.twin.calls.cuMemFree_v2(ctypes.c_uint64(pointer))
+        else:
+            self.free.append(pointer)
+
+    @classmethod
+    def close_all(cls):
+        """Free the blocks of every pool, those in use when they are released.
+
+        The twin checks the guard bytes of all live blocks before and after each test.
+        """
+        while cls.opened:
+            cls.opened.pop().close()
+
+    def close(self):
+        calls, before, context = self.twin.calls, ctypes.c_void_p(), ctypes.c_void_p()
+        calls.cuCtxGetCurrent(ctypes.byref(before))
+        calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        calls.cuCtxSetCurrent(context)
+        self.closed = True
+        while self.free:
+            super().release(self.free.pop())
+        calls.cuCtxSetCurrent(before)

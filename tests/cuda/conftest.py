@@ -28,6 +28,7 @@ def twin() -> Iterator[Twin]:
     yield device
     device.check_guards()
     device.reset()
+    Pool.close_all()
 
 
 @pytest.fixture
