@@ -7,13 +7,17 @@ from cavs.distributed.comm import run_threads
 from tests.distributed.elastic.deaths import deaths  # noqa: F401  (a fixture)
 from tests.distributed.elastic.test_resize import Planned, alone, resized, values
 from tests.distributed.elastic.test_survivors import Killed
+from tests.draws import EXAMPLES
 from tests.patience import patience
 
-# Every rank dies at some of the messages; marked slow, at all of them.
+PLANS = {"grows": {3: 4}, "shrinks": {3: 2}}
+# At each of the messages a rank dies, and every rank at some; in a thorough run, every rank at all.
 DEATHS = [
-    pytest.param(6 * i, victim, marks=[] if victim == i % 3 else pytest.mark.slow)
+    pytest.param(plan, 6 * i, victim, id=f"{name}-{6 * i}-{victim}")
+    for n, (name, plan) in enumerate(PLANS.items())
     for i in range(12)
     for victim in range(3)
+    if EXAMPLES or victim == (n + i) % 3
 ]
 
 
@@ -35,8 +39,7 @@ def expected():
     return alone()[0]
 
 
-@pytest.mark.parametrize(("messages", "victim"), DEATHS)
-@pytest.mark.parametrize("plan", [{3: 4}, {3: 2}], ids=["grows", "shrinks"])
+@pytest.mark.parametrize(("plan", "messages", "victim"), DEATHS)
 def test_a_death_in_a_resize_costs_nothing(plan, victim, messages, deaths, expected, capsys):  # noqa: F811
     """Rank 2 is a spare where the ranks grow from 2 to 4, and leaves where they shrink from 3."""
     size, spares = (2, 2) if plan[3] == 4 else (3, 0)
