@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 from cavs.compiler.alias_buffers import Alias, alias_buffers
 from cavs.compiler.buffer_accesses import BufferAccess, BufferAccesses, accesses_of, is_dead
@@ -125,8 +124,9 @@ def _share(program: Program, uses: BufferAccesses, slices: bool, alike: Collecti
         if b.role == "arena" and b.space > 1 and n not in fixed and uses[n]:
             alike_rows[relation_of(b.space), structure_of(program, b.space)].append(n)
     for group in alike_rows.values():
+        by_width = sorted(group, key=lambda n: (program.buffers[n].width, n))
         for new in sorted(group, key=lambda n: (program.buffers[n].first, n)):
-            candidates = [n for n in group if n != new and n not in aliases]
+            candidates = [n for n in by_width if n != new and n not in aliases]
             others = backward if new not in alike else len(program.stages)
             taken = _reusable(program, new, candidates, uses, others, slices)
             if not taken:
@@ -167,7 +167,7 @@ def _reusable(
     backward: int,
     slices: bool,
 ) -> list[Alias]:
-    """Return the buffers that ``new`` reuses.
+    """Return those of ``candidates``, narrow ones first, that ``new`` reuses.
 
     In this order: a buffer of the same rows, one per kind, one of more rows, and, with ``slices``,
     columns of a wider one. Buffers of other rows are reused only in backward, where memory no
@@ -176,15 +176,12 @@ def _reusable(
     b = program.buffers[new]
     writes = [u for u in uses[new] if u.write]
     begin = min((u.stage for u in writes), default=0)
-    fitting = []
-    for old in candidates:
-        a = program.buffers[old]
-        if a.first <= b.first and a.width >= b.width and a.last >= begin:
-            fitting.append((a.width, old, a))
-    fitting.sort(key=itemgetter(0, 1))
     narrow = []
     others = []
-    for _, old, a in fitting:
+    for old in candidates:
+        a = program.buffers[old]
+        if a.first > b.first or a.width < b.width or a.last < begin:
+            continue
         if _is_narrow(b, a):
             narrow.append((old, a))
         elif not (a.space == b.space and a.held == b.held):

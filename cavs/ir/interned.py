@@ -23,6 +23,7 @@ class Interned(Generic[T]):
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._kept: dict[Any, _Kept[T]] = {}
+        self._callback = self._forget  # one bound method for all references
 
     def get(self, key: Any) -> T | None:
         """Return the object of `key` if it is still referenced."""
@@ -31,7 +32,7 @@ class Interned(Generic[T]):
 
     def put(self, key: Any, value: T) -> None:
         """Store `value` under `key`."""
-        kept = self._kept[key] = _Kept(value, self._forget)
+        kept = self._kept[key] = _Kept(value, self._callback)
         kept.key = key
 
     def _forget(self, kept: _Kept[T]) -> None:
