@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
@@ -19,10 +20,12 @@ HERE = Path(__file__).resolve().parent
 search = [str(HERE / "startup"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
-# These programs start half a second faster with cached bytecode. Where the environment forbids it
-# in the source tree, cache it in a folder of the tests.
+# These programs start half a second faster with cached bytecode, and all tests are collected in half
+# the time. Where the environment forbids it in the source tree, cache it in a folder of the tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(HERE.parent / ".pytest_cache" / "bytecode"))
+    folder = str(HERE.parent / ".pytest_cache" / "bytecode")
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", folder)
+    sys.dont_write_bytecode = False
 
 # MPI would search for fabrics for a second at each start; there are none.
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")
