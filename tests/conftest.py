@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 search = [str(HERE / "startup"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
 
-# These programs start half a second faster with cached bytecode, and all tests are collected in half
+# These programs start half a second faster with cached bytecode, and tests are collected in half
 # the time. Where the environment forbids it in the source tree, cache it in a folder of the tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     folder = str(HERE.parent / ".pytest_cache" / "bytecode")

@@ -6,13 +6,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cavs
 from cavs import nn, ops
 from cavs.compiler import save_memory
 from cavs.compiler.pipeline import Passes
+from tests.draws import examples
 from tests.oracle import agrees, assert_close, reference
 from tests.runtime.test_edge_cases import STRUCTURES
 from tests.runtime.trees import CLASSES, WORDS, Classifier, OfRoots, treebank
@@ -230,7 +231,7 @@ def expressions(draw, depth=3):
 FOLDS = st.sampled_from(["sum", "mean", "max"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(expressions(), FOLDS, st.integers(0, 2**31), st.sampled_from(PLANS), st.booleans())
 def test_any_function_of_child_parent_and_edge(read, fold, seed, plan, merged):
     model = Weighted(Each(lambda c, x, w: c * 0.5 + read(c, x, w), fold=fold), SIZE)

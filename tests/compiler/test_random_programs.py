@@ -48,19 +48,19 @@ def compare(model, batch, tolerance, *, merged=True, **options):
         check(session, batch, expected, forward, tolerance)
 
 
-@examples(80)
+@examples(50)
 @given(programs(), batches(), st.booleans())
 def test_float64_equals_the_oracle(model, batch, merged):
     compare(model, batch, 1e-9, merged=merged, dtype=np.float64)
 
 
-@examples(40)
+@examples(25)
 @given(programs(smooth=True), batches())
 def test_float32_equals_the_oracle(model, batch):
     compare(model, batch, 1e-3, dtype=np.float32)
 
 
-@examples(40)
+@examples(25)
 @given(programs(), batches(), st.sets(st.sampled_from(SWITCHES)), st.booleans())
 def test_passes_may_be_off_in_any_combination(model, batch, off, mixed):
     """mixed: vertices with and without features are of one kind."""
@@ -69,7 +69,7 @@ def test_passes_may_be_off_in_any_combination(model, batch, off, mixed):
         compare(model, batch, 1e-9, dtype=np.float64, passes=passes)
 
 
-@examples(40)
+@examples(25)
 @given(programs(smooth=True), batches())
 def test_gradients_are_slopes(model, batch):
     with mock.patch.dict(random_programs.UNARY, {"stop": ops.tanh}):

@@ -159,7 +159,7 @@ def test_a_right_child_without_a_left_one():
 OFF = Passes(**dict.fromkeys(vars(Passes()), False))
 
 
-@examples(25)
+@examples(14)
 @given(
     st.lists(spaced_lists(), min_size=1, max_size=3), st.sampled_from([None, OFF]), st.booleans()
 )

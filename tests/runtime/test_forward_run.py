@@ -19,7 +19,7 @@ from cavs.errors import ConfigError, FeatureError, TraceError
 from cavs.ir.interpret import interpret
 from cavs.passes.differentiate import COTANGENT
 from cavs.runtime import program_cache
-from tests.compiled_once import compile_once
+from tests.compiled_once import programs_shared
 from tests.compiler.test_typed_vertices import cases as typed_cases
 from tests.compiler.test_typed_vertices import drawn as drawn_types
 from tests.draws import examples
@@ -80,16 +80,16 @@ def compare(model, batch, tolerance, *, serial=False, inputs=True, dropout=True,
     return session
 
 
-@examples(20)
+@examples(12)
 @given(models(smooth=True), batches(), st.booleans())
 def test_random_cells_equal_the_oracle(model, batch, inputs):
     batch = traced_parameters(model, batch)
-    with mock.patch.object(program_cache, "compile_graph", compile_once):
+    with programs_shared():
         compare(model, batch, FLOAT64, inputs=inputs)
         compare(model, batch, FLOAT32, inputs=inputs, dtype=np.float32)
 
 
-@examples(20)
+@examples(12)
 @given(models(smooth=True), batches(), st.integers(1, 3))
 def test_distinct_vertices_run_once(model, batch, copies):
     """The outputs of copies are equal, and their cotangents are added."""
