@@ -443,7 +443,7 @@ def test_old_modules_are_removed(
     twin.compiler.compile("k.cu", "// 1", {}, [])  # used again
     build.forget_old()
     assert [path.exists() for path in made] == [False, True]
-    assert list(tmp_path.iterdir()) == made[1:]
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == made[1:]
 
 
 def test_definitions_in_every_form() -> None:
