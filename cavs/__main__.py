@@ -2,7 +2,7 @@
 
 import sys
 
-from cavs.cli.__main__ import run
+from cavs.cli import main
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main())

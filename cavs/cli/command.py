@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
@@ -67,16 +68,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause garbage collection: imports create many objects, and no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.freeze()
+            gc.enable()
+
+
 def _run(arguments: list[str]) -> int:
     try:
-        own, launched = launch.split(arguments)
-        args = parser_for(own).parse_args(own)
+        with _no_collection():
+            own, launched = launch.split(arguments)
+            args = parser_for(own).parse_args(own)
         if launched:
             args.arguments = launched
         launch.require_alone(args)
-        if not gc.isenabled():  # as the command has begun
-            gc.freeze()
-            gc.enable()
         status: int = args.run(args)
         return status
     except CavsError as error:
