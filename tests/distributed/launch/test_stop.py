@@ -66,7 +66,7 @@ def stopped(tmp_path, when, number, *words):
     try:
         wait_for(lambda: process.poll() is not None or when(folder), 60)
         process.send_signal(number)
-        said, _ = process.communicate(timeout=patience(120))  # a busy machine took 40 seconds
+        said, _ = process.communicate(timeout=patience(60))
     finally:
         process.kill()
     return process.returncode, said, folder
