@@ -120,6 +120,24 @@ def test_what_all_parents_pull_is_zero(read, plan):
         agrees(model, batch)
 
 
+class TwoSums(Each):
+    """Each child is read by two sums, so that its cotangent is a sum of two of the parent."""
+
+    def vertex(self, v):
+        children, x = v.gather(), v.pull("x")
+        read = ops.tanh(children.h * v.edge("w") + children.g)
+        first, second = read.sum(), (read + x).sum()
+        h = ops.tanh(x + first @ self.U + second @ self.V)
+        v.scatter(h=h, g=ops.sigmoid(h) * x)
+        v.push(h)
+
+
+def test_a_child_that_two_sums_read():
+    model = Weighted(TwoSums(None), SIZE)
+    model.initialize(0, np.float64)
+    agrees(model, shared(1), 1e-11)
+
+
 @pytest.mark.parametrize("specialise", [False, True])
 @pytest.mark.parametrize("fold", ["max", "mean"])
 def test_a_fold_that_gives_each_child_its_own(fold, specialise):
