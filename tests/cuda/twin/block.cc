@@ -89,26 +89,21 @@ void Run::fail(int code, const std::string& text, const void* at) {
   __builtin_unreachable();
 }
 
-void Run::note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at) {
+void Run::note(Cell& cell, uintptr_t word, const Mark& mark) {
+  const Mark earlier = shadow_.note(cell, mark);
+  if (earlier.epoch == 0) return;
   const char* const image = launch_.module->image;
-  Mark mark = {shadow_.launch(), block_, barriers_, threads_[running_].syncs};
-  mark.thread = static_cast<uint16_t>(running_);
-  mark.bytes = bytes;
-  mark.write = write;
-  mark.shared = !memory_.in_region(word);
-  mark.at = static_cast<uint32_t>(static_cast<const char*>(at) - image);
-  const Mark earlier = Shadow::note(cell, mark);
-  if (earlier.launch == 0) return;
   earlier_ = image + earlier.at;
-  earlier_text_ =
-      "; " +
-      (earlier.block == block_ ? std::string("no barrier parts it from ")
-                               : "block " + text_of(place_of(earlier.block, launch_.grid)) + ", ") +
-      thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") + " it";
+  const uint32_t block = shadow_.block_of(earlier.epoch);
+  earlier_text_ = "; " +
+                  (block == block_ ? std::string("no barrier parts it from ")
+                                   : "block " + text_of(place_of(block, launch_.grid)) + ", ") +
+                  thread_text(earlier.thread) + ", which " + (earlier.write ? "wrote" : "read") +
+                  " it";
   fail(kLaunchFailed,
-       std::string("a race: it ") + (write ? "writes " : "reads ") +
+       std::string("a race: it ") + (mark.write ? "writes " : "reads ") +
            (mark.shared ? std::string("shared memory") : memory_.describe(word)),
-       at);
+       image + mark.at);
 }
 
 void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
@@ -125,10 +120,11 @@ void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
   if (!device && !fixed && !dynamic && address - here + kNear < 2 * kNear) return;
   uintptr_t shared = 0;  // offset of the word in static, then dynamic shared memory
   if (device) {
-    if (!memory_.device(address, bytes))
-      fail(kIllegalAddress, "access to " + memory_.describe(address), at);
-    const std::string race = launches_.access(address, bytes, write);
-    if (!race.empty()) fail(kLaunchFailed, race, at);
+    check_live(address, bytes, at);
+    if (launches_.on()) {
+      const std::string race = launches_.access(address, bytes, write);
+      if (!race.empty()) fail(kLaunchFailed, race, at);
+    }
   } else if (fixed) {
     shared = address - start(module.shared) / 4 * 4 + kMostDynamic;
   } else if (dynamic) {
@@ -145,13 +141,26 @@ void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
   } else {
     fail(kIllegalAddress, "access to " + memory_.describe(address), at);
   }
+  Mark mark = {shadow_.epoch(), threads_[running_].syncs,
+               static_cast<uint32_t>(static_cast<const char*>(at) - module.image),
+               static_cast<uint16_t>(running_)};
+  mark.write = write;
+  mark.shared = !device;
   for (size_t i = 0; i < bytes;) {
     const size_t first = (address + i) % 4, count = std::min(4 - first, bytes - i);
-    const auto mask = static_cast<uint8_t>(((1u << count) - 1u) << first);
-    Cell& cell = device ? shadow_.device(address + i) : shadow_.shared(shared + i);
-    note(cell, address + i, mask, write, at);
+    mark.bytes = static_cast<uint8_t>(((1u << count) - 1u) << first);
+    note(device ? shadow_.device(address + i) : shadow_.shared(shared + i), address + i, mark);
     i += count;
   }
+}
+
+// Allocations stay while a launch runs, and accesses in succession are often to few of them.
+void Run::check_live(uintptr_t address, size_t bytes, const void* at) {
+  for (const auto& [begin, end] : live_)
+    if (address >= begin && address < end && bytes <= end - address) return;
+  const auto found = memory_.allocation(address, bytes);
+  if (!found) fail(kIllegalAddress, "access to " + memory_.describe(address), at);
+  live_[next_live_++ % live_.size()] = *found;
 }
 
 void Run::release(unsigned thread) {
@@ -221,7 +230,8 @@ void Run::one_phase(std::vector<uint64_t>& order, std::vector<Aside>& aside) {
     *launch_.module->block = place_of(b, launch_.grid);
     block_ = static_cast<unsigned>(b);
     ready_.clear();
-    arrived_ = barriers_ = 0;
+    shadow_.begin_epoch(block_);
+    arrived_ = 0;
     at_grid_barrier_ = false;
     if (first) {
       begin_block();

@@ -181,6 +181,13 @@ bool Memory::device(uintptr_t address, size_t bytes) const {
   return find(device_, address, bytes) != nullptr;
 }
 
+std::optional<std::pair<uintptr_t, uintptr_t>> Memory::allocation(uintptr_t address,
+                                                                  size_t bytes) const {
+  const auto* found = find(device_, address, bytes);
+  if (found == nullptr) return std::nullopt;
+  return std::pair{found->first, found->first + found->second.bytes};
+}
+
 bool Memory::pinned(uintptr_t address, size_t bytes) const {
   return find(pinned_, address, bytes) != nullptr;
 }

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace twin {
 
@@ -22,6 +24,8 @@ class Memory {
   bool free_pinned(uintptr_t address);
 
   bool device(uintptr_t address, size_t bytes) const;  // inside one live allocation
+  // Begin and end of that allocation.
+  std::optional<std::pair<uintptr_t, uintptr_t>> allocation(uintptr_t address, size_t bytes) const;
   bool pinned(uintptr_t address, size_t bytes) const;
   // True if the address may be passed to a kernel: of the device, possibly before its allocation (a
   // pointer to row 0 of rows that start later), or of pinned memory.

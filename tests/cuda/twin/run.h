@@ -1,7 +1,9 @@
 // The running launch: its threads, and what they wait for.
 #pragma once
 
+#include <array>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -65,7 +67,8 @@ class Run {
   bool all_or_none_wait(const std::vector<Aside>& aside);
   size_t fixed_shared() const;
   size_t dynamic_shared() const;
-  void note(Cell& cell, uintptr_t word, uint8_t bytes, bool write, const void* at);
+  void check_live(uintptr_t address, size_t bytes, const void* at);
+  void note(Cell& cell, uintptr_t word, const Mark& mark);
   void resume(unsigned thread, void* stack);
   void leave(Wait wait, int line);
   bool awaited(unsigned first, const Thread& me);
@@ -87,11 +90,13 @@ class Run {
   std::vector<Thread> threads_;
   std::vector<unsigned> ready_;
   unsigned started_ = 0, finished_ = 0, arrived_ = 0, running_ = 0;
-  unsigned block_ = 0, barriers_ = 0;  // barriers passed since the last one of the grid
+  unsigned block_ = 0;
   int barrier_line_ = 0;
   bool barrier_of_grid_ = false;  // the arrived threads wait at a barrier of the grid
   bool at_grid_barrier_ = false;  // all threads of the block wait there
   uint64_t waiting_ = 0;          // number of blocks at the barrier of the grid
+  std::array<std::pair<uintptr_t, uintptr_t>, 4> live_{};  // allocations last accessed
+  size_t next_live_ = 0;
   void* scheduler_ = nullptr;
   bool inside_ = false;
   Fault fault_;

@@ -9,16 +9,17 @@
 
 namespace twin {
 
-bool Mark::ordered_before(const Mark& later) const {
-  if (launch != later.launch) return true;
+bool Shadow::ordered(const Mark& earlier, const Mark& later) const {
+  if (earlier.epoch < first_) return true;
   // Blocks are unordered between barriers of the grid, but each has its own shared memory.
-  if (block != later.block) return shared;
-  if (thread == later.thread || barriers != later.barriers) return true;
-  return thread / kWarp == later.thread / kWarp && syncs < later.syncs;
+  if (earlier.epoch != later.epoch)
+    return later.shared || block_of(earlier.epoch) == block_of(later.epoch);
+  if (earlier.thread == later.thread) return true;
+  return earlier.thread / kWarp == later.thread / kWarp && earlier.syncs < later.syncs;
 }
 
 void Shadow::begin(const Memory& memory, bool checked) {
-  ++launch_;
+  pass_grid_barrier();
   region_ = memory.region();
   if (!checked || device_ != nullptr) return;
   const size_t bytes = memory.region_size() / 4 * sizeof(Cell);
@@ -36,21 +37,30 @@ Cell& Shadow::shared(size_t offset) {
   return shared_[offset / 4];
 }
 
-Mark Shadow::note(Cell& cell, const Mark& mark) {
-  const auto races = [&mark](const Mark& earlier) {
-    return (earlier.bytes & mark.bytes) != 0 && !earlier.ordered_before(mark);
+void Shadow::pass_grid_barrier() {
+  first_ = epoch_ + 1;
+  blocks_.clear();
+}
+
+void Shadow::begin_epoch(uint32_t block) {
+  ++epoch_;
+  blocks_.push_back(block);
+}
+
+Mark Shadow::note(Cell& cell, const Mark& mark) const {
+  const auto races = [&](const Mark& earlier) {
+    return (earlier.bytes & mark.bytes) != 0 && !ordered(earlier, mark);
   };
   if (races(cell.write)) return cell.write;
   if (mark.write) {
     for (const Mark& read : cell.reads)
       if (races(read)) return read;
-    const bool more = cell.write.launch == mark.launch && cell.write.same_moment(mark);
-    const uint8_t before = more ? cell.write.bytes : 0;
+    const uint8_t before = cell.write.same_moment(mark) ? cell.write.bytes : 0;
     cell.write = mark;
     cell.write.bytes |= before;
   } else {
     const Mark& last = cell.reads[0];
-    if (last.thread != mark.thread || last.block != mark.block) cell.reads[1] = last;
+    if (last.thread != mark.thread || last.epoch != mark.epoch) cell.reads[1] = last;
     cell.reads[0] = mark;
   }
   return {};

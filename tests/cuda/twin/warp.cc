@@ -28,7 +28,7 @@ void Run::barrier(int line, bool grid) {
   const bool complete = ++arrived_ == size();
   if (complete) {
     arrived_ = 0;
-    ++barriers_;
+    shadow_.begin_epoch(block_);
     at_grid_barrier_ = grid;
     if (!grid)
       for (unsigned t = size(); t-- > 0;) release(t);  // the last released runs first
