@@ -27,10 +27,10 @@ def examples(count: int, base: settings | None = None, most: int | None = None) 
     """Return settings with `count` examples, or as many as CAVS_TEST_EXAMPLES asks for.
 
     count: enough for the suite as a whole to reach every line and branch of the compiler, in
-    Python, that 500 examples reach. base: others than those of the suite, which draw independently.
-    most: an upper limit, where an example takes seconds.
+    Python, that 500 examples reach. base: settings to begin with, in place of those of the suite.
+    most: an upper limit, where an example takes seconds. More than ten are drawn independently.
     """
     asked = EXAMPLES if most is None else min(EXAMPLES, most)
     drawn = max(count, asked)
-    independent = base is None and drawn > 10
-    return settings(base, max_examples=drawn, **{"backend": "independent"} if independent else {})
+    backend = {"backend": "independent"} if drawn > 10 else {}
+    return settings(base, max_examples=drawn, **backend)

@@ -104,7 +104,7 @@ def intrinsic(model, batch, wanted, of):
     return max(errors)
 
 
-@examples(15, RANDOM, most=100)
+@examples(11, RANDOM, most=100)
 @given(models(smooth=True, directions=1), batches())
 def test_random_cells_of_any_width(device, model, batch):  # noqa: F811
     batch = traced_parameters(model, batch)

@@ -93,7 +93,7 @@ def compare(model, batch, device, tolerance, dtype=np.float64, shuffle=None):
 RANDOM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@examples(40, RANDOM, most=100)
+@examples(14, RANDOM, most=100)
 @given(models(), batches())
 def test_float64_equals_the_oracle_in_any_order(device, shuffle, model, batch):
     """In any order of streams, blocks and threads."""
@@ -108,14 +108,14 @@ def test_types_of_vertices_equal_the_oracle(device, case):
     compare(drawn(model, batch), batch, device, FLOAT64)
 
 
-@examples(15, RANDOM, most=100)
+@examples(11, RANDOM, most=100)
 @given(models(smooth=True), batches())
 def test_float32_equals_the_oracle(device, model, batch):
     batch = traced_parameters(model, batch)
     compare(model, batch, device, FLOAT32, np.float32)
 
 
-@examples(20, RANDOM, most=100)
+@examples(11, RANDOM, most=100)
 @given(programs(), random_programs.batches())
 def test_operators_in_any_order_equal_the_oracle(device, shuffle, model, batch):
     assume(with_parameters(model, batch))
