@@ -1,7 +1,8 @@
 """A rank whose link is slow gets fewer graphs where ranks send gradients to owners.
 
 Ranks are threads that sleep while they compute and while they send, so that the times of a step are
-known and take no processor.
+known and take no processor. A machine with other load wakes threads late, so that the times of a
+step are others: a run in which that happened is repeated.
 """
 
 import time
@@ -24,6 +25,22 @@ RANKS, SLOW, BATCH = 3, 2, 24
 GRAPH = 0.005  # seconds of computing
 LINK = 0.04  # seconds in which the slow link sends the gradients of a step
 DATA = trees(BATCH, 3)
+RUNS = 3  # at most, until one is undisturbed
+
+
+class Sleep:
+    """Sleeps, and notes how late its threads woke up at most."""
+
+    def __init__(self):
+        self.late = 0.0
+
+    def __call__(self, seconds):
+        end = time.perf_counter() + seconds
+        time.sleep(seconds)
+        self.late = max(self.late, time.perf_counter() - end)
+
+
+SLEEP = Sleep()
 
 
 class Sleeper:
@@ -33,7 +50,7 @@ class Sleeper:
         self.executor, self.seconds = executor, seconds
 
     def run(self, *inputs):
-        time.sleep(self.seconds)
+        SLEEP(self.seconds)
         return self.executor.run(*inputs)
 
     def __getattr__(self, name):
@@ -63,7 +80,7 @@ class Link:
         c._exchange = self
 
     def __call__(self, sends, receives):
-        time.sleep(sum(array.nbytes for array, _ in sends) * self.seconds_per_byte)
+        SLEEP(sum(array.nbytes for array, _ in sends) * self.seconds_per_byte)
         self.exchange(sends, receives)
 
 
@@ -100,7 +117,11 @@ def test_the_rank_of_a_slow_link_gets_fewer_graphs_until_the_link_recovers(timed
             after = steps_of(t, steps)
             return before, late, after, values_of(t)
 
-    results = run_threads(RANKS, work, timeout=patience(30))
+    for _ in range(RUNS):
+        SLEEP.late = 0.0
+        results = run_threads(RANKS, work, timeout=patience(30))
+        if SLEEP.late < LINK:
+            break
     before, late, after, _ = results[0]
     assert_same_bits([result[3] for result in results])
     for other in results[1:]:
