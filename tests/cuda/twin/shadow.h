@@ -54,7 +54,7 @@ class Shadow {
   bool ordered(const Mark& earlier, const Mark& later) const;
 
   uint32_t epoch_ = 0, first_ = 1;  // the present epoch, and the first one of the launch
-  std::vector<uint32_t> blocks_;    // of the epochs of the launch
+  std::vector<uint32_t> blocks_;    // the block of each epoch of the launch
   std::vector<Cell> shared_;
   Cell* device_ = nullptr;  // for all device addresses, sparsely used
   uintptr_t region_ = 0;

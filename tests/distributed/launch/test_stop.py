@@ -62,6 +62,8 @@ def stopped(tmp_path, when, number, *words):
         stderr=subprocess.STDOUT,
         text=True,
         cwd=tmp_path,
+        # Under nohup it would be ignored, by a launcher as well.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         wait_for(lambda: process.poll() is not None or when(folder), 60)
