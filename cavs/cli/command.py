@@ -6,7 +6,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import NoReturn
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.prepare()
     try:
         try:
-            return _run(arguments)
+            return _run(arguments, _collection_off() if argv is None else nullcontext())
         finally:
             sys.stdout.flush()
     except streams.OutputError as error:
@@ -69,8 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause garbage collection: imports create many objects, and no garbage."""
+def _collection_off() -> Iterator[None]:
+    """Pause garbage collection, then leave out all objects: imports create many, and no garbage.
+
+    It is for a process that runs this command alone. `cavs.config` pauses it for others, and
+    imports NumPy, which the launcher does without.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -81,9 +85,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], importing: AbstractContextManager[None]) -> int:
     try:
-        with _no_collection():
+        with importing:
             own, launched = launch.split(arguments)
             args = parser_for(own).parse_args(own)
         if launched:

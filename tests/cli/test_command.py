@@ -1,0 +1,11 @@
+"""``cavs.cli.main``, called by a program."""
+
+import gc
+
+from cavs.cli import main
+
+
+def test_the_objects_of_a_caller_are_collected_as_before(capsys):
+    before = gc.isenabled(), gc.get_freeze_count()
+    assert main(["info"]) == 0
+    assert (gc.isenabled(), gc.get_freeze_count()) == before
