@@ -26,9 +26,9 @@ AVAILABLE_PROVIDERS["independent"] = IndependentDraws
 def examples(count: int, base: settings | None = None, most: int | None = None) -> settings:
     """Return settings with `count` examples, or as many as CAVS_TEST_EXAMPLES asks for.
 
-    count: enough for the suite as a whole to reach every line and branch of the compiler, in
-    Python, that 500 examples reach. base: settings to begin with, in place of those of the suite.
-    most: an upper limit, where an example takes seconds. More than ten are drawn independently.
+    count: in the suite; docs/decisions/054 compares the lines that such numbers reach. base:
+    settings to begin with, in place of those of the suite. most: an upper limit, where an example
+    takes seconds. More than ten are drawn independently.
     """
     asked = EXAMPLES if most is None else min(EXAMPLES, most)
     drawn = max(count, asked)
