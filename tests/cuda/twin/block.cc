@@ -154,7 +154,7 @@ void Run::access(uintptr_t address, size_t bytes, bool write, const void* at) {
   }
 }
 
-// Allocations stay while a launch runs, and accesses in succession are often to few of them.
+// Allocations stay while a launch runs, and most accesses are to the few that were used last.
 void Run::check_live(uintptr_t address, size_t bytes, const void* at) {
   for (const auto& [begin, end] : live_)
     if (address >= begin && address < end && bytes <= end - address) return;

@@ -62,7 +62,7 @@ def stopped(tmp_path, when, number, *words):
         stderr=subprocess.STDOUT,
         text=True,
         cwd=tmp_path,
-        # Under nohup it would be ignored, by a launcher as well.
+        # A shell that ignores SIGHUP, as nohup does, would pass that on to the launcher.
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
