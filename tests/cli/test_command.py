@@ -6,6 +6,7 @@ from cavs.cli import main
 
 
 def test_the_objects_of_a_caller_are_collected_as_before(capsys):
-    before = gc.isenabled(), gc.get_freeze_count()
+    frozen = gc.get_freeze_count()
     assert main(["info"]) == 0
-    assert (gc.isenabled(), gc.get_freeze_count()) == before
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen  # some may have been freed
