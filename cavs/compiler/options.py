@@ -34,6 +34,7 @@ class Passes:
     specialise: bool = True
     trim_products: bool = True
     merge_products: bool = True
+    deduplicate_lookups: bool = True
     hoist_eager: bool = True
     hoist_lazy: bool = True
     fuse: bool = True
@@ -90,7 +91,8 @@ class CompileOptions(NamedTuple):
     that would hold much more than backward reads is compiled to hold less. structures: of the
     samples, with their links. record: the text of every pass is kept. inputs: with cotangents of
     float features. outside: the caller computes a loss from the outputs, and gives their
-    cotangents.
+    cotangents. repeated: index features with so few values that products of looked-up rows are
+    computed once for each, in a program without gradients.
     """
 
     training: bool
@@ -106,3 +108,4 @@ class CompileOptions(NamedTuple):
     record: bool = False
     inputs: bool = False
     outside: bool = False
+    repeated: tuple[str, ...] = ()

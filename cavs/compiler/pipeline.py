@@ -29,6 +29,7 @@ from cavs.passes.backward.sum_cotangents_at_child import (
     edge_cotangent_slots,
     sum_cotangents_at_child,
 )
+from cavs.passes.deduplicate_lookups import deduplicate_lookups
 from cavs.passes.differentiate import dense_gradients, differentiate
 from cavs.passes.hoist_products_to_child import hoist_products_to_child
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
@@ -170,6 +171,18 @@ KINDS = (
         if_changed=True,
     ),
     Pass("merge_products", merge_products, lambda c: c.passes.merge_products, simplified=True),
+    Pass(
+        "deduplicate_lookups",
+        deduplicate_lookups,
+        lambda c: bool(c.options.repeated),
+        lambda c: {
+            "features": c.options.repeated,
+            "kinds": c.kinds_of_vertices,
+            "optional": c.optional,
+        },
+        simplified=True,
+        if_changed=True,
+    ),
     Pass("split_gradients", split_gradients, shown=False),
     Pass(
         "trim_gradients",
@@ -301,8 +314,8 @@ class _Compilation:
         """A program without instructions, with the names of what ``graph`` reads."""
         nodes = graph.nodes()
         features = [n for n in nodes if n.op.name == "feature"]
-        present = {str(d.kind) for d in (n.type.domain for n in nodes) if d.base == "present"}
-        ints = present | {n.attr("name") for n in features if n.type.dtype == INT}
+        selecting = {str(d.kind) for d in (n.type.domain for n in nodes) if d.selected}
+        ints = selecting | {n.attr("name") for n in features if n.type.dtype == INT}
         for n in features:
             if n.type.dtype != INT and (of := dict(n.attrs).get("vertex_type")):
                 ints.add(row_feature(of, n.type.domain.structure))

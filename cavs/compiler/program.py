@@ -18,6 +18,7 @@ ONE_SPACE, GRAPH_SPACE, VERTEX_SPACE, EDGE_SPACE = 0, 1, 2, 3
 VERTEX_STRUCTURE = 1 << 20  # plus 2 s: vertices of structure s, where samples have several
 PAIRS, PAIRS_STRIDE = 1 << 21, 1 << 12  # see kPairs0 in program.h
 PRESENT_SPACE = -2  # minus the number of an integer feature: vertices where it is present
+DISTINCT_SPACE = -(1 << 24)  # minus the number of an integer feature: its distinct values
 
 
 def space_of(base: str, kind: int | None, structure: int | None = None) -> int:
@@ -30,6 +31,20 @@ def space_of(base: str, kind: int | None, structure: int | None = None) -> int:
     if kind is not None:
         return number + 2 + 2 * kind
     return number if structure is None else VERTEX_STRUCTURE + number - VERTEX_SPACE + 2 * structure
+
+
+def space_selected_by(base: str, feature: int) -> int:
+    """Return the number of the rows, "present" or "distinct", that an integer feature selects."""
+    return (PRESENT_SPACE if base == "present" else DISTINCT_SPACE) - feature
+
+
+def selection_of(space: int) -> tuple[str, int] | None:
+    """Return the base of rows that an integer feature selects, and its number; None for others."""
+    if space > PRESENT_SPACE:
+        return None
+    if space <= DISTINCT_SPACE:
+        return "distinct", DISTINCT_SPACE - space
+    return "present", PRESENT_SPACE - space
 
 
 def kind_of(space: int) -> int | None:

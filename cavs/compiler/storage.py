@@ -6,11 +6,11 @@ from cavs.compiler.program import (
     ONE_SPACE,
     PAIRS,
     PAIRS_STRIDE,
-    PRESENT_SPACE,
     Buffer,
     Operand,
     Program,
     space_of,
+    space_selected_by,
 )
 from cavs.ir import Domain, Link, Node
 from cavs.passes.access import OF_GRAPHS, Piece
@@ -141,7 +141,7 @@ class Storage:
 
     def _space_of(self, domain: Domain) -> int:
         if isinstance(domain.kind, str):
-            return PRESENT_SPACE - self.program.int_features.index(domain.kind)
+            return space_selected_by(domain.base, self.program.int_features.index(domain.kind))
         if domain.link is not None:
             link = self.program.structures.links.index(domain.link)
             kind = -1 if domain.kind is None else domain.kind

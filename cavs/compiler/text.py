@@ -8,12 +8,12 @@ from collections.abc import Collection
 from cavs.codegen.cuda import Load, Store, kernel_text
 from cavs.codegen.map import MapOp, reads_of
 from cavs.compiler.program import (
-    PRESENT_SPACE,
     Instruction,
     Operand,
     Program,
     kind_of,
     relation_of,
+    selection_of,
     structure_of,
 )
 from cavs.ir import Domain
@@ -30,8 +30,9 @@ _SUMMED = {
 
 def space_name(program: Program, space: int) -> str:
     """Return a space as the passes write domains: one, graph, vertex, edge.0, present.label, ..."""
-    if space <= PRESENT_SPACE:
-        return f"present.{program.int_features[PRESENT_SPACE - space]}"
+    if selection := selection_of(space):
+        base, feature = selection
+        return f"{base}.{program.int_features[feature]}"
     if space < 4:
         return ("one", "graph", "vertex", "edge")[space]
     structure = program.structures.names[structure_of(program, space)]
@@ -70,6 +71,8 @@ def operand_text(program: Program, o: Operand) -> str:
         return f"{text} of vertices with {program.int_features[argument]}"
     if array == "place":
         return f"{text} where there is {program.int_features[argument]}"
+    if array == "distinct":
+        return f"{text} of its {program.int_features[argument]}"
     if array == "index_feature":
         return f"{text}[{program.int_features[argument]}]"
     if array == "linked":

@@ -112,7 +112,7 @@ class Inputs:
             return self.of(domain).rows(domain._replace(structure=""))
         if domain.vertex_type is not None:
             return len(self.ids(domain))
-        if domain.base == "present":
+        if domain.selected:
             return len(self.present(domain))
         return {
             "one": 1,
@@ -123,12 +123,18 @@ class Inputs:
         }[domain.base]
 
     def present(self, domain: Domain) -> list[int]:
-        """Return the vertices with the feature of a domain, which are its rows."""
+        """Return the vertices with the feature of a domain, which are its rows.
+
+        Of distinct values it is the first vertex that has each.
+        """
         if domain.structure:
             domain = domain._replace(structure="")
         if domain not in self._present:
             feature = self.features[str(domain.kind)]
-            self._present[domain] = [v for v, i in enumerate(feature) if i >= 0]
+            found = [v for v, i in enumerate(feature) if i >= 0]
+            if domain.base == "distinct":
+                found = list({int(feature[v]): v for v in reversed(found)}.values())
+            self._present[domain] = found
         return self._present[domain]
 
     def edges(self, v: int) -> range:
@@ -252,6 +258,11 @@ def _needs(node: Node, row: int, graph: Graph, whole: Inputs) -> list[tuple[Node
     if name == "place":
         vertices = inputs.present(node.inputs[0].type.domain)
         return [(node.inputs[0], vertices.index(row))] if row in vertices else []
+    if name == "take_distinct":
+        domain = node.inputs[0].type.domain
+        values = inputs.features[str(domain.kind)]
+        first = [r for r, v in enumerate(inputs.present(domain)) if values[v] == values[row]]
+        return [(node.inputs[0], r) for r in first]
     if name == "sum_members":
         return [(node.inputs[0], v) for v in inputs.members[row] if _is_member(node, v, inputs)]
     if node.op.reduces_segments:
@@ -273,7 +284,7 @@ def _combine(node: Node, row: int, values: list[Any], inputs: Inputs) -> Any:
         return node.op.evaluate(node, *values)
     if name == "parameter":
         return np.asarray(node.attr("parameter").current(), dtype=np.float64)
-    if node.type.domain.base == "present" and not node.inputs:
+    if node.type.domain.selected and not node.inputs:
         row = inputs.of(node.type.domain).present(node.type.domain)[row]
     if name == "feature":
         if node.type.dtype != INT and "vertex_type" in dict(node.attrs):

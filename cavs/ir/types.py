@@ -17,7 +17,16 @@ TO_FLOATS = (
 TO_INTEGERS = "give indices and labels as integers: np.asarray(values, np.int32)"
 ONE_COLUMN = 'give each column as a feature of its own: {"a": rows[:, 0], "b": rows[:, 1]}'
 
-_RANK = {"one": 0, "graph": 1, "present": 2, "vertex": 3, "edge": 4, "out": 4, "pair": 4}
+_RANK = {
+    "one": 0,
+    "graph": 1,
+    "present": 2,
+    "distinct": 2,
+    "vertex": 3,
+    "edge": 4,
+    "out": 4,
+    "pair": 4,
+}
 
 
 def need_floats(types: Iterable[TensorType], cure: str = TO_FLOATS) -> None:
@@ -50,7 +59,8 @@ class Domain(NamedTuple):
     A row of "edge" is an edge at its parent, a row of "out" an edge at its child; no operator reads
     both. ``kind`` restricts vertices, or their edges, to one kind, or by a text to one type; None
     means all. The rows of "present" are the vertices that have an integer feature, whose name is
-    ``kind``; only the operators take and place connect them with others. ``structure``: the one
+    ``kind``; only the operators take and place connect them with others. Those of "distinct" are the
+    different values of the feature ``kind``, which take_distinct reads. ``structure``: the one
     that vertices and edges belong to, where samples have several; only links connect two. A row of
     "pair" is a vertex of the structure with one of those that it reads along ``link``.
     """
@@ -62,8 +72,13 @@ class Domain(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Rank in broadcasting: one < graph < present < vertex < edge and out."""
+        """Rank in broadcasting: one < graph < present, distinct < vertex < edge and out."""
         return _RANK[self.base]
+
+    @property
+    def selected(self) -> bool:
+        """True for rows that the integer feature ``kind`` selects."""
+        return self.base in ("present", "distinct")
 
     @property
     def by_structure(self) -> bool:
@@ -86,7 +101,7 @@ class Domain(NamedTuple):
 
     def at(self, base: str) -> Domain:
         """Return the domain of vertices, or edges, of the same structure and kind of vertices."""
-        return _domain(base, None if self.base == "present" else self.kind, self.structure)
+        return _domain(base, None if self.selected else self.kind, self.structure)
 
     @property
     def of_vertices(self) -> Domain:
@@ -151,7 +166,7 @@ def join_domains(domains: list[Domain]) -> Domain:
     ValueError if they are of two kinds, or types, of vertices, or of two structures.
     """
     first = domains[0]
-    if first.base != "present" and all(d is first or d == first for d in domains):
+    if not first.selected and all(d is first or d == first for d in domains):
         return first
     top = max(domains, key=lambda d: d.rank)
     structures = sorted({d.structure for d in domains if d.rank > GRAPH.rank})
@@ -160,7 +175,7 @@ def join_domains(domains: list[Domain]) -> Domain:
             f"rows of structures {' and '.join(map(repr, structures))} cannot be combined",
             "a link reads rows of one at vertices of another: ops.take(values, batch.link(name))",
         )
-    some = next((d for d in domains if d.base == "present"), ONE)
+    some = next((d for d in domains if d.selected), ONE)
     if some is not ONE and any(d not in (ONE, some) for d in domains):
         raise ValueError(f"rows of {some} cannot be combined with others")
     if top.rank == EDGE.rank and len({d.base for d in domains if d.base in ("edge", "out")}) > 1:

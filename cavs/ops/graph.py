@@ -228,6 +228,18 @@ defop(
     view=True,
     linear_in=(0,),
 )
+
+
+def _take_distinct_infer(types: Sequence[TensorType], attrs: dict[str, Any]) -> TensorType:
+    domain = attrs["domain"]
+    own = types[0].domain
+    if own.base != "distinct" or domain.base != "vertex" or domain.structure != own.structure:
+        raise ValueError("needs a value of the distinct indices of vertices")
+    return TensorType(FLOAT, types[0].shape, domain)
+
+
+# At each vertex the row of its index among the distinct ones; zeros where the index is absent.
+defop("take_distinct", infer=_take_distinct_infer, rule=BatchRule.GRAPH, view=True, linear_in=(0,))
 # A value that crosses the border of a structure, where specialisation by kind ends.
 defop(
     "push",

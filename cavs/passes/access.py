@@ -57,6 +57,7 @@ _COMPOSED: dict[tuple[str, str], tuple[str, str]] = {
     ("to_members.vertices", "none"): ("segment_sum", "row_graphs"),
     ("take", "none"): ("index", "present"),
     ("place", "none"): ("index", "place"),
+    ("take_distinct", "none"): ("index", "distinct"),
     ("take_linked", "none"): ("index", "linked"),
     ("sum_linked", "none"): ("segment_sum", "linked_rows"),
     ("sum_readers", "none"): ("segment_sum", "link_readers"),
@@ -315,7 +316,7 @@ def _map_of(array: str) -> str:
 
 def _feature_of(domain: Domain) -> int | str:
     """Return the feature that selects the rows of ``domain``; 0 if there is none."""
-    return str(domain.kind) if domain.base == "present" else 0
+    return str(domain.kind) if domain.selected else 0
 
 
 def reduces(node: Node) -> bool:

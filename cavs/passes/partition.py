@@ -28,8 +28,8 @@ NARROW = 4  # a value of so many times fewer operands is recomputed for a sum
 class Body:
     """Nodes that run together: whole-batch rows of one space, one kind of a loop, or a reduction.
 
-    space: of "one", "graph", "present" (vertices that have the feature ``kind``) or "rows"
-    (vertices of ``kind`` and the edges to their children).
+    space: of "one", "graph", "present" (vertices that have the feature ``kind``), "distinct" (its
+    different values) or "rows" (vertices of ``kind`` and the edges to their children).
     """
 
     space: Domain
@@ -324,7 +324,7 @@ class _Partitioner:
         for n in self.compute:
             own = self.loop.get(n)
             space = _space(n)
-            if own is not None and space.base == "present":
+            if own is not None and space.selected:
                 raise CompileError(
                     f"{n.op.name} of {n.type} is in a loop, which runs whole levels",
                     where=n.where,

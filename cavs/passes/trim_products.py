@@ -14,7 +14,7 @@ from cavs.passes.simplify import simplify_node
 Range = tuple[int, int]
 
 
-def _joined(ranges: list[Range]) -> list[Range]:
+def joined(ranges: list[Range]) -> list[Range]:
     """Return the same columns as ascending ranges that do not touch."""
     result: list[Range] = []
     for low, high in sorted(ranges):
@@ -47,7 +47,7 @@ def nonzero(x: Node) -> list[Range]:
         if constant_of(piece) != 0.0:
             found.append((at, at + piece.shape[-1]))
         at += piece.shape[-1]
-    return _joined(found)
+    return joined(found)
 
 
 def _read(graph: Graph) -> dict[Node, list[Range]]:
@@ -58,7 +58,7 @@ def _read(graph: Graph) -> dict[Node, list[Range]]:
     for n in graph.nodes():
         found = readers.get(n, [])
         if n.op.name == "matmul" and n not in roots and {r.op.name for r in found} == {"slice"}:
-            ranges = _joined([(r.attr("start"), r.attr("stop")) for r in found])
+            ranges = joined([(r.attr("start"), r.attr("stop")) for r in found])
             if size(ranges) < n.shape[-1]:
                 result[n] = ranges
     return result

@@ -21,6 +21,7 @@ from cavs.errors import FAULT, CompileError, DeviceError
 from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import Node, Structures, origin
+from cavs.passes.deduplicate_lookups import looked_up
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.merge_vertices import Distinguishing
 from cavs.passes.specialise import optional_features
@@ -44,6 +45,8 @@ from cavs.runtime.tracing import (
 from cavs.runtime.variant import Build, Search, Variant, VariantKey, Variants
 
 MIN_MERGED = 256  # vertices of a batch; below, the search for equal ones costs what it saves
+MIN_LOOKUPS = 256  # of a batch, by which it is decided whether indices are repeated
+MIN_REPEATED = 2.0  # lookups per distinct index for products of distinct ones to pay
 MAX_CHILD_NUMBERS = 4  # each doubles the number of possible kinds
 MIN_READERS = 1.15  # mean number of parents that read a product at the child for it to pay
 
@@ -131,6 +134,7 @@ class ProgramCache:
                 continue
             schedule = self._ordered(variant, rows, schedule)
             decide_shape(variant.decisions, schedule, self._replicas(training))
+            self._decide_repeated(variant, rows)
             if not self._is_built(variant, kinds):
                 try:
                     self.compile(variant, kinds, record)
@@ -333,6 +337,31 @@ class ProgramCache:
             numbers = numbers if merged.reads_per_product >= MIN_READERS else 0
         decide_child_numbers(variant, numbers if numbers <= room else 0)
 
+    def _deduplicates(self, key: VariantKey) -> bool:
+        """True if programs of the variant may compute with the distinct indices of a batch."""
+        switches = self.passes.deduplicate_lookups and self.passes.hoist_eager
+        return switches and not key.training and self.cuda is None
+
+    def _decide_repeated(self, variant: Variant, rows: Any) -> None:
+        """Decide once, by the first batch with lookups enough, which indices are repeated.
+
+        A program that smaller batches had compiled is dropped if some are.
+        """
+        decisions, graph = variant.decisions, variant.traced.graph
+        undecided = decisions.repeated is None and rows.topology.num_vertices >= MIN_LOOKUPS
+        if not undecided or not self._deduplicates(variant.key):
+            return
+        found = []
+        for name in looked_up(graph):
+            index = self.feature_types.rows(rows, name, np.dtype(np.int32))
+            present = index[index >= 0]
+            distinct = len(np.unique(present))
+            if len(present) >= max(MIN_LOOKUPS, MIN_REPEATED * distinct):
+                found.append(name)
+        decisions.repeated = tuple(found)
+        if found:
+            variant.build = None
+
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
         traced = variant.traced
         chosen = self.chosen(variant)
@@ -427,6 +456,7 @@ class ProgramCache:
                 record=record,
                 inputs=key.inputs,
                 outside=key.outside,
+                repeated=(decisions.repeated or ()) if self._deduplicates(key) else (),
             )
             compiled = compile_graph(traced.graph, kinds, list(self.parameters), options)
         program = compiled.program

@@ -34,6 +34,7 @@ from cavs.runtime.program_cache import ProgramCache
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.results import input_gradients, outputs_of, parameter_gradients
 from cavs.runtime.scheduling import SCHEDULING, Scheduling
+from cavs.runtime.space_rows import DISTINCT
 from cavs.runtime.variant import Variant, VariantKey, Variants
 
 _LISTED = ", ".join(map(repr, SCHEDULING))
@@ -434,10 +435,15 @@ class Session(ProcessLocal):
     def present(
         self, batch: BatchLike, *, training: bool = True, with_loss: bool = True
     ) -> dict[str, int]:
-        """Return in how many of the rows that run each integer feature is present."""
+        """Return in how many of the rows that run each integer feature is present.
+
+        After "#distinct " and its name stands how many distinct values it has there.
+        """
         prepared = self._programs.prepare(batch, training, with_loss)
         names, ints = prepared.compiled.program.int_features, prepared.inputs[2]
-        return {n: int((x >= 0).sum()) for n, x in zip(names, ints, strict=True)}
+        found = {n: x[x >= 0] for n, x in zip(names, ints, strict=True)}
+        distinct = {DISTINCT + n: len(np.unique(x)) for n, x in found.items()}
+        return {n: x.size for n, x in found.items()} | distinct
 
     @property
     def optional_features(self) -> tuple[str, ...]:

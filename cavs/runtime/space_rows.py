@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from cavs.compiler.program import PRESENT_SPACE, Program, kinds_in, relation_of
+from cavs.compiler.program import Program, kinds_in, relation_of, selection_of
+
+DISTINCT = "#distinct "
 
 
 def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int) -> int:
-    """Return the number of rows of a space."""
-    if space <= PRESENT_SPACE:
-        return present[program.int_features[PRESENT_SPACE - space]]
+    """Return the number of rows of a space.
+
+    present: in how many rows each integer feature is present, and after `DISTINCT` and its name,
+    how many distinct values it has there.
+    """
+    if selection := selection_of(space):
+        base, feature = selection
+        name = program.int_features[feature]
+        return present[DISTINCT + name if base == "distinct" else name]
     if space < 4:
         batch = schedule.batch
         # Graphs of the caller, also where vertices are merged.

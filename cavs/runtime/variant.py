@@ -85,7 +85,8 @@ class Decisions:
     of vertices, which number the kinds; None: not known. recompiles: how often new kinds came after
     compilation. shared: edges outnumber vertices; None: undecided. shape: of the first graphs with
     edges. scheduling: the order of tasks of several kinds; None: undecided, that of levels.
-    search: for equal vertices.
+    search: for equal vertices. repeated: index features with many lookups for each distinct index;
+    None: undecided.
     """
 
     absent: frozenset[str] = frozenset()
@@ -98,6 +99,7 @@ class Decisions:
     shape: Shape | None = None
     scheduling: Scheduling | None = None
     search: Search = field(default_factory=Search)
+    repeated: tuple[str, ...] | None = None
 
     def traced_like(self, other: Decisions) -> bool:
         """True if a model is traced in the same way for both."""
@@ -213,6 +215,7 @@ class Variant:
             "shape": d.shape,
             "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
             "search": [d.search.few, d.search.pause],
+            "repeated": None if d.repeated is None else list(d.repeated),
         }
 
     @staticmethod
@@ -223,7 +226,7 @@ class Variant:
         """
         numbers, shape = entry["child_numbers"], entry.get("shape")
         types = entry.get("types")
-        scheduling = entry.get("scheduling")
+        scheduling, repeated = entry.get("scheduling"), entry.get("repeated")
         entry = {"merged_features": entry.get("lumped", ()), **entry}  # former names
         entry = {"recompiles": entry.get("grown", 0), **entry}  # former names
         return Variant(
@@ -247,6 +250,7 @@ class Variant:
                 shape=None if shape is None else Shape(*map(float, shape)),
                 scheduling=None if scheduling is None else Scheduling.from_json(scheduling),
                 search=Search(*map(int, entry.get("search", ()))),
+                repeated=None if repeated is None else tuple(map(str, repeated)),
             ),
             inherited=True,
         )

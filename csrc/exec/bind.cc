@@ -12,14 +12,14 @@ namespace cavs {
 namespace {
 
 const char* noun(Space order) {
-  return order == kVertexSpace || is_present(order) ? "vertex"
+  return order == kVertexSpace || is_selected(order) ? "vertex"
          : order == kEdgeSpace                      ? "edge"
          : order == kGraphSpace                     ? "graph"
          : is_pairs(order)                          ? "pair"
                                                     : "row";
 }
 const char* nouns(Space order) {
-  return order == kVertexSpace || is_present(order) ? "vertices"
+  return order == kVertexSpace || is_selected(order) ? "vertices"
          : order == kEdgeSpace                      ? "edges"
          : order == kGraphSpace                     ? "graphs"
          : is_pairs(order)                          ? "pairs"
@@ -154,15 +154,15 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
       u.label = label;
     }
   };
-  const auto has_present = [&](int32_t feature) {
-    features = std::max(features, feature + 1);
-    for (const Present& p : presents_) {
-      if (p.feature == feature) return;
+  const auto has_selected = [&](Space space) {
+    features = std::max(features, feature_of(space) + 1);
+    for (const Selected& known : selected_) {
+      if (known.space == space) return;
     }
-    presents_.push_back({feature, {}, {}, {}});
+    selected_.push_back({space, {}, {}, {}, {}});
   };
   const auto read = [&](const Instruction& in, const Operand& o) {
-    if (of_present(o.array)) has_present(o.argument);
+    if (of_selected(o.array)) has_selected(cavs::selected(o.array, o.argument));
     if (o.map != RowMap::kIndex || o.array != Array::kIndexFeature) return;
     Use& u = use(o.argument, in.space);
     const Buffer& b = p.buffers[o.buffer];
@@ -170,7 +170,7 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
     if (b.role == Role::kFeature) u.tables.push_back({b.index, in.label});
   };
   for (const Instruction& in : p.instructions) {
-    if (is_present(in.space)) has_present(feature_of(in.space));
+    if (is_selected(in.space)) has_selected(in.space);
     each_operand(in, [&](const Operand& o) { read(in, o); });
     if (const auto below = traits_of(in).index_limit; below != nullptr) {
       limit(use(in.argument, in.space), below(in, sizes), in.label);
@@ -178,18 +178,19 @@ IndexFeatures::IndexFeatures(const Program& p, const std::vector<int64_t>& sizes
   }
   for (const Use& u : uses_) features = std::max(features, u.feature + 1);
   for (const Stage& s : p.stages) {
-    if (is_present(s.space)) has_present(feature_of(s.space));
+    if (is_selected(s.space)) has_selected(s.space);
   }
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kCount) features = std::max(features, b.index + 1);
-    if (is_present(b.space)) has_present(feature_of(b.space));
+    if (is_selected(b.space)) has_selected(b.space);
   }
   counted_.assign(features, false);
   counts_.assign(features, 0);
   for (const Buffer& b : p.buffers) {
     if (b.role == Role::kCount && b.index >= 0) counted_[b.index] = true;
   }
-  present_.assign(features, {});
+  ranges_.present.assign(features, {});
+  ranges_.distinct.assign(features, {});
   for (int32_t f = 0; f < features; ++f) structures_.push_back(int_structure(p, f));
 }
 
@@ -214,38 +215,70 @@ const std::vector<int32_t>& IndexFeatures::rows(int32_t feature, Space space) co
 }
 
 // Row order, like everything else that reads these arrays.
-void IndexFeatures::find_present(const Schedule& s, const std::vector<IntFeature>& features) {
-  for (Present& p : presents_) {
-    const IntFeature& f = features[p.feature];
-    const RowRange rows = rows_of(s, p.feature);
+void IndexFeatures::select(const Schedule& s, const std::vector<IntFeature>& features) {
+  for (Selected& p : selected_) {
+    const int32_t feature = feature_of(p.space);
+    const IntFeature& f = features[feature];
+    const RowRange rows = rows_of(s, feature);
     if (f.rows != rows.size()) {
-      throw std::invalid_argument("int feature " + std::to_string(p.feature) + " has " +
+      throw std::invalid_argument("int feature " + std::to_string(feature) + " has " +
                                   std::to_string(f.rows) + " values, the batch has " +
                                   std::to_string(rows.size()) + " vertices");
     }
     p.rows.clear();
     p.order.clear();
     p.place.assign(s.order.size(), -1);
+    if (is_distinct(p.space)) {
+      select_distinct(s, f.data, p);
+      ranges_.distinct[feature] = {0, static_cast<int32_t>(p.order.size())};
+      continue;
+    }
     for (int32_t r = rows.begin; r < rows.end; ++r) {
       if (f.data[s.order[r]] < 0) continue;
       p.place[r] = static_cast<int32_t>(p.rows.size());
       p.rows.push_back(r);
       p.order.push_back(s.order[r]);
     }
-    present_[p.feature] = {0, static_cast<int32_t>(p.rows.size())};
+    ranges_.present[feature] = {0, static_cast<int32_t>(p.rows.size())};
   }
 }
 
-const IndexFeatures::Present& IndexFeatures::present_of(int32_t feature) const {
-  for (const Present& p : presents_) {
-    if (p.feature == feature) return p;
+// A value beyond the limit, which `bind` refuses, has a row for each vertex.
+void IndexFeatures::select_distinct(const Schedule& s, const int32_t* values,
+                                    Selected& found) const {
+  int64_t limit = 0;
+  for (const Use& u : uses_) {
+    if (u.order == found.space && u.limit < INT32_MAX) limit = u.limit;
   }
-  throw std::logic_error("nothing asks where int feature " + std::to_string(feature) +
-                         " is present");
+  const RowRange rows = rows_of(s, feature_of(found.space));
+  std::vector<int32_t>& place_of = found.place_of;
+  place_of.resize(limit, -1);
+  found.order.reserve(rows.size());  // nothing below throws, so that all of place_of is -1 again
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
+    const int32_t v = values[s.order[r]];
+    if (v < 0) continue;
+    auto place = static_cast<int32_t>(found.order.size());
+    if (v < limit) {
+      if (place_of[v] < 0) place_of[v] = place;
+      place = place_of[v];
+    }
+    found.place[r] = place;
+    if (place == static_cast<int32_t>(found.order.size())) found.order.push_back(s.order[r]);
+  }
+  for (const int32_t vertex : found.order) {
+    if (values[vertex] < limit) place_of[values[vertex]] = -1;
+  }
 }
 
-const std::vector<int32_t>& IndexFeatures::present(Array array, int32_t feature) const {
-  const Present& p = present_of(feature);
+const IndexFeatures::Selected& IndexFeatures::selected(Space space) const {
+  for (const Selected& p : selected_) {
+    if (p.space == space) return p;
+  }
+  throw std::logic_error("nothing asks for rows of " + space_name(space));
+}
+
+const std::vector<int32_t>& IndexFeatures::selected(Array array, int32_t feature) const {
+  const Selected& p = selected(cavs::selected(array, feature));
   return array == Array::kPresent ? p.rows : array == Array::kPresentOrder ? p.order : p.place;
 }
 
@@ -260,10 +293,10 @@ void IndexFeatures::bind(const Schedule& s, const std::vector<IntFeature>& featu
     const int32_t* values = features[f].data;
     counts_[f] = std::count_if(values, values + features[f].rows, [](int32_t v) { return v >= 0; });
   }
-  find_present(s, features);
+  select(s, features);
   for (Use& u : uses_) {
     const IntFeature& f = features[u.feature];
-    const Present* some = is_present(u.order) ? &present_of(feature_of(u.order)) : nullptr;
+    const Selected* some = is_selected(u.order) ? &selected(u.order) : nullptr;
     const int32_t* order = some                      ? some->order.data()
                            : u.order == kVertexSpace ? s.order.data()
                            : u.order == kEdgeSpace   ? s.edge_order.data()
@@ -383,7 +416,8 @@ IndexArrays index_arrays(const Operand& o, Space space, const Schedule& s,
     case Array::kPresent:
     case Array::kPresentOrder:
     case Array::kPlace:
-      return {features.present(o.array, o.argument), {}};
+    case Array::kDistinct:
+      return {features.selected(o.array, o.argument), {}};
     default:
       return segments_of(o, s);
   }

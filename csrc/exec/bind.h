@@ -35,10 +35,9 @@ class IndexFeatures {
             const std::vector<int64_t>& float_rows);
   // Values of a feature for the rows of a space like `space`.
   const std::vector<int32_t>& rows(int32_t feature, Space space) const;
-  // Index arrays of the spaces of vertices with a feature, and row ranges of these spaces by
-  // feature.
-  const std::vector<int32_t>& present(Array array, int32_t feature) const;
-  const std::vector<RowRange>& present() const { return present_; }
+  // Index arrays of the spaces that features select, and row ranges of these spaces.
+  const std::vector<int32_t>& selected(Array array, int32_t feature) const;
+  const SelectedRows& selected() const { return ranges_; }
   int64_t count(int32_t feature) const { return counts_[feature]; }
   int32_t num_features() const { return static_cast<int32_t>(counts_.size()); }
 
@@ -53,23 +52,26 @@ class IndexFeatures {
   };
   struct Use {
     int32_t feature;
-    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or a space of vertices with a
-                  // feature feature
+    Space order;  // kVertexSpace, kEdgeSpace, kGraphSpace, kOneSpace or one that a feature selects
     int64_t limit = INT32_MAX;
     std::string label;  // label of the instruction that sets the limit
     std::vector<Table> tables;
     std::vector<int32_t> values;
   };
-  struct Present {  // kPresent, kPresentOrder and kPlace of a feature
-    int32_t feature;
+  // kPresent, kPresentOrder and kPlace of a space of present vertices. place of one of distinct
+  // values is kDistinct, and order the first vertex that has each.
+  struct Selected {
+    Space space;
     std::vector<int32_t> rows, order, place;
+    std::vector<int32_t> place_of;  // of each distinct value; -1 but while places are found
   };
   Use& use(int32_t feature, Space space);
-  void find_present(const Schedule& schedule, const std::vector<IntFeature>& features);
-  const Present& present_of(int32_t feature) const;
+  const Selected& selected(Space space) const;
+  void select(const Schedule& schedule, const std::vector<IntFeature>& features);
+  void select_distinct(const Schedule& schedule, const int32_t* values, Selected& found) const;
   std::vector<Use> uses_;
-  std::vector<Present> presents_;
-  std::vector<RowRange> present_;
+  std::vector<Selected> selected_;
+  SelectedRows ranges_;
   std::vector<int32_t> structures_;  // structure of each int feature
   std::vector<bool> counted_;
   std::vector<int64_t> counts_;

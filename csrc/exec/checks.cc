@@ -128,14 +128,14 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
       from = s == kGraphSpace, to = !feature && all_vertices(b);
       break;
     case Array::kPresent:
-      from = is_present(s) && feature_of(s) == o.argument, to = !feature && all_vertices(b);
+      from = s == selected(o.array, o.argument), to = !feature && all_vertices(b);
       break;
     case Array::kPresentOrder:
-      from = is_present(s) && feature_of(s) == o.argument, to = feature;
+      from = s == selected(o.array, o.argument), to = feature;
       break;
     case Array::kPlace:
-      from = is_vertex(s);
-      to = !feature && is_present(b.space) && feature_of(b.space) == o.argument;
+    case Array::kDistinct:
+      from = is_vertex(s), to = !feature && b.space == selected(o.array, o.argument);
       break;
     case Array::kLinked:
     case Array::kLinkedRows:
@@ -178,7 +178,7 @@ void AccessChecks::check_array(const Operand& o, const Buffer& b, Space s,
         o.array == Array::kLinked || o.array == Array::kLinkedRows || o.array == Array::kPairSource;
     need(reader == (back ? link.source : link.target), with);
     need(constant || read == (forward ? link.source : link.target), with);
-  } else if (is_vertex(b.space) || is_edge(b.space) || is_present(b.space)) {
+  } else if (is_vertex(b.space) || is_edge(b.space) || is_selected(b.space)) {
     need(feature || constant || read == reader, what + ", which are of another structure");
   }
 }

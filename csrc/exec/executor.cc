@@ -177,11 +177,13 @@ std::shared_ptr<T> Executor<T>::place_gradients(const std::shared_ptr<T>& memory
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
   const int32_t threads = serial_ ? 1 : thread_pool().num_threads();
-  const std::vector<RowRange>& present = index_features_.present();
-  if (schedule == schedule_ && planned_threads_ == threads && present == spaces_.present) return;
+  const SelectedRows& selected = index_features_.selected();
+  if (schedule == schedule_ && planned_threads_ == threads && selected == spaces_.selected) {
+    return;
+  }
   schedule_ = nullptr;
   ran_ = false;
-  resolve_spaces(*program_, *schedule, present, spaces_);
+  resolve_spaces(*program_, *schedule, selected, spaces_);
   cost_ = plan_cost(*program_, analysis_, *schedule, spaces_);
   alone_ = threads == 1 || cost_ < kTravelNs * static_cast<double>(small_gradients_);
   const int32_t shared_by = alone_ || cost_ < kParallelNs ? 1 : threads;

@@ -51,8 +51,8 @@ struct Names<Array> {
       "nth_leaf",    "present",      "present_order", "place",       "graph_roots",
       "row_graphs",  "root_graphs",  "graph_leaves",  "leaf_graphs", "parents",
       "linked",      "linked_rows",  "link_readers",  "pairs",       "pair_target",
-      "pair_source", "source_pairs", "pair_order"};
-  static constexpr Array last = Array::kPairOrder;
+      "pair_source", "source_pairs", "pair_order",    "distinct"};
+  static constexpr Array last = Array::kDistinct;
 };
 template <>
 struct Names<InstructionType> {

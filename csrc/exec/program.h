@@ -13,7 +13,8 @@ namespace cavs {
 
 // The rows that a value has. kVertexKind0 + 2 * k: vertices of the program's k-th kind; kEdgeKind0
 // + 2 * k: edges whose parent is of that kind. kPresent0 - f: vertices where int feature f is
-// present (>= 0), in row order. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 * s: all vertices,
+// present (>= 0), in row order. kDistinct0 - f: the distinct values of int feature f that are
+// present, in the order of their first vertex row. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 * s: all vertices,
 // and edges, of structure s, where samples have named structures; else kVertexSpace, kEdgeSpace.
 // kPairs0 + kPairsStride * l: the pairs of link l, one row for each vertex that a vertex of its
 // target reads; + 1 + k: those whose target is of the program's k-th kind.
@@ -23,7 +24,7 @@ constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;
 constexpr Space kVertexStructure0 = 1 << 20, kEdgeStructure0 = kVertexStructure0 + 1;
 constexpr int32_t kMostStructures = 64;
 constexpr Space kPairs0 = 1 << 21, kPairsStride = 1 << 12;
-constexpr Space kPresent0 = -2;
+constexpr Space kPresent0 = -2, kDistinct0 = -(1 << 24);
 
 enum class Role : uint8_t {
   kArena,    // live in the arena from stage `first` to stage `last`
@@ -89,6 +90,7 @@ enum class Array : uint8_t {
   kPairSource,    // + argument l: pair of link l -> row of its source
   kSourcePairs,   // + argument l; segments: pairs of link l that read a row, ascending
   kPairOrder,     // + argument l: pair of link l -> its number in the batch
+  kDistinct,      // + argument f: vertex row -> row of kDistinct0 - f that has its value, or -1
 };
 
 struct Operand {

@@ -9,6 +9,7 @@ namespace cavs {
 
 std::string space_name(Space s) {
   static const char* const kNames[] = {"one", "graph", "vertex", "edge"};
+  if (is_distinct(s)) return "distinct " + std::to_string(feature_of(s));
   if (is_present(s)) return "present " + std::to_string(feature_of(s));
   if (s < 0) return "space " + std::to_string(s);
   if (s < kVertexKind0) return kNames[s];
@@ -43,7 +44,7 @@ void resolve_relations(const Program& program, const Schedule& schedule, Spaces&
 }  // namespace
 
 void resolve_spaces(const Program& program, const Schedule& schedule,
-                    const std::vector<RowRange>& present, Spaces& spaces) {
+                    const SelectedRows& selected, Spaces& spaces) {
   const GraphBatch& batch = *schedule.batch;
   if (batch.num_structures != program.structures) {
     throw std::invalid_argument("the batch has " + std::to_string(batch.num_structures) +
@@ -66,7 +67,7 @@ void resolve_spaces(const Program& program, const Schedule& schedule,
   spaces.ranges[kGraphSpace] = {0, schedule.num_graphs()};
   spaces.ranges[kVertexSpace] = {0, vertices};
   spaces.ranges[kEdgeSpace] = {0, edges};
-  spaces.present = present;
+  spaces.selected = selected;
   spaces.kinds.assign(schedule.kinds.size(), -1);
   resolve_relations(program, schedule, spaces);
   spaces.structures.clear();

@@ -25,14 +25,19 @@ constexpr int32_t kNoRelation = -1, kEdges = 0;
 inline int32_t relation_of(Space s) {
   return is_pairs(s) ? 1 + link_number(s) : is_edge(s) ? kEdges : kNoRelation;
 }
-inline bool is_present(Space s) { return s <= kPresent0; }
+// True for rows that an int feature selects: vertices where it is present, or its distinct values.
+inline bool is_selected(Space s) { return s <= kPresent0; }
+inline bool is_distinct(Space s) { return s <= kDistinct0; }
+inline bool is_present(Space s) { return is_selected(s) && !is_distinct(s); }
 inline bool is_structure(Space s) { return s >= kVertexStructure0 && !is_pairs(s); }
 // True for all vertices, or edges, of the batch or of a structure.
 inline bool is_every_vertex(Space s) {
   return s == kVertexSpace || (is_structure(s) && is_vertex(s));
 }
 inline bool is_every_edge(Space s) { return s == kEdgeSpace || (is_structure(s) && is_edge(s)); }
-inline int32_t feature_of(Space present) { return kPresent0 - present; }
+inline int32_t feature_of(Space selected) {
+  return (is_distinct(selected) ? kDistinct0 : kPresent0) - selected;
+}
 // The kind of the program that a space is limited to, or -1.
 inline int32_t kind_of(Space s) {
   if (is_pairs(s)) return (s - kPairs0) % kPairsStride - 1;
@@ -45,7 +50,7 @@ inline int32_t int_structure(const Program& p, int32_t feature) {
 }
 inline int32_t structure_of(const Program& p, Space s) {
   if (is_structure(s)) return (s - kVertexStructure0) / 2;
-  if (is_present(s)) return int_structure(p, feature_of(s));
+  if (is_selected(s)) return int_structure(p, feature_of(s));
   if (is_pairs(s)) return p.links[link_number(s)].target;
   return s < kVertexKind0 ? 0 : structure_of(p.kinds[kind_of(s)]);
 }
@@ -101,14 +106,19 @@ inline bool is_of_parents(const Instruction& in, const Operand& o) {
   return in.outward && o.map == RowMap::kIndex &&
          (o.array == Array::kOut || o.array == Array::kParents);
 }
-// True if it depends on the vertices at which an int feature is present.
-inline bool of_present(Array a) {
-  return a == Array::kPresent || a == Array::kPresentOrder || a == Array::kPlace;
+// True if it depends on the vertices at which an int feature is present, or on its distinct values.
+inline bool of_selected(Array a) {
+  return a == Array::kPresent || a == Array::kPresentOrder || a == Array::kPlace ||
+         a == Array::kDistinct;
+}
+// The space that it leads to or from.
+inline Space selected(Array a, int32_t feature) {
+  return (a == Array::kDistinct ? kDistinct0 : kPresent0) - feature;
 }
 inline bool has_argument(Array a) {
   return a == Array::kNthChild || a == Array::kNthEdge || a == Array::kParentIfNth ||
          a == Array::kIndexFeature || a == Array::kNthParents || a == Array::kNthLeaf ||
-         of_present(a) || is_of_graphs(a) || is_link(a);
+         of_selected(a) || is_of_graphs(a) || is_link(a);
 }
 // True if it stays inside one chunk of rows and their edges, for any chunk.
 inline bool is_local(const Operand& o) {
@@ -117,11 +127,16 @@ inline bool is_local(const Operand& o) {
          o.array == Array::kNthEdge || o.array == Array::kEdges || o.array == Array::kPairs ||
          o.array == Array::kPairTarget;
 }
+// Rows of the spaces that int features select, by feature.
+struct SelectedRows {
+  std::vector<RowRange> present, distinct;
+  bool operator==(const SelectedRows&) const = default;
+};
 // Row ranges of the program's spaces in a batch, and the program's kind for each kind of the
 // schedule.
 struct Spaces {
   std::vector<RowRange> ranges;
-  std::vector<RowRange> present;     // by int feature
+  SelectedRows selected;
   std::vector<RowRange> structures;  // vertices of structure 0, its edges, vertices of structure 1
   std::vector<std::array<RowRange, 3>> held;  // by structure, then Held
   std::vector<int32_t> kinds;
@@ -135,8 +150,9 @@ struct Spaces {
       return related(from, relation_of(s));
     }
     return is_structure(s) ? structures[s - kVertexStructure0]
-           : is_present(s) ? present[feature_of(s)]
-                           : ranges[s];
+           : is_distinct(s) ? selected.distinct[feature_of(s)]
+           : is_present(s)  ? selected.present[feature_of(s)]
+                            : ranges[s];
   }
   // The rows of a relation that lead from vertex rows.
   RowRange related(RowRange rows, int32_t relation) const {
@@ -148,11 +164,11 @@ struct Spaces {
     return held[structure][static_cast<int>(b.held)];
   }
 };
-// present: rows of the spaces of vertices with a feature, by feature. Throws std::runtime_error for
-// a kind of the batch that the program does not have, std::invalid_argument for other structures or
+// selected: rows of the spaces that int features select. Throws std::runtime_error for a kind of the
+// batch that the program does not have, std::invalid_argument for other structures or
 // links.
 void resolve_spaces(const Program& program, const Schedule& schedule,
-                    const std::vector<RowRange>& present, Spaces& spaces);
+                    const SelectedRows& selected, Spaces& spaces);
 
 std::string space_name(Space s);
 std::string rows_name(const Buffer& b);  // its space, and the rows of it that are held

@@ -69,7 +69,7 @@ class Validator : AccessChecks {
       need(b.role == Role::kArena || is_copied(o),
            output + " is a " + name_of(b.role) + " buffer of " + space_name(b.space) +
                ", needs an arena buffer, or a scratch buffer of a stage over all its rows");
-      need(b.held == Held::kAll && !is_present(b.space), output + " has " + rows_name(b));
+      need(b.held == Held::kAll && !is_selected(b.space), output + " has " + rows_name(b));
     }
   }
 
@@ -107,9 +107,11 @@ class Validator : AccessChecks {
       need(s < kVertexStructure0 + 2 * p_.structures,
            "structure " + std::to_string((s - kVertexStructure0) / 2) + " of " +
                std::to_string(p_.structures));
-    } else if (is_present(s)) {
+    } else if (is_selected(s)) {
       need(feature_of(s) < kMostIndices,
-           "rows where int feature " + std::to_string(feature_of(s)) + " is present");
+           (is_distinct(s) ? "distinct values of int feature " + std::to_string(feature_of(s))
+                           : "rows where int feature " + std::to_string(feature_of(s)) +
+                                 " is present"));
     } else {
       need(s >= 0 && s < spaces,
            "space " + std::to_string(s) + " outside [0, " + std::to_string(spaces) + ")");

@@ -11,10 +11,10 @@ namespace cavs::cuda {
 // same schedule repeats.
 template <class T>
 void Executor<T>::bind_structure(const std::shared_ptr<const Schedule>& schedule) {
-  const std::vector<RowRange>& present = index_features_.present();
-  if (schedule == schedule_ && present == spaces_.present) return;
+  const SelectedRows& selected = index_features_.selected();
+  if (schedule == schedule_ && selected == spaces_.selected) return;
   schedule_ = nullptr;
-  resolve_spaces(*program_, *schedule, present, spaces_);
+  resolve_spaces(*program_, *schedule, selected, spaces_);
   schedule_ = schedule;
   try {
     lay_out();
@@ -150,7 +150,8 @@ uint64_t Executor<T>::shape() const {
   }
   for (size_t l = 0; l < program_->links.size(); ++l) mix(schedule_->num_pairs(l));
   for (const RowRange& range : spaces_.ranges) mix(range.end);
-  for (const RowRange& range : spaces_.present) mix(range.end);
+  for (const RowRange& range : spaces_.selected.present) mix(range.end);
+  for (const RowRange& range : spaces_.selected.distinct) mix(range.end);
   for (const RowRange& range : spaces_.structures) mix(range.end);
   for (const Table& table : tables_) mix(table.slots.size());
   return hash;
