@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cavs.compiler.memory import Shape
 from cavs.errors import ConfigError, user_line
 from cavs.ir import Structures
+from cavs.passes.deduplicate_lookups import RepeatedIndex
 
 # Former names of switches, each with the present one.
 RENAMED = {
@@ -91,7 +92,7 @@ class CompileOptions(NamedTuple):
     that would hold much more than backward reads is compiled to hold less. structures: of the
     samples, with their links. record: the text of every pass is kept. inputs: with cotangents of
     float features. outside: the caller computes a loss from the outputs, and gives their
-    cotangents. repeated: index features with so few values that products of looked-up rows are
+    cotangents. repeated: index features with so few values that products of looked-up rows may be
     computed once for each, in a program without gradients.
     """
 
@@ -108,4 +109,4 @@ class CompileOptions(NamedTuple):
     record: bool = False
     inputs: bool = False
     outside: bool = False
-    repeated: tuple[str, ...] = ()
+    repeated: tuple[RepeatedIndex, ...] = ()

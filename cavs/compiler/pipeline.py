@@ -175,11 +175,7 @@ KINDS = (
         "deduplicate_lookups",
         deduplicate_lookups,
         lambda c: bool(c.options.repeated),
-        lambda c: {
-            "features": c.options.repeated,
-            "kinds": c.kinds_of_vertices,
-            "optional": c.optional,
-        },
+        lambda c: {"repeated": c.options.repeated, "kinds": c.kinds},
         simplified=True,
         if_changed=True,
     ),

@@ -16,10 +16,30 @@ from typing import NamedTuple
 
 from cavs.data.features import column_name
 from cavs.ir import ONE, BatchRule, Domain, Graph, Node, apply, rebuild, rewrite
-from cavs.passes.specialise import Kind
 from cavs.passes.trim_products import Range, columns, joined, size
 
 LEAST_ROWS = 16  # of the weight, for a product to cost more than to store and to read its result
+LEAST_REPEATED = 2.0  # products over vertices for each one over distinct indices, for it to pay
+
+
+class RepeatedIndex(NamedTuple):
+    """An index feature of vertices that has few distinct values.
+
+    lookups: how many vertices of each kind, by its key in the schedule, have one, for each of its
+    distinct values.
+    """
+
+    name: str
+    lookups: tuple[tuple[int, float], ...]
+
+    @property
+    def total(self) -> float:
+        """The number of vertices that have an index, for each of its distinct values."""
+        return sum(number for _, number in self.lookups)
+
+    def of(self, kind: int | None) -> float:
+        """Return the number of lookups of a kind; None stands for all kinds."""
+        return self.total if kind is None else dict(self.lookups).get(kind, 0.0)
 
 
 class _Columns(NamedTuple):
@@ -41,19 +61,12 @@ def _columns_of(weight: Node) -> list[_Columns]:
     return [_Columns(weight, 0, weight.shape[-1])]
 
 
-class _Distinct(NamedTuple):
-    """A vertex value that is a function of the rows of one index feature.
+def _at_distinct(graph: Graph, features: Collection[str]) -> dict[Node, Node]:
+    """Return the vertex values that are functions of the rows of one of the index ``features``.
 
-    index: the feature. value: the same function of the distinct values of the feature.
+    Each comes with the same function of the distinct values of the feature.
     """
-
-    index: Node
-    value: Node
-
-
-def _at_distinct(graph: Graph, features: Collection[str]) -> dict[Node, _Distinct]:
-    """Return the vertex values that are functions of the rows of one of ``features``."""
-    found: dict[Node, _Distinct] = {}
+    found: dict[Node, Node] = {}
     for n in graph.nodes():
         if n.type.domain.base != "vertex" or n.op.rule is not BatchRule.ROWWISE:
             continue
@@ -61,34 +74,35 @@ def _at_distinct(graph: Graph, features: Collection[str]) -> dict[Node, _Distinc
             table, index = n.inputs
             if index.op.name == "feature" and index.attr("name") in features and not index.shape:
                 domain = Domain("distinct", index.attr("name"), index.type.domain.structure)
-                inputs = table, rebuild(index, (), domain)
-                found[n] = _Distinct(index, rebuild(n, inputs, domain))
+                found[n] = rebuild(n, (table, rebuild(index, (), domain)), domain)
             continue
         rows = [x for x in n.inputs if x.type.domain != ONE]
         if rows and all(x in found for x in rows):
-            index, domain = found[rows[0]].index, found[rows[0]].value.type.domain
-            if all(found[x].value.type.domain == domain for x in rows):
-                inputs = tuple(found[x].value if x in found else x for x in n.inputs)
-                found[n] = _Distinct(index, rebuild(n, inputs, domain))
+            domain = found[rows[0]].type.domain
+            if all(found[x].type.domain == domain for x in rows):
+                found[n] = rebuild(n, tuple(found.get(x, x) for x in n.inputs), domain)
     return found
 
 
 class _Group:
     """Products of one value of the distinct indices, all columns of which become one product."""
 
-    def __init__(self, of: _Distinct) -> None:
-        self.index, self.x = of
+    def __init__(self, x: Node) -> None:
+        self.x = x
         self.products: list[Node] = []
 
-    def pays(self, kinds: Collection[int | None]) -> bool:
-        """True if products over vertices, of all ``kinds``, would compute at least as much.
+    def pays(self, index: RepeatedIndex, kinds: Sequence[int]) -> bool:
+        """True if the products over vertices compute so many times as many elements.
 
         Kinds may read different columns, as the forget gate of a leaf is not read.
         """
-        whole = size_of(self.ranges)
-        covered = {n.type.domain.kind for n in self.products}
-        wide = all(2 * n.shape[-1] >= whole for n in self.products)
-        return wide and (covered == {None} or covered.issuperset(kinds))
+
+        def lookups(n: Node) -> float:
+            kind = n.type.domain.kind
+            return index.of(kinds[kind] if isinstance(kind, int) else None)
+
+        before = sum(lookups(n) * n.shape[-1] for n in self.products)
+        return before >= LEAST_REPEATED * sum(map(size, self.ranges.values()))
 
     @property
     def ranges(self) -> dict[Node, list[Range]]:
@@ -131,57 +145,40 @@ class _Group:
         return {n: value(n) for n in self.products}
 
 
-def size_of(ranges: dict[Node, list[Range]]) -> int:
-    """Return the number of columns of all weights."""
-    return sum(map(size, ranges.values()))
-
-
-def looked_up(graph: Graph) -> list[str]:
+def looked_up(graph: Graph) -> dict[str, str]:
     """Return the index features of vertices by which rows of tables are looked up.
 
-    Those of several columns are called as `split_lookups` calls them.
+    Each has the structure of the vertices. Those of several columns are called as `split_lookups`
+    calls them.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for n in graph.nodes():
         if n.op.name != "lookup" or n.inputs[1].op.name != "feature":
             continue
-        if n.type.domain.base != "vertex":
-            continue
-        name, shape = n.inputs[1].attr("name"), n.inputs[1].shape
-        names = [column_name(name, j) for j in range(shape[0])] if shape else [name]
-        found.update(dict.fromkeys(names))
-    return list(found)
-
-
-def _kinds_with(index: Node, kinds: Sequence[Kind], optional: Collection[str]) -> list[int]:
-    """Return the numbers of the kinds of vertices at which an index feature may be present."""
-    attrs, structure = dict(index.attrs), index.type.domain.structure
-    name, vertex_type = attrs["name"], attrs.get("vertex_type")
-    return [
-        number
-        for number, kind in enumerate(kinds)
-        if kind.structure == structure
-        and vertex_type in (None, kind.vertex_type)
-        and (name not in optional or name in kind.present)
-    ]
+        if n.type.domain.base == "vertex":
+            name, shape = n.inputs[1].attr("name"), n.inputs[1].shape
+            names = [column_name(name, j) for j in range(shape[0])] if shape else [name]
+            found.update(dict.fromkeys(names, n.type.domain.structure))
+    return found
 
 
 def deduplicate_lookups(
-    graph: Graph, *, features: Collection[str], kinds: Sequence[Kind], optional: Collection[str]
+    graph: Graph, *, repeated: Collection[RepeatedIndex], kinds: Sequence[int]
 ) -> Graph:
-    """Move products of looked-up rows to the distinct values of the index ``features``.
+    """Move products of looked-up rows to the distinct values of the ``repeated`` index features.
 
-    kinds: of vertices, which the presence of ``optional`` features distinguishes.
+    kinds: the keys of the kinds of vertices.
     """
+    features = {index.name: index for index in repeated}
     found = _at_distinct(graph, features)
     groups: dict[Node, _Group] = {}
     for n in graph.nodes():
         if n.op.name == "matmul" and n.inputs[0] in found and n.inputs[1].type.domain == ONE:
             there = found[n.inputs[0]]
             if n.inputs[1].shape[0] >= LEAST_ROWS:
-                groups.setdefault(there.value, _Group(there)).products.append(n)
+                groups.setdefault(there, _Group(there)).products.append(n)
     values: dict[Node, Node] = {}
-    for group in groups.values():
-        if group.pays(_kinds_with(group.index, kinds, optional)):
+    for there, group in groups.items():
+        if group.pays(features[str(there.type.domain.kind)], kinds):
             values |= group.values()
     return rewrite(graph, lambda n, inputs: values.get(n))

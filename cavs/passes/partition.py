@@ -69,6 +69,11 @@ def _space(node: Node) -> Domain:
     return domain.at("rows") if domain.by_structure else domain
 
 
+def _has_rows(node: Node) -> bool:
+    """True if a vertex, or edge, reads a row of its own, or that of its index."""
+    return node.type.domain.by_structure or node.type.domain.base == "distinct"
+
+
 class _Partitioner:
     def __init__(self, graph: Graph, recompute: bool) -> None:
         self.graph, self.recompute = graph, recompute
@@ -128,7 +133,7 @@ class _Partitioner:
                 _space(r) != _space(n) and n.type.domain.kind is not None for r in self.readers[n]
             ):
                 continue
-            stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
+            stored = [x for x in self.reads[n] if x.type.width > 1 and _has_rows(x)]
             few = len(stored) <= 1 or (edges and n.type.domain.base == "edge")
             if not few or n.type.domain.kind != self.readers[n][0].type.domain.kind:
                 continue
@@ -183,7 +188,7 @@ class _Partitioner:
             if n in self.roots or n in self.merged:
                 continue
             (body,) = bodies
-            stored = [x for x in self.reads[n] if x.type.width > 1 and x.type.domain.by_structure]
+            stored = [x for x in self.reads[n] if x.type.width > 1 and _has_rows(x)]
             same = body.space == _space(n) and not body.reduction
             if same and len(stored) <= 1 and n.type.domain.by_structure:
                 home[n] = body
@@ -202,7 +207,7 @@ class _Partitioner:
                 continue
             if any(not is_elementwise(r) and r.op.name != "matmul" for r in others):
                 continue
-            read = [x for x in self.reads[n] if x.type.domain.by_structure]
+            read = [x for x in self.reads[n] if _has_rows(x)]
             wide = NARROW * sum(x.type.width for x in read) > n.type.width
             if wide or any(x in found for x in read):
                 continue
@@ -276,8 +281,10 @@ class _Partitioner:
 
         def number(item: Node | Loop) -> int:
             if isinstance(item, Loop):
-                return 1 + max((stage[x] for x in needs(item)), default=-1)
-            level = 0
+                return 1 + max((max(stage[x], 0) for x in needs(item)), default=-1)
+            # Values of distinct indices come first: those of vertices fuse as they do without them.
+            distinct = item.type.domain.base == "distinct"
+            level = -len(self.compute) if distinct else 0
             for _, pieces in self.accesses.operands(item):
                 for p in pieces:
                     for x in behind(p.source):

@@ -21,7 +21,6 @@ from cavs.errors import FAULT, CompileError, DeviceError
 from cavs.frontend.model import AUX, Model, require_same_parameters
 from cavs.frontend.parameter import Parameter
 from cavs.ir import Node, Structures, origin
-from cavs.passes.deduplicate_lookups import looked_up
 from cavs.passes.hoist_products_to_leaves import multiplied_children
 from cavs.passes.merge_vertices import Distinguishing
 from cavs.passes.specialise import optional_features
@@ -36,6 +35,7 @@ from cavs.runtime.recurrence import Lstms
 from cavs.runtime.scheduling import Order, Sampled, Scheduling, choose, chooses, compare
 from cavs.runtime.tracing import (
     decide_child_numbers,
+    decide_repeated,
     decide_shape,
     fits,
     merge_features,
@@ -46,7 +46,6 @@ from cavs.runtime.variant import Build, Search, Variant, VariantKey, Variants
 
 MIN_MERGED = 256  # vertices of a batch; below, the search for equal ones costs what it saves
 MIN_LOOKUPS = 256  # of a batch, by which it is decided whether indices are repeated
-MIN_REPEATED = 2.0  # lookups per distinct index for products of distinct ones to pay
 MAX_CHILD_NUMBERS = 4  # each doubles the number of possible kinds
 MIN_READERS = 1.15  # mean number of parents that read a product at the child for it to pay
 
@@ -134,7 +133,7 @@ class ProgramCache:
                 continue
             schedule = self._ordered(variant, rows, schedule)
             decide_shape(variant.decisions, schedule, self._replicas(training))
-            self._decide_repeated(variant, rows)
+            self._decide_repeated(variant, rows, schedule)
             if not self._is_built(variant, kinds):
                 try:
                     self.compile(variant, kinds, record)
@@ -342,25 +341,15 @@ class ProgramCache:
         switches = self.passes.deduplicate_lookups and self.passes.hoist_eager
         return switches and not key.training and self.cuda is None
 
-    def _decide_repeated(self, variant: Variant, rows: Any) -> None:
+    def _decide_repeated(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> None:
         """Decide once, by the first batch with lookups enough, which indices are repeated.
 
         A program that smaller batches had compiled is dropped if some are.
         """
-        decisions, graph = variant.decisions, variant.traced.graph
-        undecided = decisions.repeated is None and rows.topology.num_vertices >= MIN_LOOKUPS
-        if not undecided or not self._deduplicates(variant.key):
-            return
-        found = []
-        for name in looked_up(graph):
-            index = self.feature_types.rows(rows, name, np.dtype(np.int32))
-            present = index[index >= 0]
-            distinct = len(np.unique(present))
-            if len(present) >= max(MIN_LOOKUPS, MIN_REPEATED * distinct):
-                found.append(name)
-        decisions.repeated = tuple(found)
-        if found:
-            variant.build = None
+        undecided = variant.decisions.repeated is None and self._deduplicates(variant.key)
+        if undecided and rows.topology.num_vertices >= MIN_LOOKUPS:
+            read = partial(self.feature_types.rows, rows, dtype=np.dtype(np.int32))
+            decide_repeated(variant, read, schedule)
 
     def _schedule(self, variant: Variant, rows: Any) -> _engine.Schedule:
         traced = variant.traced

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from cavs import _engine
 from cavs.compiler.memory import Shape
@@ -14,11 +16,12 @@ from cavs.data.vertex_types import number_of_bits
 from cavs.frontend.batch import Feature
 from cavs.frontend.model import Model, trace_model
 from cavs.ir import Graph, Structures
+from cavs.passes.deduplicate_lookups import LEAST_REPEATED, RepeatedIndex, looked_up
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
-from cavs.passes.specialise import optional_features, types_of
+from cavs.passes.specialise import STRUCTURE_SHIFT, optional_features, types_of
 from cavs.runtime.check import check_schema, check_structures, check_typed_values
-from cavs.runtime.interface import BatchLike
+from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
 MAX_KINDS = 32  # kinds of vertices that a model is compiled for
@@ -193,3 +196,28 @@ def decide_child_numbers(variant: Variant, numbers: int) -> None:
     """Hoist products of the first ``numbers`` children, see passes.hoist_products_to_leaves."""
     variant.decisions.child_numbers = numbers
     variant.traced.optional = _optional(variant.traced.graph, numbers)
+
+
+def decide_repeated(
+    variant: Variant, rows_of: Callable[[str], Array], schedule: _engine.Schedule
+) -> None:
+    """Decide which index features are repeated, see passes.deduplicate_lookups.
+
+    rows_of: an index feature of the batch by its name.
+    """
+    traced, found = variant.traced, []
+    structures = (traced.structures or Structures()).names
+    for name, structure in looked_up(traced.graph).items():
+        index = rows_of(name)
+        distinct = max(len(np.unique(index[index >= 0])), 1)
+        lookups = tuple(
+            (int(key), float(np.count_nonzero(index[schedule.order[begin:end]] >= 0) / distinct))
+            for key, (begin, end), _ in schedule.kinds
+            if structures[key >> STRUCTURE_SHIFT] == structure
+        )
+        repeated = RepeatedIndex(name, lookups)
+        if repeated.total >= LEAST_REPEATED:
+            found.append(repeated)
+    variant.decisions.repeated = tuple(found)
+    if found:
+        variant.build = None

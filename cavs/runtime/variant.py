@@ -15,6 +15,7 @@ from cavs.compiler.memory import Shape
 from cavs.compiler.pipeline import Compiled, Passes
 from cavs.frontend.batch import Feature
 from cavs.ir import Graph, Structures
+from cavs.passes.deduplicate_lookups import RepeatedIndex
 from cavs.passes.merge_vertices import Distinguishing
 from cavs.runtime.interface import BatchLike, Executor
 from cavs.runtime.scheduling import Scheduling
@@ -85,7 +86,7 @@ class Decisions:
     of vertices, which number the kinds; None: not known. recompiles: how often new kinds came after
     compilation. shared: edges outnumber vertices; None: undecided. shape: of the first graphs with
     edges. scheduling: the order of tasks of several kinds; None: undecided, that of levels.
-    search: for equal vertices. repeated: index features with many lookups for each distinct index;
+    search: for equal vertices. repeated: index features with many lookups for each distinct value;
     None: undecided.
     """
 
@@ -99,7 +100,7 @@ class Decisions:
     shape: Shape | None = None
     scheduling: Scheduling | None = None
     search: Search = field(default_factory=Search)
-    repeated: tuple[str, ...] | None = None
+    repeated: tuple[RepeatedIndex, ...] | None = None
 
     def traced_like(self, other: Decisions) -> bool:
         """True if a model is traced in the same way for both."""
@@ -108,7 +109,7 @@ class Decisions:
 
     def forget_kinds(self) -> None:
         """Let kinds be numbered in another way."""
-        self.kinds, self.scheduling = (), None
+        self.kinds, self.scheduling, self.repeated = (), None, None
 
     def merge_features(self, names: Iterable[str]) -> None:
         """Let absence of the features ``names`` make no kinds: vertices read rows of zeros."""
@@ -215,7 +216,7 @@ class Variant:
             "shape": d.shape,
             "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
             "search": [d.search.few, d.search.pause],
-            "repeated": None if d.repeated is None else list(d.repeated),
+            "repeated": None if d.repeated is None else [[n, dict(of)] for n, of in d.repeated],
         }
 
     @staticmethod
@@ -250,7 +251,12 @@ class Variant:
                 shape=None if shape is None else Shape(*map(float, shape)),
                 scheduling=None if scheduling is None else Scheduling.from_json(scheduling),
                 search=Search(*map(int, entry.get("search", ()))),
-                repeated=None if repeated is None else tuple(map(str, repeated)),
+                repeated=None
+                if repeated is None
+                else tuple(
+                    RepeatedIndex(str(n), tuple((int(k), float(x)) for k, x in of.items()))
+                    for n, of in repeated
+                ),
             ),
             inherited=True,
         )
