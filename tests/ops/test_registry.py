@@ -116,7 +116,8 @@ OVER_ALL_ROWS = {
 # Whole recurrences, which no executor of the CPU runs: tests/cuda/lstm/test_lstm.py; and what no
 # other runs, where a step would hold much: tests/compiler/test_edge_cotangents.py. Types of
 # vertices: tests/compiler/test_typed_vertices.py. Those along links of samples:
-# tests/compiler/test_structures.py.
+# tests/compiler/test_structures.py. Rows of distinct indices, in larger batches:
+# tests/passes/test_deduplicate_lookups.py.
 LINKED = {"take_linked", "sum_linked", "sum_readers", "max_readers", "take_pairs", "sum_pairs"}
 ELSEWHERE = LINKED | {
     "lstm",
@@ -125,6 +126,7 @@ ELSEWHERE = LINKED | {
     "gather_out",
     "sum_out",
     "merge_types",
+    "take_distinct",
 }
 BY_ROW_NUMBER = {"uniform"}  # a row of the batch draws other numbers than the row alone
 

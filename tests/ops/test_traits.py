@@ -39,7 +39,7 @@ BATCH = {
 }
 ONE_EACH, LISTS = Link("one", "", "", True), Link("some", "", "", False)
 PAIRS = Domain("pair", None, "", LISTS)
-ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4, "pair": 5}
+ROWS = {"vertex": 4, "edge": 2, "graph": 2, "present": 4, "distinct": 4, "pair": 5}
 LABELS = np.array([2, -1, 0, 1])
 LABELLED = Domain("present", "label")
 SLOT = Slot("s", Structure("cell"), (4,), backward=True)
@@ -86,6 +86,7 @@ CASES = {
     "to_members": (((GRAPH, (4,)),), {"members": "leaves"}),
     "take": ((VECTOR,), {"domain": LABELLED}),
     "place": (((LABELLED, (4,)),), {}),
+    "take_distinct": (((Domain("distinct", "label"), (4,)),), {"domain": VERTEX}),
     "merge": ((VECTOR,), {"kinds": (0,), "shape": (4,), "domain": VERTEX}),
     "merge_types": ((VECTOR, VECTOR), {"types": ("a", "b"), "shape": (4,), "domain": VERTEX}),
     "take_pairs": ((VECTOR,), {"domain": PAIRS}),

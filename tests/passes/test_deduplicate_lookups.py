@@ -215,9 +215,14 @@ def test_lookups_of_kinds_that_multiply_count():
             self.state = cavs.State(h=SIZE)
             self.W = cavs.Parameter((SIZE, SIZE))
 
-        def vertex(self, v):
-            total = v.gather().h.sum()
-            h = ops.tanh(total + v.num_children * (v.pull("x") @ self.W))
+        @cavs.vertex("leaf")
+        def leaf(self, v):
+            v.scatter(h=v.pull("x"))
+            v.push(v.pull("x"))
+
+        @cavs.vertex("inner")
+        def inner(self, v):
+            h = ops.tanh(v.gather().h.sum() + v.pull("x") @ self.W)
             v.scatter(h=h)
             v.push(h)
 
@@ -231,7 +236,8 @@ def test_lookups_of_kinds_that_multiply_count():
         vertices = np.arange(300)
         word = np.where(vertices < leaves, 20 + vertices % 20, 3).astype(np.int32)
         children = [[]] * leaves + [[0, 1]] * (300 - leaves)
-        return cavs.batch([cavs.Graph(children, {"word": word, "label": word % 3})])
+        types = ["leaf"] * leaves + ["inner"] * (300 - leaves)
+        return cavs.batch([cavs.Graph(children, {"word": word, "label": word % 3}, types=types)])
 
     separate = replace(ON, merge_vertices=False)
     assert not not_applied(Trees(), trees(100), separate)

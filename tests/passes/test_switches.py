@@ -195,4 +195,5 @@ def test_a_former_name_of_a_switch_names_the_present_one(old):
 
 
 def test_no_switch_is_left_out():
-    assert {*SWITCHES, "simplify", "merge_vertices"} == set(vars(Passes()))
+    elsewhere = {"simplify", "merge_vertices", "deduplicate_lookups"}  # the last without gradients
+    assert {*SWITCHES, *elsewhere} == set(vars(Passes()))

@@ -16,6 +16,7 @@ from cavs.errors import CompileError
 from cavs.frontend.model import trace_model
 from cavs.ir import EDGE, FLOAT, INT, ONE, REGISTRY, VERTEX, Graph, TensorType, apply, make
 from cavs.ir.node import Op
+from cavs.passes.deduplicate_lookups import RepeatedIndex
 from tests.passes.graphs import INNER, LEAF, SCHEMA, value
 from tests.runtime.trees import Classifier
 
@@ -182,6 +183,8 @@ def test_every_pass_is_verified(monkeypatch, name):
     if name in ("sum_cotangents_at_child", "fold_constant_cotangents"):
         monkeypatch.setattr(save_memory, "MAX_PEAK", 0.0)
         options = {"cell": nn.TreeAttention, "replicated": False, "shape": Shape(1.0, 2.0)}
+    if name == "deduplicate_lookups":
+        options = {"repeated": (RepeatedIndex("token", ((LEAF, 3.0),)),)}
     with pytest.raises(CompileError, match=f"^after pass {name}: type "):
         compiled(**options)
 
