@@ -7,12 +7,13 @@ gives its tag. This is the model and these are the sizes of the benchmark of ED-
 ICML 2023), whose lattices are Chinese sentences; here they are drawn with the same lengths and as
 many words, or read from a file of that benchmark by `--lattices`.
 
-In `cavs` characters and words are types of vertices; few are equal, so none are merged. Batches are
-collated and scheduled within the time that is measured. The PyTorch program is batched by hand,
-character by character, by indices prepared before; DyNet, which builds its graphs within that time,
-takes part where $CAVS_BENCH_PYTHON_DYNET names a Python that has it, on one thread. Each rival has
-a process of its own, so that no threads of it wait busily while `cavs` runs. All compute the loss
-of the same batches with the same parameters in turns; first their losses are compared.
+In `cavs` characters and words are types of vertices; few are equal, so none are merged, but the
+products of looked-up characters and words are computed once for each number. Batches are collated
+and scheduled within the time that is measured. The PyTorch program is batched by hand, character by
+character, by indices prepared before; DyNet, which builds its graphs within that time, takes part
+where $CAVS_BENCH_PYTHON_DYNET names a Python that has it, on one thread. Each rival has a process
+of its own, so that no threads of it wait busily while `cavs` runs. All compute the loss of the same
+batches with the same parameters in turns; first their losses are compared.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ class Domain(NamedTuple):
     A row of "edge" is an edge at its parent, a row of "out" an edge at its child; no operator reads
     both. ``kind`` restricts vertices, or their edges, to one kind, or by a text to one type; None
     means all. The rows of "present" are the vertices that have an integer feature, whose name is
-    ``kind``; only the operators take and place connect them with others. Those of "distinct" are the
-    different values of the feature ``kind``, which take_distinct reads. ``structure``: the one
-    that vertices and edges belong to, where samples have several; only links connect two. A row of
-    "pair" is a vertex of the structure with one of those that it reads along ``link``.
+    ``kind``; only the operators take and place connect them with others. Those of "distinct" are
+    the different values of the feature ``kind``; only take_distinct reads them. ``structure``: the
+    one that vertices and edges belong to, where samples have several; only links connect two. A row
+    of "pair" is a vertex of the structure with one of those that it reads along ``link``.
     """
 
     base: str

@@ -126,20 +126,16 @@ class _Group:
                 first[_Columns(weight, start, stop)] = at
                 at += stop - start
 
-        def place(part: _Columns) -> int:
-            for (weight, start, stop), begin in first.items():
+        def part_of(taken: Node, part: _Columns) -> Node:
+            for (weight, start, stop), column in first.items():
                 if weight is part.weight and start <= part.start and part.stop <= stop:
-                    return begin + part.start - start
+                    begin = column + part.start - start
+                    return taken[begin : begin + part.stop - part.start]
             raise AssertionError(part)
 
         def value(product: Node) -> Node:
             taken = apply("take_distinct", whole, domain=product.type.domain)
-            wanted = [
-                (begin, begin + part.stop - part.start)
-                for part in _columns_of(product.inputs[1])
-                for begin in (place(part),)
-            ]
-            pieces = [taken[a:b] for a, b in wanted]
+            pieces = [part_of(taken, part) for part in _columns_of(product.inputs[1])]
             return pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1)
 
         return {n: value(n) for n in self.products}

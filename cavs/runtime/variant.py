@@ -216,7 +216,9 @@ class Variant:
             "shape": d.shape,
             "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
             "search": [d.search.few, d.search.pause],
-            "repeated": None if d.repeated is None else [[n, dict(of)] for n, of in d.repeated],
+            "repeated": None
+            if d.repeated is None
+            else [[n, [*map(list, of)]] for n, of in d.repeated],
         }
 
     @staticmethod
@@ -254,7 +256,7 @@ class Variant:
                 repeated=None
                 if repeated is None
                 else tuple(
-                    RepeatedIndex(str(n), tuple((int(k), float(x)) for k, x in of.items()))
+                    RepeatedIndex(str(n), tuple((int(k), float(x)) for k, x in of))
                     for n, of in repeated
                 ),
             ),

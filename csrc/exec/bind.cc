@@ -13,17 +13,17 @@ namespace {
 
 const char* noun(Space order) {
   return order == kVertexSpace || is_selected(order) ? "vertex"
-         : order == kEdgeSpace                      ? "edge"
-         : order == kGraphSpace                     ? "graph"
-         : is_pairs(order)                          ? "pair"
-                                                    : "row";
+         : order == kEdgeSpace                       ? "edge"
+         : order == kGraphSpace                      ? "graph"
+         : is_pairs(order)                           ? "pair"
+                                                     : "row";
 }
 const char* nouns(Space order) {
   return order == kVertexSpace || is_selected(order) ? "vertices"
-         : order == kEdgeSpace                      ? "edges"
-         : order == kGraphSpace                     ? "graphs"
-         : is_pairs(order)                          ? "pairs"
-                                                    : "rows";
+         : order == kEdgeSpace                       ? "edges"
+         : order == kGraphSpace                      ? "graphs"
+         : is_pairs(order)                           ? "pairs"
+                                                     : "rows";
 }
 
 // Split one array that holds offsets, then rows.

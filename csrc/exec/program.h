@@ -14,10 +14,11 @@ namespace cavs {
 // The rows that a value has. kVertexKind0 + 2 * k: vertices of the program's k-th kind; kEdgeKind0
 // + 2 * k: edges whose parent is of that kind. kPresent0 - f: vertices where int feature f is
 // present (>= 0), in row order. kDistinct0 - f: the distinct values of int feature f that are
-// present, in the order of their first vertex row. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 * s: all vertices,
-// and edges, of structure s, where samples have named structures; else kVertexSpace, kEdgeSpace.
-// kPairs0 + kPairsStride * l: the pairs of link l, one row for each vertex that a vertex of its
-// target reads; + 1 + k: those whose target is of the program's k-th kind.
+// present, in the order of their first vertex row. kVertexStructure0 + 2 * s, kEdgeStructure0 + 2 *
+// s: all vertices, and edges, of structure s, where samples have named structures; else
+// kVertexSpace, kEdgeSpace. kPairs0 + kPairsStride * l: the pairs of link l, one row for each
+// vertex that a vertex of its target reads; + 1 + k: those whose target is of the program's k-th
+// kind.
 using Space = int32_t;
 constexpr Space kOneSpace = 0, kGraphSpace = 1, kVertexSpace = 2, kEdgeSpace = 3;
 constexpr Space kVertexKind0 = 4, kEdgeKind0 = 5;

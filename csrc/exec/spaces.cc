@@ -43,8 +43,8 @@ void resolve_relations(const Program& program, const Schedule& schedule, Spaces&
 
 }  // namespace
 
-void resolve_spaces(const Program& program, const Schedule& schedule,
-                    const SelectedRows& selected, Spaces& spaces) {
+void resolve_spaces(const Program& program, const Schedule& schedule, const SelectedRows& selected,
+                    Spaces& spaces) {
   const GraphBatch& batch = *schedule.batch;
   if (batch.num_structures != program.structures) {
     throw std::invalid_argument("the batch has " + std::to_string(batch.num_structures) +

@@ -149,7 +149,7 @@ struct Spaces {
           kind < 0 ? structures[2 * targets[link_number(s)]] : ranges[kVertexKind0 + 2 * kind];
       return related(from, relation_of(s));
     }
-    return is_structure(s) ? structures[s - kVertexStructure0]
+    return is_structure(s)  ? structures[s - kVertexStructure0]
            : is_distinct(s) ? selected.distinct[feature_of(s)]
            : is_present(s)  ? selected.present[feature_of(s)]
                             : ranges[s];
@@ -164,11 +164,10 @@ struct Spaces {
     return held[structure][static_cast<int>(b.held)];
   }
 };
-// selected: rows of the spaces that int features select. Throws std::runtime_error for a kind of the
-// batch that the program does not have, std::invalid_argument for other structures or
-// links.
-void resolve_spaces(const Program& program, const Schedule& schedule,
-                    const SelectedRows& selected, Spaces& spaces);
+// selected: rows of the spaces that int features select. Throws std::runtime_error for a kind of
+// the batch that the program does not have, std::invalid_argument for other structures or links.
+void resolve_spaces(const Program& program, const Schedule& schedule, const SelectedRows& selected,
+                    Spaces& spaces);
 
 std::string space_name(Space s);
 std::string rows_name(const Buffer& b);  // its space, and the rows of it that are held

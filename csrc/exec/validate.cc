@@ -109,9 +109,9 @@ class Validator : AccessChecks {
                std::to_string(p_.structures));
     } else if (is_selected(s)) {
       need(feature_of(s) < kMostIndices,
-           (is_distinct(s) ? "distinct values of int feature " + std::to_string(feature_of(s))
-                           : "rows where int feature " + std::to_string(feature_of(s)) +
-                                 " is present"));
+           (is_distinct(s)
+                ? "distinct values of int feature " + std::to_string(feature_of(s))
+                : "rows where int feature " + std::to_string(feature_of(s)) + " is present"));
     } else {
       need(s >= 0 && s < spaces,
            "space " + std::to_string(s) + " outside [0, " + std::to_string(spaces) + ")");

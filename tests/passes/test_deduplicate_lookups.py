@@ -17,10 +17,10 @@ import cavs
 from cavs import _engine, nn, ops
 from cavs.compiler.options import Passes
 from cavs.compiler.program import selection_of
+from cavs.ir.interpret import interpret
 from cavs.passes import deduplicate_lookups
 from cavs.runtime import program_cache, tracing
 from tests.draws import examples
-from cavs.ir.interpret import interpret
 from tests.oracle import assert_close, inputs_of, reference, traced
 from tests.random_cells import batches, models, traced_parameters
 from tests.random_structures import cases
@@ -153,8 +153,10 @@ def rows_written(session, batch, label):
     session.evaluate(batch)
     program = session.latest(False).built.compiled.program
     found = []
-    for i, line in zip(program.instructions, session.report(False)["instructions"], strict=True):
-        if i.type == "matmul" and program.parameters[program.weights[i.weight].pieces[0][0]] == label:
+    lines = session.report(False)["instructions"]
+    for i, line in zip(program.instructions, lines, strict=True):
+        weight = program.weights[i.weight].pieces[0] if i.type == "matmul" else None
+        if weight and program.parameters[weight[0]] == label:
             found.append(line["write_bytes"] // (i.out.width * session.dtype.itemsize))
     return found
 
