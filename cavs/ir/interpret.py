@@ -125,7 +125,7 @@ class Inputs:
     def present(self, domain: Domain) -> list[int]:
         """Return the vertices with the feature of a domain, which are its rows.
 
-        Of distinct values it is the first vertex that has each.
+        The row of a distinct value is the first vertex that has it.
         """
         if domain.structure:
             domain = domain._replace(structure="")

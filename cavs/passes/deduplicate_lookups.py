@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cavs.data.features import column_name
 from cavs.ir import ONE, BatchRule, Domain, Graph, Node, apply, rebuild, rewrite
 from cavs.passes.trim_products import Range, columns, joined, size
 
-LEAST_ROWS = 16  # of the weight, for a product to cost more than to store and to read its result
+LEAST_ROWS = 16  # rows of a weight whose product costs more than to store and read its result
 LEAST_REPEATED = 2.0  # products over vertices for each one over distinct indices, for it to pay
 
 
@@ -36,6 +36,16 @@ class RepeatedIndex(NamedTuple):
     def total(self) -> float:
         """The number of vertices that have an index, for each of its distinct values."""
         return sum(number for _, number in self.lookups)
+
+    def to_json(self) -> list[Any]:
+        """Return it as JSON values."""
+        return [self.name, [list(pair) for pair in self.lookups]]
+
+    @staticmethod
+    def from_json(entry: Sequence[Any]) -> RepeatedIndex:
+        """Return what gave ``entry``; TypeError or ValueError for anything else."""
+        name, lookups = entry
+        return RepeatedIndex(str(name), tuple((int(kind), float(n)) for kind, n in lookups))
 
     def of(self, kind: int | None) -> float:
         """Return the number of lookups of a kind; None stands for all kinds."""

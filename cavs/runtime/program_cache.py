@@ -45,7 +45,7 @@ from cavs.runtime.tracing import (
 from cavs.runtime.variant import Build, Search, Variant, VariantKey, Variants
 
 MIN_MERGED = 256  # vertices of a batch; below, the search for equal ones costs what it saves
-MIN_LOOKUPS = 256  # of a batch, by which it is decided whether indices are repeated
+MIN_LOOKUPS = 256  # vertices of a batch that decides whether indices are repeated
 MAX_CHILD_NUMBERS = 4  # each doubles the number of possible kinds
 MIN_READERS = 1.15  # mean number of parents that read a product at the child for it to pay
 

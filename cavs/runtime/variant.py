@@ -216,9 +216,7 @@ class Variant:
             "shape": d.shape,
             "scheduling": None if d.scheduling is None else d.scheduling.to_json(),
             "search": [d.search.few, d.search.pause],
-            "repeated": None
-            if d.repeated is None
-            else [[n, [*map(list, of)]] for n, of in d.repeated],
+            "repeated": None if d.repeated is None else [x.to_json() for x in d.repeated],
         }
 
     @staticmethod
@@ -255,10 +253,7 @@ class Variant:
                 search=Search(*map(int, entry.get("search", ()))),
                 repeated=None
                 if repeated is None
-                else tuple(
-                    RepeatedIndex(str(n), tuple((int(k), float(x)) for k, x in of))
-                    for n, of in repeated
-                ),
+                else tuple(map(RepeatedIndex.from_json, repeated)),
             ),
             inherited=True,
         )

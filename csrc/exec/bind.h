@@ -63,7 +63,7 @@ class IndexFeatures {
   struct Selected {
     Space space;
     std::vector<int32_t> rows, order, place;
-    std::vector<int32_t> place_of;  // of each distinct value; -1 but while places are found
+    std::vector<int32_t> place_of;  // place of each distinct value; -1 between batches
   };
   Use& use(int32_t feature, Space space);
   const Selected& selected(Space space) const;
