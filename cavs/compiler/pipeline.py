@@ -176,7 +176,6 @@ KINDS = (
         deduplicate_lookups,
         lambda c: bool(c.options.repeated),
         lambda c: {"repeated": c.options.repeated, "kinds": c.kinds},
-        simplified=True,
         if_changed=True,
     ),
     Pass("split_gradients", split_gradients, shown=False),

@@ -11,12 +11,12 @@ vertices: every element is the same sum of the same terms in the same order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cavs.data.features import column_name
-from cavs.ir import ONE, BatchRule, Domain, Graph, Node, apply, rebuild, rewrite
-from cavs.passes.trim_products import Range, columns, joined, size
+from cavs.ir import ONE, BatchRule, Domain, Graph, Node, apply, origin, rebuild, rewrite, toposort
+from cavs.passes.trim_products import Range, joined, size
 
 LEAST_ROWS = 16  # rows of a weight whose product costs more than to store and read its result
 LEAST_REPEATED = 2.0  # products over vertices for each one over distinct indices, for it to pay
@@ -71,27 +71,36 @@ def _columns_of(weight: Node) -> list[_Columns]:
     return [_Columns(weight, 0, weight.shape[-1])]
 
 
-def _at_distinct(graph: Graph, features: Collection[str]) -> dict[Node, Node]:
+def _domains(nodes: Sequence[Node], features: Collection[str]) -> dict[Node, Domain]:
     """Return the vertex values that are functions of the rows of one of the index ``features``.
 
-    Each comes with the same function of the distinct values of the feature.
+    Each comes with the domain of the distinct values of that feature.
     """
-    found: dict[Node, Node] = {}
-    for n in graph.nodes():
+    found: dict[Node, Domain] = {}
+    for n in nodes:
         if n.type.domain.base != "vertex" or n.op.rule is not BatchRule.ROWWISE:
             continue
         if n.op.name == "lookup":
-            table, index = n.inputs
+            index = n.inputs[1]
             if index.op.name == "feature" and index.attr("name") in features and not index.shape:
-                domain = Domain("distinct", index.attr("name"), index.type.domain.structure)
-                found[n] = rebuild(n, (table, rebuild(index, (), domain)), domain)
+                found[n] = Domain("distinct", index.attr("name"), index.type.domain.structure)
             continue
-        rows = [x for x in n.inputs if x.type.domain != ONE]
-        if rows and all(x in found for x in rows):
-            domain = found[rows[0]].type.domain
-            if all(found[x].type.domain == domain for x in rows):
-                found[n] = rebuild(n, tuple(found.get(x, x) for x in n.inputs), domain)
+        of = {found.get(x) for x in n.inputs if x.type.domain != ONE}
+        if len(of) == 1 and (domain := of.pop()) is not None:
+            found[n] = domain
     return found
+
+
+def _at_distinct(x: Node, domains: dict[Node, Domain], known: dict[Node, Node]) -> Node:
+    """Return the same function of distinct values as ``x`` is of those of vertices."""
+    domain = domains[x]
+    for n in toposort([x], known):
+        if n in domains and n not in known:
+            inputs = tuple(known.get(y, y) for y in n.inputs)
+            if n.op.name == "lookup":
+                inputs = inputs[0], rebuild(inputs[1], (), domain)
+            known[n] = rebuild(n, inputs, domain)
+    return known[x]
 
 
 class _Group:
@@ -123,10 +132,10 @@ class _Group:
                 found[weight].append((start, stop))
         return {weight: joined(ranges) for weight, ranges in found.items()}
 
-    def values(self) -> dict[Node, Node]:
-        """Return what replaces each product: columns of the rows of the vertices' indices."""
+    def values(self) -> dict[Node, _Taken]:
+        """Return what replaces each product."""
         ranges = self.ranges
-        parts = [columns(weight, of) for weight, of in ranges.items()]
+        parts = [part for weight, of in ranges.items() for part in _parts(weight, of)]
         weight = parts[0] if len(parts) == 1 else apply("concat", *parts, axis=-1)
         whole = apply("matmul", self.x, weight)
         first: dict[_Columns, int] = {}
@@ -136,19 +145,53 @@ class _Group:
                 first[_Columns(weight, start, stop)] = at
                 at += stop - start
 
-        def part_of(taken: Node, part: _Columns) -> Node:
+        def found(part: _Columns) -> Range:
             for (weight, start, stop), column in first.items():
                 if weight is part.weight and start <= part.start and part.stop <= stop:
-                    begin = column + part.start - start
-                    return taken[begin : begin + part.stop - part.start]
+                    return column + part.start - start, column + part.stop - start
             raise AssertionError(part)
 
-        def value(product: Node) -> Node:
-            taken = apply("take_distinct", whole, domain=product.type.domain)
-            pieces = [part_of(taken, part) for part in _columns_of(product.inputs[1])]
-            return pieces[0] if len(pieces) == 1 else apply("concat", *pieces, axis=-1)
+        return {
+            n: _Taken(
+                apply("take_distinct", whole, domain=n.type.domain),
+                _joined_in_order(found(part) for part in _columns_of(n.inputs[1])),
+            )
+            for n in self.products
+        }
 
-        return {n: value(n) for n in self.products}
+
+class _Taken(NamedTuple):
+    """The rows of the vertices' indices, and the ranges of columns that are a product."""
+
+    rows: Node
+    ranges: list[Range]
+
+    def columns(self, start: int, stop: int) -> Node:
+        """Return columns [start, stop) of the product."""
+        parts, at = [], 0
+        for low, high in self.ranges:
+            begin, end = max(start - at, 0), min(stop - at, high - low)
+            if begin < end:
+                whole = end - begin == self.rows.shape[-1]
+                parts.append(self.rows if whole else self.rows[low + begin : low + end])
+            at += high - low
+        return parts[0] if len(parts) == 1 else apply("concat", *parts, axis=-1)
+
+
+def _joined_in_order(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges side by side, of which none begins where the one before it ends."""
+    found: list[Range] = []
+    for low, high in ranges:
+        follows = found and found[-1][1] == low
+        found.append((found.pop()[0] if follows else low, high))
+    return found
+
+
+def _parts(weight: Node, ranges: list[Range]) -> list[Node]:
+    """Return the columns of ``weight`` in ``ranges``."""
+    if size(ranges) == weight.shape[-1]:
+        return [weight]
+    return [weight[low:high] for low, high in ranges]
 
 
 def looked_up(graph: Graph) -> dict[str, str]:
@@ -176,15 +219,27 @@ def deduplicate_lookups(
     kinds: the keys of the kinds of vertices.
     """
     features = {index.name: index for index in repeated}
-    found = _at_distinct(graph, features)
+    nodes, known = graph.nodes(), dict[Node, Node]()
+    domains = _domains(nodes, features)
     groups: dict[Node, _Group] = {}
-    for n in graph.nodes():
-        if n.op.name == "matmul" and n.inputs[0] in found and n.inputs[1].type.domain == ONE:
-            there = found[n.inputs[0]]
-            if n.inputs[1].shape[0] >= LEAST_ROWS:
-                groups.setdefault(there, _Group(there)).products.append(n)
-    values: dict[Node, Node] = {}
-    for there, group in groups.items():
-        if group.pays(features[str(there.type.domain.kind)], kinds):
-            values |= group.values()
-    return rewrite(graph, lambda n, inputs: values.get(n))
+    for n in nodes:
+        if n.op.name != "matmul" or n.inputs[0] not in domains:
+            continue
+        x, weight = n.inputs
+        if weight.type.domain == ONE and weight.shape[0] >= LEAST_ROWS:
+            x = _at_distinct(x, domains, known)
+            groups.setdefault(x, _Group(x)).products.append(n)
+    values: dict[Node, _Taken] = {}
+    for x, group in groups.items():
+        if group.pays(features[str(x.type.domain.kind)], kinds):
+            with origin(group.products[0].where):
+                values |= group.values()
+
+    def rule(n: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if n in values:
+            return values[n].columns(0, n.shape[-1])
+        if n.op.name == "slice" and n.inputs[0] in values:
+            return values[n.inputs[0]].columns(n.attr("start"), n.attr("stop"))
+        return None
+
+    return rewrite(graph, rule) if values else graph

@@ -205,13 +205,14 @@ def decide_repeated(
 
     rows_of: an index feature of the batch by its name.
     """
-    traced, found = variant.traced, []
+    traced, found, order = variant.traced, [], schedule.order
     structures = (traced.structures or Structures()).names
     for name, structure in looked_up(traced.graph).items():
         index = rows_of(name)
-        distinct = max(len(np.unique(index[index >= 0])), 1)
+        present = index >= 0
+        distinct = len(set(index[present].tolist()))
         lookups = tuple(
-            (int(key), float(np.count_nonzero(index[schedule.order[begin:end]] >= 0) / distinct))
+            (int(key), np.count_nonzero(present[order[begin:end]]) / max(distinct, 1))
             for key, (begin, end), _ in schedule.kinds
             if structures[key >> STRUCTURE_SHIFT] == structure
         )

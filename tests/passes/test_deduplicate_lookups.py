@@ -121,6 +121,10 @@ class Words(cavs.Model):
             return x + self.tag(batch["tag"])
         if self.way == "hidden":
             return ops.tanh(self.hidden(x))
+        if self.way == "deep":
+            for _ in range(40):  # each value is read twice
+                x = x + 0.1 * ops.tanh(x)
+            return self.hidden(x)
         if self.way == "columns":
             pair = ops.reshape(self.word(batch["pair"]), (2 * SIZE,))
             return self.hidden(pair[:SIZE]) * ops.sigmoid(pair[SIZE:])
@@ -180,6 +184,7 @@ def test_products_have_a_row_for_each_distinct_index(merge, absent):
     [
         ("one", ["word"]),
         ("hidden", ["word"] * 2),
+        ("deep", ["word"] * 2),
         ("columns", ["#pair[:, 0]"]),
         ("two tables", []),  # one product of a sum, which is another for each pair of rows
     ],
