@@ -311,3 +311,15 @@ def test_the_oracle_reads_rows_of_distinct_indices():
     found = interpret(compiled.graph, inputs_of(batch))
     expected = interpret(compiled.traced, inputs_of(batch))
     np.testing.assert_allclose(found["output"], expected["output"], rtol=1e-10, atol=1e-12)
+
+
+def test_replicas_evaluate_with_distinct_indices():
+    assert same_bits(Words(), sentences(300), replicated=True) == ["word"]
+
+
+def test_explain_counts_the_rows():
+    """One buffer has a row for each distinct word, and the report has its bytes."""
+    found = cavs.explain(Words(), sentences(300, absent=0.2), training=False)
+    assert "take_distinct" in str(found)
+    (product,) = [b for b in found.buffers if b.space == "distinct.word"]
+    assert product.bytes == 12 * product.width * 4
