@@ -2,7 +2,7 @@
 
 Ranks are threads that sleep while they compute and while they send, so that the times of a step are
 known and take no processor. A machine with other load wakes threads late, so that the times of a
-step are others: a run in which that happened is repeated.
+step are others: a run that fails after that happened is repeated.
 """
 
 import time
@@ -25,7 +25,8 @@ RANKS, SLOW, BATCH = 3, 2, 24
 GRAPH = 0.005  # seconds of computing
 LINK = 0.04  # seconds in which the slow link sends the gradients of a step
 DATA = trees(BATCH, 3)
-RUNS = 3  # at most, until one is undisturbed
+RUNS = 3  # at most, while runs that are disturbed fail
+DISTURBED = GRAPH  # seconds that a thread wakes late in a run that may be repeated
 
 
 class Sleep:
@@ -101,9 +102,26 @@ BALANCERS = {
 }
 
 
+def assert_fewer_graphs_while_late(before, late, after):
+    """Compare graphs of the slow rank, and lengths of steps, before, in and after the slow phase.
+
+    Without delays each rank has 8 graphs; the link costs as much time as 8 graphs.
+    """
+
+    def graphs(found):
+        return float(np.mean([g[SLOW] for g in found[-10:]]))
+
+    def seconds(found):
+        return float(np.mean([length(g, LINK) for g in found]))
+
+    assert graphs(late) <= graphs(before) - 1.5
+    assert seconds(late[-10:]) < seconds(late[:2]) - LINK / 6
+    assert graphs(after) >= graphs(late) + 1
+
+
 @pytest.mark.parametrize("name", BALANCERS)
 def test_the_rank_of_a_slow_link_gets_fewer_graphs_until_the_link_recovers(timed, name):
-    steps = 40 if name == "pairs" else 30
+    slow_steps, steps = (36, 16) if name == "pairs" else (24, 24)
 
     def work(c):
         split, link = BALANCERS[name](), Link(c)
@@ -112,31 +130,24 @@ def test_the_rank_of_a_slow_link_gets_fewer_graphs_until_the_link_recovers(timed
             nbytes = sum(p.value.nbytes for p in t.parameters.values())
             if c.rank == SLOW:
                 link.seconds_per_byte = LINK / nbytes
-            late = steps_of(t, steps)
+            late = steps_of(t, slow_steps)
             link.seconds_per_byte = 0.0
             after = steps_of(t, steps)
             return before, late, after, values_of(t)
 
-    for _ in range(RUNS):
+    for run in range(1, RUNS + 1):
         SLEEP.late = 0.0
         results = run_threads(RANKS, work, timeout=patience(30))
-        if SLEEP.late < LINK:
+        assert_same_bits([result[3] for result in results])
+        before, late, after, _ = results[0]
+        for other in results[1:]:
+            assert other[1] == late
+        try:
+            assert_fewer_graphs_while_late(before, late, after)
             break
-    before, late, after, _ = results[0]
-    assert_same_bits([result[3] for result in results])
-    for other in results[1:]:
-        assert other[1] == late
-
-    def graphs(found):
-        return float(np.mean([g[SLOW] for g in found[-10:]]))
-
-    def seconds(found):
-        return float(np.mean([length(g, LINK) for g in found]))
-
-    # Even: 8 graphs each. By its delay the rank computes 8 graphs less than the others.
-    assert graphs(late) <= graphs(before) - 1.5
-    assert seconds(late[-10:]) < seconds(late[:2]) - LINK / 6
-    assert graphs(after) >= graphs(late) + 1
+        except AssertionError:
+            if run == RUNS or SLEEP.late < DISTURBED:
+                raise
 
 
 @pytest.mark.parametrize("delays", [(0.5, 0.5, 0.5), (0.0, 0.0, 0.004)])
