@@ -23,13 +23,17 @@ SIZES = {  # widths of states, where they differ from those in models/
 # Where the sum over all vertices nearly cancels, as in the bias of trees in `test_trees`.
 CANCELLING = {"typed-trees": ["tree.phrase.bias"]}
 # Rounding moves maxima and signs of ReLU (astnn, plan-cost, jets), and in deep graphs gradients of
-# single vertices nearly cancel (circuit-rnn, grid-lstm): their values alone are within the bound.
+# single vertices nearly cancel (circuit-rnn, grid-lstm): only all gradients together are bounded.
 KINKED = ("astnn", "plan-cost", "jets")
 DEEP = ("circuit-rnn", "grid-lstm")
+LOOSE = 0.1  # relative norm of the difference of all their gradients, which is 0.01 to 0.07
 
 
-def compare(model, batch, device, cancelling=(), values_alone=False):  # noqa: F811
-    """Compare loss, outputs and gradients; those of ``cancelling`` within twice the bound."""
+def compare(model, batch, device, cancelling=(), loose=False):  # noqa: F811
+    """Compare loss, outputs and gradients; those of ``cancelling`` within twice the bound.
+
+    loose: all gradients together are compared, within `LOOSE`.
+    """
     session = cavs.Session(model, device=device, precision="bfloat16")
     loss, gradients = session.gradients(batch)
     outputs = session.evaluate(batch).outputs
@@ -38,12 +42,10 @@ def compare(model, batch, device, cancelling=(), values_alone=False):  # noqa: F
     assert loss == pytest.approx(expected, rel=BOUND)
     for name, rows in plain.items():
         assert_near(outputs[name], rows, BOUND, name)
-    if values_alone:
-        return
-    for name, wanted in of.items():
+    for name, wanted in ({} if loose else of).items():
         assert_near(gradients[name], wanted, BOUND * (1 + (name in cancelling)), name)
     together = [np.concatenate([g[name].reshape(-1) for name in of]) for g in (gradients, of)]
-    assert_near(*together, BOUND, "all gradients")
+    assert_near(*together, LOOSE if loose else BOUND, "all gradients")
 
 
 def chain(length, rng):
@@ -86,5 +88,5 @@ def test_models(device, name, tmp_path):  # noqa: F811
     task = build(registry.find(name), tmp_path, **sizes)
     task.model.initialize(1)
     batch = cavs.batch(task.required("train")[:20])
-    values_alone = name in (*KINKED, *DEEP)
-    compare(task.model, batch, device, CANCELLING.get(name, ()), values_alone)
+    loose = name in (*KINKED, *DEEP)
+    compare(task.model, batch, device, CANCELLING.get(name, ()), loose)
