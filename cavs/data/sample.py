@@ -28,7 +28,11 @@ class Sample:
     for a link that does not fit the graphs, FeatureError for features that do not fit the link.
     """
 
-    __slots__ = ("_absent", "_graphs", "_link_features", "_links", "_name", "_schema")
+    __slots__ = ("_absent", "_graphs", "_link_features", "_links", "_name", "_schema", "parts")
+
+    #: The graphs, then offsets and vertices of each link, in the order of their names. Collation
+    #: reads them from one place, since each object is out of the cache when a batch is made.
+    parts: tuple[Any, ...]
 
     def __init__(
         self, *, links: Mapping[str, Link] = _NO_LINKS, name: str = "", **graphs: Graph
@@ -76,6 +80,8 @@ class Sample:
         )
         self._schema: tuple[Any, ...] = shared((tuple(self._graphs), tuple(types)))
         self._link_features, self._absent = self._features_of_links()
+        arrays = (array for x in self._links.values() for array in (x.offsets, x.vertices))
+        self.parts = (*self._graphs.values(), *arrays)
 
     def _features_of_links(self) -> tuple[Mapping[str, Array], frozenset[str]]:
         """Return the features of links by name, and the names of those that hold -1."""

@@ -10,11 +10,9 @@ from cavs import _engine
 from cavs.data.batch import GraphBatch, Ids, chosen_of, ids_of
 from cavs.data.batch_of_structures import BatchOfStructures
 from cavs.data.features import Array, FeatureSpec, feature_name, link_parts, owner_of
-from cavs.data.link import Link
 from cavs.data.link_features import joined_features
 from cavs.data.merge_samples import MergedSampleBatch, MergedStructure
 from cavs.data.sample import Sample
-from cavs.data.structure import Indices
 from cavs.errors import FeatureError, GraphError, NoAttributeError, user_line
 
 
@@ -42,11 +40,12 @@ class SampleBatch(BatchOfStructures[GraphBatch]):
         self.samples: tuple[Sample, ...] = tuple(samples)
         self.ids: tuple[int, ...] | None = None if ids is None else ids_of(ids, len(self.samples))
         self._links: Mapping[str, LinkType] = MappingProxyType(self._check())
-        first = self.samples[0]
+        names = tuple(self.samples[0].graphs)
+        parts = list(zip(*[sample.parts for sample in self.samples], strict=True))
         self.graphs: Mapping[str, GraphBatch] = MappingProxyType(
             {
-                name: GraphBatch([s.graphs[name] for s in self.samples], self.ids, of=name)
-                for name in first.graphs
+                name: GraphBatch(graphs, self.ids, of=name)
+                for name, graphs in zip(names, parts, strict=False)
             }
         )
         #: Features of links by "structure.link name.feature", and their types.
@@ -56,7 +55,15 @@ class SampleBatch(BatchOfStructures[GraphBatch]):
         super().__init__(
             _engine.stack_structures(
                 [graphs.topology for graphs in self.graphs.values()],
-                [self._joined(name) for name in self._links],
+                [
+                    (names.index(link.target), names.index(link.source), offsets, vertices)
+                    for link, offsets, vertices in zip(
+                        self._links.values(),
+                        parts[len(names) :: 2],
+                        parts[len(names) + 1 :: 2],
+                        strict=True,
+                    )
+                ],
             )
         )
         self._merged: dict[tuple[MergedStructure, ...], MergedSampleBatch] = {}
@@ -112,13 +119,6 @@ class SampleBatch(BatchOfStructures[GraphBatch]):
             return "none"
         many = "one vertex each" if link.single else "lists"
         return f'from "{link.target}" to "{link.source}", {many},'
-
-    def _joined(self, name: str) -> tuple[int, int, list[Indices | None], list[Indices | None]]:
-        """Return a link of all samples, as the engine takes it."""
-        structures = list(self.graphs)
-        found: list[Link] = [sample.links[name] for sample in self.samples]
-        target, source = structures.index(found[0].target), structures.index(found[0].source)
-        return target, source, [x.offsets for x in found], [x.vertices for x in found]
 
     @property
     def names(self) -> tuple[str, ...]:
