@@ -57,9 +57,10 @@ def require_flag(name: str, value: object) -> None:
 
 def require_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
     """`require` for a whole number of at least `least` and, where given, at most `most`."""
+    if is_whole(value) and value >= least and (most is None or value <= most):
+        return
     need = f"of at least {least}" if most is None else f"from {least} to {most}"
-    fits = is_whole(value) and value >= least and (most is None or value <= most)
-    require(fits, name, value, f"a whole number {need}")
+    require(False, name, value, f"a whole number {need}")
 
 
 def require_seed(value: object) -> None:

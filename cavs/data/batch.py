@@ -71,11 +71,9 @@ class GraphBatch(EngineBatch):
 
     def _check_vertices(self) -> None:
         """GraphError for a graph without vertices, which only a structure of a sample may be."""
-        empty = (offsets := self.topology.vertex_offsets)[1:] == offsets[:-1]
-        if empty.any():
+        if (empty := self.topology.first_empty) >= 0:
             raise GraphError(
-                f"{self.graph_label(int(np.flatnonzero(empty)[0]))} has no vertex; it needs at "
-                "least one vertex",
+                f"{self.graph_label(empty)} has no vertex; it needs at least one vertex",
                 hint="leave it out; a sample that is one value is a graph of one vertex: "
                 "cavs.Graph([[]])",
             )
@@ -214,7 +212,8 @@ class GraphBatch(EngineBatch):
     def presence(
         self, optional: tuple[str, ...], types: tuple[str, ...] = ()
     ) -> NDArray[np.uint32] | None:
-        features = self._table.optional(optional, MAX_OPTIONAL - number_of_bits(types))
+        most = MAX_OPTIONAL - (number_of_bits(types) if types else 0)
+        features = self._table.optional(optional, most)
         masks = _engine.presence_masks(features) if features else None
         return self.bits_of_types(types, masks) if types else masks
 

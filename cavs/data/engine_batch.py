@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,24 @@ from cavs.data.structure import Indices
 
 _NO_LINKS: Mapping[str, Any] = MappingProxyType({})
 _NUMBERS = itertools.count(2)  # compilers of programs treat 0 and 1 as constants
-_BATCHES: WeakValueDictionary[int, EngineBatch] = WeakValueDictionary()
+_BATCHES: dict[int, _Reference] = {}  # a WeakValueDictionary takes three times as long
+
+
+class _Reference(ref["EngineBatch"]):
+    """A weak reference to the batch with a number."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+def _forget(reference: _Reference) -> None:
+    _BATCHES.pop(reference.number, None)
 
 
 def batch_of(number: int) -> EngineBatch | None:
     """Return the batch with ``number``; None if there is none any more."""
-    return _BATCHES.get(number)
+    found = _BATCHES.get(number)
+    return None if found is None else found()
 
 
 class EngineBatch(ABC):
@@ -48,8 +60,9 @@ class EngineBatch(ABC):
         self._enumerate()
 
     def _enumerate(self) -> None:
-        self.number = next(_NUMBERS)
-        _BATCHES[self.number] = self
+        self.number = number = next(_NUMBERS)
+        _BATCHES[number] = reference = _Reference(self, _forget)
+        reference.number = number
 
     @property
     def structures(self) -> tuple[str, ...] | None:

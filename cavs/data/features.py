@@ -148,7 +148,7 @@ def column_name(name: str, column: int) -> str:
 
 def split_name(name: str) -> tuple[str, int | None]:
     """Return the feature that a program reads by ``name``, and the column; None for all of it."""
-    found = _COLUMN.fullmatch(name)
+    found = _COLUMN.fullmatch(name) if name.startswith("#") else None
     return (name, None) if found is None else (found[1], int(found[2]))
 
 

@@ -81,6 +81,20 @@ def check_types(traced: Graph, types: Sequence[str], batch: Any) -> None:
             graphs.check_types(tuple(structure.of_types), structure.where, structure.name)
 
 
+def arity_that_fits(traced: Graph) -> int:
+    """Return the number of children that all vertex functions read; -1 if parents may be too many.
+
+    A batch whose vertices have no more needs no check.
+    """
+    limits = [
+        -1 if structure.top_down else most
+        for structure in {slot.structure for slot in traced.slots}
+        for _, most in _most_read(structure)
+        if most is not None
+    ]
+    return min(limits, default=_ANY_NUMBER)
+
+
 def check_arity(traced: Graph, schedule: Any, types: Sequence[str], batch: Any) -> None:
     """GraphError if a vertex has children that its vertex function never reads.
 

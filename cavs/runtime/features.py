@@ -148,6 +148,8 @@ class FeatureTypes:
         known, of = self._model._feature_types, None
         if name in known:
             _, shape, of = known[name]
+        elif source.structures is None:  # the most frequent case
+            return np.ascontiguousarray(source[name], dtype=dtype)
         # Numbers of vertices among those of their type are not learnt: they have no shape.
         if (of == "" and not source.has_edges(name)) or (
             of in (None, _VERTICES) and not source.has_vertices(name)

@@ -124,9 +124,10 @@ class ProgramCache:
                 variant = self._mergeable_variant(key, batch)
                 rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
-            if batch not in variant.traced.fitting:
-                check_arity(variant.traced.graph, schedule, variant.traced.types, batch)
-                variant.traced.fitting.add(batch)
+            traced = variant.traced
+            if schedule.max_arity > traced.fits and batch not in traced.fitting:
+                check_arity(traced.graph, schedule, traced.types, batch)
+                traced.fitting.add(batch)
             kinds = {k for k, _, _ in schedule.kinds}
             if must_merge_features(variant, kinds):
                 merge_features(variant)
@@ -210,9 +211,11 @@ class ProgramCache:
         return variant, rows
 
     def _key(self, batch: BatchLike, training: bool, with_loss: bool) -> VariantKey:
-        key = VariantKey(training, with_loss, self.merges(batch, training))
+        if not self.merges(batch, training):
+            return VariantKey(training, with_loss, False)
+        key = VariantKey(training, with_loss, True)
         known = self.variants.get(key)
-        paused = key.merging and known is not None and known.decisions.search.pause > 0
+        paused = known is not None and known.decisions.search.pause > 0
         return key._replace(merging=False) if paused else key
 
     def _finds_few(self, variant: Variant, rows: Any, batch: BatchLike) -> bool:
@@ -227,9 +230,11 @@ class ProgramCache:
 
     def _count_search(self, variant: Variant, batch: BatchLike) -> None:
         """Count a batch that ``variant`` runs among those that are searched for equal vertices."""
-        key = variant.key._replace(merging=True, recurrent=False)
-        known, training = self.variants.get(key), key.training
-        if known is None or not self.merges(batch, training) or self._replicas(training):
+        training = variant.key.training
+        if not self.merges(batch, training) or self._replicas(training):
+            return
+        known = self.variants.get(variant.key._replace(merging=True, recurrent=False))
+        if known is None:
             return
         search = known.decisions.search
         if search.pause or (known.trace is not None and known.trace.distinguishing is not None):

@@ -20,7 +20,12 @@ from cavs.passes.deduplicate_lookups import LEAST_REPEATED, RepeatedIndex, looke
 from cavs.passes.hoist_products_to_leaves import hoist_products_to_leaves
 from cavs.passes.merge_vertices import distinguishing
 from cavs.passes.specialise import STRUCTURE_SHIFT, optional_features, types_of
-from cavs.runtime.check import check_schema, check_structures, check_typed_values
+from cavs.runtime.check import (
+    arity_that_fits,
+    check_schema,
+    check_structures,
+    check_typed_values,
+)
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.variant import Decisions, Trace, Variant, VariantKey
 
@@ -117,6 +122,7 @@ def _traced(
         types,
         structures,
         _without_rows(batch),
+        fits=arity_that_fits(graph),
     )
 
 
@@ -183,6 +189,8 @@ def decide_shape(decisions: Decisions, schedule: _engine.Schedule, agreed: bool)
     agreed: replicas, whose batches differ, run one program: nothing is decided. Nor is the shape
     where a session continues with a program that was compiled without one.
     """
+    if decisions.shared is not None and decisions.shape is not None:
+        return
     vertices, edges = schedule.batch.num_vertices, schedule.batch.num_edges
     if decisions.shared is None:
         decisions.shared = edges > vertices and not agreed

@@ -128,8 +128,8 @@ class Trace:
     decided when it was traced. without_edges: its batch had no edges, so that types of edge
     features are a guess. structures: of the samples, if they have several. guessed_links: links of
     which no batch has had rows, so that their type is a guess. last_schema: of the last batch that
-    fitted. fitting: batches whose vertices have no more children, or parents, than their vertex
-    functions read.
+    fitted. fits: the number of children that vertices of any batch may have. fitting: batches whose
+    vertices have no more children, or parents, than their vertex functions read.
     """
 
     graph: Graph
@@ -142,6 +142,7 @@ class Trace:
     structures: Structures | None = None
     guessed_links: frozenset[str] = frozenset()
     last_schema: Mapping[str, Any] = field(default_factory=dict)
+    fits: int = -1
     fitting: WeakSet[BatchLike] = field(default_factory=WeakSet)
 
 

@@ -19,7 +19,7 @@ namespace {
 
 // Spin long enough to bridge the Python code between two runs on one small graph, where waking a
 // thread would take longer; short enough not to hold a core that another process needs.
-constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::microseconds kSpin{150};
 
 thread_local bool t_inside = false;
 

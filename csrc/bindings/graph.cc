@@ -184,6 +184,15 @@ void bind_graphs(py::module_& m) {
             return graphs;
           },
           "The graphs of the batch, structure by structure.")
+      .def_property_readonly(
+          "first_empty",
+          [](const GraphBatch& batch) {
+            const auto& offsets = batch.vertex_offsets;
+            const auto found = std::adjacent_find(offsets.begin(), offsets.end());
+            return found == offsets.end() ? -1 : static_cast<int64_t>(found - offsets.begin());
+          },
+          "The number of the first graph without vertices, structure by structure; -1 if there is "
+          "none.")
       .def_property_readonly("vertex_offsets", view_of(&GraphBatch::vertex_offsets))
       .def_property_readonly("edge_offsets", view_of(&GraphBatch::edge_offsets));
 
