@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from cavs import _engine
 
@@ -78,6 +79,16 @@ class Hand:
     def finish(self, loss=-1, outputs=()):
         self.p.finish(loss, list(outputs))
         return self.p
+
+
+def assert_read_refused(m, space, read, width, message):
+    """Assert that a copy of the operand ``read(m)`` to rows of ``space`` is refused."""
+    out = m.buffer("arena", space, width)
+    own = VERTEX if space == EDGE else space
+    copy = m.op("copy", space, inputs=[read(m)], out=self_(out, width), label="second")
+    m.rows(own, [copy])
+    with pytest.raises(ValueError, match=message):
+        m.finish()
 
 
 def schedule(graphs, presence=None):

@@ -8,6 +8,7 @@ from hand_programs import (
     ONE,
     VERTEX,
     Hand,
+    assert_read_refused,
     index,
     random_dag,
     schedule,
@@ -108,11 +109,7 @@ def test_invalid_reads_of_distinct_values(space, read, message):
     m = Hand()
     m.x, m.h = m.buffer("feature", VERTEX, W), m.buffer("arena", VERTEX, W)
     m.other, m.present = m.buffer("arena", DISTINCT - 1, W), m.buffer("arena", -3, W)
-    out = m.buffer("arena", space, W)
-    own = VERTEX if space == EDGE else space
-    m.rows(own, [m.op("copy", space, inputs=[read(m)], out=self_(out, W), label="second")])
-    with pytest.raises(ValueError, match=message):
-        m.finish()
+    assert_read_refused(m, space, read, W, message)
 
 
 def test_invalid_distinct_spaces():

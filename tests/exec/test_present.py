@@ -9,6 +9,7 @@ from hand_programs import (
     ONE,
     VERTEX,
     Hand,
+    assert_read_refused,
     index,
     random_dag,
     schedule,
@@ -169,11 +170,7 @@ def test_invalid_reads_of_present_rows(space, read, message):
     m.x = m.buffer("feature", VERTEX, W)
     m.h, m.inner = m.buffer("arena", VERTEX, W), m.buffer("arena", INNER, W)
     m.other = m.buffer("arena", PRESENT - 1, W)
-    out = m.buffer("arena", space, W)
-    own = VERTEX if space == EDGE else space
-    m.rows(own, [m.op("copy", space, inputs=[read(m)], out=self_(out, W), label="second")])
-    with pytest.raises(ValueError, match=message):
-        m.finish()
+    assert_read_refused(m, space, read, W, message)
 
 
 def test_invalid_present_spaces():
