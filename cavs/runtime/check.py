@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -275,7 +274,8 @@ def check_prediction(
 
     Infinite values pass: minus infinity is a valid score.
     """
-    if not rows.size or not math.isnan(rows.min()):  # the minimum is NaN if any value is
+    # The minimum is NaN if any value is; the method `min` takes twice as long for few.
+    if not rows.size or not math.isnan(np.minimum.reduce(rows, axis=None)):
         return
     row = int(np.flatnonzero(np.isnan(rows).reshape(len(rows), -1).any(axis=1))[0])
     raise NumericsError(
@@ -286,13 +286,23 @@ def check_prediction(
     )
 
 
-@contextmanager
-def readable_errors(traced: Graph | None, batch: Any) -> Iterator[None]:
-    """Name a feature that the engine refuses, which knows it by number, with graph and vertex."""
-    try:
-        yield
-    except (IndexError, ValueError) as error:
-        known = None if traced is None else explain_range(traced, batch)
-        if known is None:
-            raise
-        raise known from error
+class EngineErrors:
+    """A context in which errors of the engine name the feature that they are about.
+
+    The engine knows it by number; the error has its name, graph and vertex too. A class is entered
+    faster than a generator.
+    """
+
+    __slots__ = ("_batch", "_traced")
+
+    def __init__(self, traced: Graph | None, batch: Any) -> None:
+        self._traced, self._batch = traced, batch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, IndexError | ValueError) and self._traced is not None:
+            known = explain_range(self._traced, self._batch)
+            if known is not None:
+                raise known from error

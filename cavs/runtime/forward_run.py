@@ -14,7 +14,7 @@ from cavs import _engine
 from cavs.errors import ConfigError
 from cavs.frontend.parameter import Parameter
 from cavs.passes.differentiate import COTANGENT
-from cavs.runtime.check import readable_errors
+from cavs.runtime.check import EngineErrors
 from cavs.runtime.interface import Array, BatchLike
 from cavs.runtime.parameter_sync import ParameterSync
 from cavs.runtime.program_cache import Prepared
@@ -66,7 +66,7 @@ class ForwardRun:
         self._parameters, self._sync, self._lock = parameters, sync, lock
         self._executor = cast("_engine.Executor", self._build.executor)
         self._versions = sync.written()
-        with readable_errors(self._graph, batch):
+        with EngineErrors(self._graph, batch):
             self._run = self._executor.forward(*self._inputs, *numbers)
         self.outputs: dict[str, Array] = outputs_of(self._build, self._graph, self._rows, batch)
 

@@ -100,6 +100,9 @@ class ProgramCache:
         self.variants, self.lstms, self.sync, self.profiler = variants, lstms, sync, profiler
         self.feature_types = FeatureTypes(model)
         self.latest: dict[bool, Variant] = {}
+        # On devices siblings are neighbours: the children of complete trees are then rows of a
+        # matrix, and are not gathered.
+        self._by_number = cuda is None
 
     # ---- batches that run ----------------------------------------------------------------------
 
@@ -119,9 +122,10 @@ class ProgramCache:
         self.sync.follow_others()
         while True:
             if key is None:
-                variant, rows = self._select(batch, training, with_loss)
+                searched = self.merges(batch, training)
+                variant, rows = self._select(batch, training, with_loss, searched)
             else:
-                variant = self._mergeable_variant(key, batch)
+                searched, variant = False, self._mergeable_variant(key, batch)
                 rows = self.rows_of(variant, batch)
             schedule = self._schedule(variant, rows)
             traced = variant.traced
@@ -146,9 +150,9 @@ class ProgramCache:
             of_outputs = variant.traced.graph.outputs if variant.key.outside else {}
             inputs = self._inputs(schedule, variant.built, rows, batch, of_outputs)
             prepared = Prepared(variant, rows, inputs)
-            if key is None:
-                self._count_search(variant, batch)
-            self.lstms.clock(prepared.executor)
+            if searched:
+                self._count_search(variant)
+            self.lstms.clock(variant.built.executor)
             return prepared
 
     def prepare_known(self, batch: BatchLike, training: bool) -> None:
@@ -177,7 +181,8 @@ class ProgramCache:
         absent = {n for n, s in batch.feature_schema().items() if s.has_absent}
         absent = absent.union(*(v.absent_features() for v in self.variants.values()))
         everywhere = frozenset(union(sorted(absent)))
-        variant = self._mergeable_variant(self._key(batch, True, True), batch, everywhere)
+        key = self._key(self.merges(batch, True), True, True)
+        variant = self._mergeable_variant(key, batch, everywhere)
         rows = self.rows_of(variant, batch)
         schedule = self._schedule(variant, rows)
         found = {int(k) for k, _, _ in schedule.kinds}.union(variant.decisions.kinds)
@@ -198,9 +203,14 @@ class ProgramCache:
 
     # ---- choosing a variant --------------------------------------------------------------------
 
-    def _select(self, batch: BatchLike, training: bool, with_loss: bool) -> tuple[Variant, Any]:
-        """Return the variant that runs ``batch``, traced for it, and whose rows run."""
-        variant = self._mergeable_variant(self._key(batch, training, with_loss), batch)
+    def _select(
+        self, batch: BatchLike, training: bool, with_loss: bool, merges: bool
+    ) -> tuple[Variant, Any]:
+        """Return the variant that runs ``batch``, traced for it, and whose rows run.
+
+        merges: as of `merges`.
+        """
+        variant = self._mergeable_variant(self._key(merges, training, with_loss), batch)
         if self.lstms.take(variant, batch):
             key = VariantKey(training, with_loss, merging=False, recurrent=True)
             variant = self._variant(key, batch)
@@ -210,8 +220,8 @@ class ProgramCache:
             rows = self.rows_of(variant, batch)
         return variant, rows
 
-    def _key(self, batch: BatchLike, training: bool, with_loss: bool) -> VariantKey:
-        if not self.merges(batch, training):
+    def _key(self, merges: bool, training: bool, with_loss: bool) -> VariantKey:
+        if not merges:
             return VariantKey(training, with_loss, False)
         key = VariantKey(training, with_loss, True)
         known = self.variants.get(key)
@@ -228,10 +238,9 @@ class ProgramCache:
             return False
         return Search.finds_few(batch.topology.num_vertices, rows.topology.num_vertices)
 
-    def _count_search(self, variant: Variant, batch: BatchLike) -> None:
+    def _count_search(self, variant: Variant) -> None:
         """Count a batch that ``variant`` runs among those that are searched for equal vertices."""
-        training = variant.key.training
-        if not self.merges(batch, training) or self._replicas(training):
+        if self._replicas(variant.key.training):
             return
         known = self.variants.get(variant.key._replace(merging=True, recurrent=False))
         if known is None:
@@ -283,7 +292,7 @@ class ProgramCache:
         Without rows, None: they are to be found.
         """
         rows = None
-        key = self._key(batch, training, with_loss)
+        key = self._key(self.merges(batch, training), training, with_loss)
         variant = self.variants.get(key)
         traced = None if variant is None else variant.trace
         if key.merging and traced is not None and traced.distinguishing is None:
@@ -301,9 +310,10 @@ class ProgramCache:
 
     def merges(self, batch: BatchLike, training: bool) -> bool:
         """True if equal vertices of a batch are worth a search, where the model allows it."""
+        if not self.passes.merge_vertices or isinstance(batch, InputBatch):
+            return False
         large = bool(batch.topology.num_vertices >= MIN_MERGED)
-        wanted = self.passes.merge_vertices and (large or self._replicas(training))
-        return wanted and not isinstance(batch, InputBatch)
+        return large or (training and self.replicated)
 
     def _replicas(self, training: bool) -> bool:
         """True if all replicas must run the same program, whatever their batches look like."""
@@ -351,8 +361,8 @@ class ProgramCache:
 
         A program that smaller batches had compiled is dropped if some are.
         """
-        undecided = variant.decisions.repeated is None and self._deduplicates(variant.key)
-        if undecided and rows.topology.num_vertices >= MIN_LOOKUPS:
+        enough = variant.decisions.repeated is None and rows.topology.num_vertices >= MIN_LOOKUPS
+        if enough and self._deduplicates(variant.key):
             read = partial(self.feature_types.rows, rows, dtype=np.dtype(np.int32))
             decide_repeated(variant, read, schedule)
 
@@ -370,12 +380,6 @@ class ProgramCache:
         found = variant.decisions.scheduling
         fits = found is not None and self.scheduling in ("auto", "fewest", found.name)
         return found if fits else None
-
-    @property
-    def _by_number(self) -> bool:
-        # On devices siblings are neighbours: the children of complete trees are then rows of a
-        # matrix, and are not gathered.
-        return self.cuda is None
 
     def _ordered(self, variant: Variant, rows: Any, schedule: _engine.Schedule) -> _engine.Schedule:
         """Return the schedule in the order of the policy that is chosen, by now at the latest."""

@@ -17,7 +17,7 @@ from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
 from cavs.errors import CheckpointError, ConfigError, ProcessLocal
 from cavs.frontend.model import AUX, Model
-from cavs.runtime.check import check_loss, check_prediction, readable_errors
+from cavs.runtime.check import EngineErrors, check_loss, check_prediction
 from cavs.runtime.forward_run import ForwardRun
 from cavs.runtime.interface import (
     Array,
@@ -234,7 +234,7 @@ class Session(ProcessLocal):
         key = VariantKey(True, True, merging=False, inputs=True) if inputs else None
         with self._lock:
             prepared = self._programs.prepare(batch, training=True, with_loss=True, key=key)
-            with readable_errors(prepared.variant.traced.graph, batch):
+            with EngineErrors(prepared.variant.traced.graph, batch):
                 loss = prepared.executor.run(*prepared.inputs, seed, step)
             found = parameter_gradients(prepared.variant.built, self.parameters, self.dtype)
             if not inputs:
@@ -279,13 +279,13 @@ class Session(ProcessLocal):
             return ForwardRun(prepared, batch, *shared, (seed, step))
 
     def _forward(self, batch: BatchLike, with_loss: bool, seed: int, step: int) -> EvalResult:
-        prepared = self._programs.prepare(batch, False, with_loss)
-        graph = prepared.variant.traced.graph
-        with readable_errors(graph, batch):
-            loss = prepared.executor.run(*prepared.inputs, seed, step)
+        variant, rows, inputs = self._programs.prepare(batch, False, with_loss)
+        graph, built = variant.traced.graph, variant.built
+        with EngineErrors(graph, batch):
+            loss = built.executor.run(*inputs, seed, step)
         if with_loss:
             check_loss(loss, batch, self.parameters)
-        outputs = outputs_of(prepared.variant.built, graph, prepared.rows, batch)
+        outputs = outputs_of(built, graph, rows, batch)
         weight = float(outputs.pop("weight")[0]) if "weight" in outputs else float(batch.num_graphs)
         for name, rows in outputs.items():
             domain = graph.outputs[name].type.domain
@@ -333,7 +333,7 @@ class Session(ProcessLocal):
 
     def readable_errors(self, batch: BatchLike) -> AbstractContextManager[None]:
         """Raise what the engine refuses in a training run on ``batch`` as errors of cavs."""
-        return readable_errors(self._programs.latest[True].traced.graph, batch)
+        return EngineErrors(self._programs.latest[True].traced.graph, batch)
 
     def moved(self, executor: Any) -> None:
         """Tell other executors and sessions that ``executor`` has updated parameters."""
