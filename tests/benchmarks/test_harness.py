@@ -27,6 +27,12 @@ from benchmarks.sessions import LocalSession, Pass, RemoteSession, Session, Sess
 from benchmarks.workloads import Case
 
 
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How busy the machine is takes time to find out."""
+    monkeypatch.setattr(machine, "busy", lambda: 0.0)
+
+
 class Scripted(Session):
     """A session with given times, which runs nothing."""
 

@@ -428,14 +428,15 @@ def test_a_rank_that_never_joins_is_named(tmp_path, status, elastic, monkeypatch
     folder.mkdir()
     for name, value in (("FOLDER", str(folder)), ("STATUS", str(status))):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(watch, "STARTING", patience(5))
+    monkeypatch.setattr(watch, "STARTING", patience(3))
+    monkeypatch.setattr(launcher, "_FAREWELL", 0.2)
     began = time.monotonic()
     assert launcher.launch(3, [str(program)], elastic=elastic, say=said.append) != 0
     assert time.monotonic() - began < patience(40)
     pids = [int((folder / str(rank)).read_text()) for rank in range(3)]
     wait_for(lambda: not any(map(alive, pids)))
     if status is None:
-        last = f"waited {patience(5):g} s in MPI_Init: rank 2 has not come "
+        last = f"waited {patience(3):g} s in MPI_Init: rank 2 has not come "
         last = f"cavs: ranks 0, 1 {last}(process {pids[2]} runs); all were ended"
     else:
         last = f"cavs: rank 2 of 3 ended with status {status} before it came to MPI_Init, and the "

@@ -18,6 +18,7 @@ from cavs.distributed.comm import (
     run_threads,
 )
 from cavs.distributed.comm.hang_detection import Wait, find, nothing
+from cavs.distributed.comm.mpi import polling
 from cavs.errors import CommunicationError
 from tests.distributed.launch.test_launcher import wait_for
 from tests.distributed.mpirun import needs_mpi, run_ranks
@@ -211,6 +212,7 @@ def test_a_single_process_can_wait_concurrently():
 
 def over_mpi(c, folder):
     """As `in_groups`; every rank writes its error to a file, and ends when all have."""
+    polling._GRACE = patience(1)
     c.barrier()
     c.timeout = 0.5
 
@@ -227,6 +229,7 @@ def over_mpi(c, folder):
 
 def after_a_death(c):
     """Let rank 0 die; a group without it continues; rank 2 of the survivors hangs."""
+    polling._GRACE = patience(1)
     part = c.split(min(c.rank, 1))
     c.barrier()
     if c.rank == 0:

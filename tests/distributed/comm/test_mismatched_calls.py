@@ -98,7 +98,7 @@ def mismatch(c, name):
     """Return the errors of `name` of `mismatches` on each rank, in a group of its own."""
     act, _ = mismatches(c)[name]
     part, said = c.split(0), ""
-    part.timeout = patience(2)
+    part.timeout = patience(1)
     try:
         act(part)
     except CommunicationError as error:
@@ -141,7 +141,7 @@ def all_mismatches(c):
 def too_long(c):
     """Return for each rank whether memory behind a too short array is unchanged."""
     part, memory = c.split(0), np.zeros(3 << 20)
-    part.timeout = patience(2)
+    part.timeout = patience(1)
     with pytest.raises(CommunicationError):
         if c.rank == 0:
             part.send(np.ones(2 << 20), 1)

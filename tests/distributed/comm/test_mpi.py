@@ -13,6 +13,7 @@ import pytest
 
 from cavs.distributed.comm import MPICommunicator, SingleCommunicator, world
 from cavs.distributed.comm.mpi import library as mpi
+from cavs.distributed.comm.mpi import polling
 from cavs.distributed.comm.nccl.group import load_nccl
 from cavs.errors import CommunicationError, ConfigError, DeviceError
 from tests.distributed.mpirun import ROOT, needs_mpi, run_ranks
@@ -81,6 +82,7 @@ def test_operations(size):
 
 
 def one_sleeps(c):
+    polling._GRACE = patience(1)
     c.barrier()
     c.timeout = 0.5
     if c.rank == 1:

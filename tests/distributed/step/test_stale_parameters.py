@@ -11,6 +11,7 @@ from cavs.distributed import Trainer
 from cavs.distributed.balance import StructureBalancer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
+from cavs.distributed.elastic import training
 from cavs.distributed.planning.builders import build
 from cavs.distributed.strategy import GraphConfig, NodeConfig, Strategy, variables_of
 from cavs.distributed.sync import AllReduce, ParameterServer
@@ -303,7 +304,9 @@ def test_with_synchronous_parameters_training_continues_after_a_failed_step():
     assert [updates for _, updates in results] == [2 * len(BATCHES)] * 2
 
 
-def test_an_error_after_a_consensus_reaches_the_other_ranks():
+def test_an_error_after_a_consensus_reaches_the_other_ranks(monkeypatch):
+    monkeypatch.setattr(training, "_SHORT_PATIENCE", patience(0.5))
+
     def work(c):
         with trainer(c, strategy="PSLoadBalancing(staleness=1)") as t:
             t.advance(cavs.batch(BATCHES[0]))
