@@ -39,7 +39,7 @@ from cavs.passes.partition import Body
 from cavs.runtime.interface import BatchLike
 from cavs.runtime.scheduling import Scheduling
 from cavs.runtime.session import Session
-from cavs.runtime.space_rows import rows_of
+from cavs.runtime.space_rows import BatchRows, rows_of
 
 
 class _Mode(TypedDict):
@@ -123,20 +123,18 @@ def _body(body: Body, after: set[Node]) -> BodyReport:
     return BodyReport("lazy" if waits else "eager", where, why, body.stage, names)
 
 
-def _rows_held(program: Program, schedule: Any, present: dict[str, int], buffer: Buffer) -> int:
+def _rows_held(program: Program, rows: BatchRows, buffer: Buffer) -> int:
     if buffer.held == "all":
-        return rows_of(program, schedule, present, buffer.space)
+        return rows_of(program, rows, buffer.space)
     wanted = buffer.held == "inner"
-    return sum(end - begin for key, (begin, end), _ in schedule.kinds if key % 2 == wanted)
+    return sum(end - begin for key, (begin, end), _ in rows.schedule.kinds if key % 2 == wanted)
 
 
-def _buffers(
-    program: Program, schedule: Any, present: dict[str, int], itemsize: int
-) -> tuple[BufferReport, ...]:
+def _buffers(program: Program, rows: BatchRows, itemsize: int) -> tuple[BufferReport, ...]:
     result = []
     for i, b in enumerate(program.buffers):
         stored = b.role == "arena" and b.last >= b.first
-        size = _rows_held(program, schedule, present, b) * b.width * itemsize if stored else 0
+        size = _rows_held(program, rows, b) * b.width * itemsize if stored else 0
         result.append(
             BufferReport(
                 buffer_name(program, i),
@@ -196,12 +194,12 @@ def explain(
     found: Measured | None = None
     with unchanged(model):
         compiled = session.compiled(batch, **how)
-        schedule, present = session.schedule(batch, **how), session.present(batch, **how)
+        rows = session.batch_rows(batch, **how)
         if run:
             found = measured(session, batch, training, with_loss, optimizer)
             scheduled = session.compare_scheduling(batch, **how)
-    program = compiled.program
-    buffers = _buffers(program, schedule, present, session.dtype.itemsize)
+    program, schedule = compiled.program, rows.schedule
+    buffers = _buffers(program, rows, session.dtype.itemsize)
     loops = loops_of(program, schedule)
     variant = session.latest(training)
     assert variant is not None
@@ -230,7 +228,7 @@ def explain(
         ),
         run=None
         if found is None
-        else _ran(found, session, compiled, batch, scheduled, schedule, present, buffers, loops),
+        else _ran(found, session, compiled, batch, scheduled, rows, buffers, loops),
     )
 
 
@@ -253,13 +251,12 @@ def _ran(
     compiled: Compiled,
     batch: BatchLike,
     scheduled: Scheduling,
-    schedule: Any,
-    present: dict[str, int],
+    rows: BatchRows,
     buffers: tuple[BufferReport, ...],
     loops: tuple[LoopReport, ...],
 ) -> RunReport:
     r, program, size = found.report, compiled.program, session.dtype.itemsize
-    moved = traffic_of(program, schedule, present, r["instructions"], size)
+    moved = traffic_of(program, rows, r["instructions"], size)
     grads = program.gradients
     tables = {
         i.argument2: line["write_bytes"]
@@ -271,7 +268,7 @@ def _ran(
         graphs=int(topology.num_graphs),
         vertices=int(topology.num_vertices),
         edges=int(topology.num_edges),
-        distinct=int(schedule.batch.num_vertices),
+        distinct=int(rows.schedule.batch.num_vertices),
         loops=loops,
         times=found.times,
         updated=found.updated,
@@ -299,7 +296,7 @@ def _ran(
         instructions=moved,
         replay=r.get("replay", {}),
         scheduling=scheduled,
-        structures=_structures(batch, schedule),
+        structures=_structures(batch, rows.schedule),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cavs.compiler.program import Program
-from cavs.runtime.space_rows import rows_of
+from cavs.runtime.space_rows import BatchRows, rows_of
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,14 @@ class InstructionReport:
 
 def traffic_of(
     program: Program,
-    schedule: Any,
-    present: dict[str, int],
+    rows: BatchRows,
     counted: list[dict[str, Any]],
     size: int,
 ) -> tuple[InstructionReport, ...]:
     """Return what the engine ``counted`` for each instruction; ``size``: bytes of a number."""
     found = []
     for i, line in zip(program.instructions, counted, strict=True):
-        rows = rows_of(program, schedule, present, i.space) if i.scatters else 0
-        scatter = rows * i.scatters * size
+        scatter = rows_of(program, rows, i.space) * i.scatters * size if i.scatters else 0
         found.append(
             InstructionReport(
                 line["label"],

@@ -15,7 +15,7 @@ from cavs.compiler.pipeline import Compiled, Passes, default_passes
 from cavs.config import require, require_flag, require_seed, set_num_threads
 from cavs.cuda.device import Device, open_device
 from cavs.cuda.engine import CudaEngine
-from cavs.errors import CheckpointError, ConfigError, ProcessLocal
+from cavs.errors import CheckpointError, ConfigError, ProcessLocal, renamed
 from cavs.frontend.model import AUX, Model
 from cavs.runtime.check import EngineErrors, check_loss, check_prediction
 from cavs.runtime.forward_run import ForwardRun
@@ -34,13 +34,14 @@ from cavs.runtime.program_cache import ProgramCache
 from cavs.runtime.recurrence import CUDNN, Lstms
 from cavs.runtime.results import input_gradients, outputs_of, parameter_gradients
 from cavs.runtime.scheduling import SCHEDULING, Scheduling
-from cavs.runtime.space_rows import DISTINCT
+from cavs.runtime.space_rows import BatchRows, batch_rows
 from cavs.runtime.variant import Variant, VariantKey, Variants
 
 _LISTED = ", ".join(map(repr, SCHEDULING))
 _DTYPES = ("float32", "float64", np.float32, np.float64, np.dtype("f4"), np.dtype("f8"))
 
 
+@renamed({"present": "batch_rows"})
 class Session(ProcessLocal):
     """Compiles ``model`` on first use and runs it.
 
@@ -432,18 +433,14 @@ class Session(ProcessLocal):
         """
         return self._programs.compare_scheduling(batch, training, with_loss)
 
-    def present(
+    def batch_rows(
         self, batch: BatchLike, *, training: bool = True, with_loss: bool = True
-    ) -> dict[str, int]:
-        """Return in how many of the rows that run each integer feature is present.
-
-        After "#distinct " and its name stands how many distinct values it has there.
+    ) -> BatchRows:
+        """Return the schedule, and in how many of the rows that run each integer feature is
+        present, and with how many distinct values.
         """
         prepared = self._programs.prepare(batch, training, with_loss)
-        names, ints = prepared.compiled.program.int_features, prepared.inputs[2]
-        found = {n: x[x >= 0] for n, x in zip(names, ints, strict=True)}
-        distinct = {DISTINCT + n: len(np.unique(x)) for n, x in found.items()}
-        return {n: x.size for n, x in found.items()} | distinct
+        return batch_rows(prepared.compiled.program, prepared.inputs)
 
     @property
     def optional_features(self) -> tuple[str, ...]:

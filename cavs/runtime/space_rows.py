@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cavs.compiler.program import Program, kinds_in, relation_of, selection_of
+from cavs.runtime.interface import Inputs
 
-DISTINCT = "#distinct "
 
+class BatchRows(NamedTuple):
+    """A batch, as the number of rows of each space depends on it.
 
-def rows_of(program: Program, schedule: Any, present: dict[str, int], space: int) -> int:
-    """Return the number of rows of a space.
-
-    present: in how many rows each integer feature is present, and after `DISTINCT` and its name,
-    how many distinct values it has there.
+    present: in how many rows of ``schedule`` each integer feature is present. distinct: how many
+    distinct values it has there.
     """
+
+    schedule: Any
+    present: Mapping[str, int]
+    distinct: Mapping[str, int]
+
+
+def batch_rows(program: Program, inputs: Inputs) -> BatchRows:
+    """Return the `BatchRows` of the batch whose inputs the engine takes."""
+    schedule, _, ints = inputs
+    found = {n: x[x >= 0] for n, x in zip(program.int_features, ints, strict=True)}
+    distinct = {n: len(np.unique(x)) for n, x in found.items()}
+    return BatchRows(schedule, {n: x.size for n, x in found.items()}, distinct)
+
+
+def rows_of(program: Program, batch: BatchRows, space: int) -> int:
+    """Return the number of rows of a space."""
+    schedule = batch.schedule
     if selection := selection_of(space):
         base, feature = selection
-        name = program.int_features[feature]
-        return present[DISTINCT + name if base == "distinct" else name]
+        counts = batch.distinct if base == "distinct" else batch.present
+        return counts[program.int_features[feature]]
     if space < 4:
-        batch = schedule.batch
+        vertices = schedule.batch
         # Graphs of the caller, also where vertices are merged.
-        graphs = (len(schedule.graph_offsets) - 1) // batch.num_structures
-        return int((1, graphs, batch.num_vertices, batch.num_edges)[space])
+        graphs = (len(schedule.graph_offsets) - 1) // vertices.num_structures
+        return int((1, graphs, vertices.num_vertices, vertices.num_edges)[space])
     keys = {program.kinds[k] for k in kinds_in(program, space)}
     relation = relation_of(space)
     if relation:

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "exec/index_arrays.h"
 #include "exec/instruction.h"
 #include "exec/names.h"
 #include "exec/spaces.h"

@@ -1,6 +1,7 @@
+#include "exec/index_arrays.h"
+
 #include <stdexcept>
 
-#include "exec/bind.h"
 #include "exec/spaces.h"
 
 namespace cavs {

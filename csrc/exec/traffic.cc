@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "exec/bind.h"
+#include "exec/index_arrays.h"
 #include "exec/names.h"
 #include "exec/spaces.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "exec/index_arrays.h"
 #include "exec/spaces.h"
 
 namespace cavs::cuda {

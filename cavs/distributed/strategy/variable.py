@@ -18,7 +18,7 @@ from cavs.frontend.parameter import Module
 from cavs.ir import Graph
 from cavs.runtime import Session
 from cavs.runtime.features import FeatureTypes
-from cavs.runtime.space_rows import rows_of
+from cavs.runtime.space_rows import BatchRows, batch_rows, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +118,16 @@ def measured_variables(
     if batch is None:
         return found
     session = Session(model, dtype=dtype, passes=passes, replicated=True)
-    executor, (schedule, _, ints), compiled = session.ready(batch)
+    executor, inputs, compiled = session.ready(batch)
     program = compiled.program
-    present = {
-        name: int(np.count_nonzero(values >= 0))
-        for name, values in zip(program.int_features, ints, strict=True)
-    }
+    rows = batch_rows(program, inputs)
 
     def measured(variable: Variable) -> Variable:
         name, number = variable.name, program.parameters.index(variable.name)
         if variable.sparse and program.gradients.get(name) != "dense":
             return replace(variable, **_looked_up(compiled.traced, name, batch))
         factored = executor.set_factored(number)
-        pairs = _pairs(program, schedule, present, number) if factored else None
+        pairs = _pairs(program, rows, number) if factored else None
         return replace(variable, sparse=False, factors=pairs)
 
     return tuple(map(measured, found))
@@ -163,9 +160,9 @@ def _looked_up(graph: Graph, name: str, batch: GraphBatch | SampleBatch) -> dict
     return {"rows": float(len(counts)), "once": once, "twice": twice}
 
 
-def _pairs(program: Program, schedule: Any, present: dict[str, int], number: int) -> float:
+def _pairs(program: Program, rows: BatchRows, number: int) -> float:
     """Return the rows of the products that the gradient of a parameter is the sum of."""
     ids = [i for x in program.stages for i in instructions_of(x)]
     products = [i for i in ids if ("grad", number) in touches(program, [i])[1]]
     spaces = [program.instructions[i].space for i in products]
-    return float(sum(rows_of(program, schedule, present, space) for space in spaces))
+    return float(sum(rows_of(program, rows, space) for space in spaces))

@@ -5,6 +5,7 @@
 #include "exec/bind.h"
 #include "exec/checks.h"
 #include "exec/cost.h"
+#include "exec/index_arrays.h"
 #include "exec/spaces.h"
 #include "exec/thread_state.h"
 
