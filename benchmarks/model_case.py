@@ -13,6 +13,9 @@ import cavs
 from benchmarks.ratios import Pass, timed
 from benchmarks.rival_process import DYNET, rival_passes
 
+#: The reason of models whose rival is batched by hand without much besides their products.
+PRODUCTS = "most of the time is in products, which the rival computes as fast"
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -57,17 +60,33 @@ def plain_children(graph: cavs.Graph) -> list[list[int]]:
     return [graph.children(v).tolist() for v in range(graph.num_vertices)]
 
 
-def own_pass(case: ModelCase, model: cavs.Model, training: bool, threads: int) -> Pass:
+def own_pass(case: ModelCase, session: cavs.Session, training: bool) -> Callable[[], float]:
     """Return a pass of `cavs` over the batches, which takes steps or evaluates the loss."""
-    session = cavs.Session(model, threads=threads)
-    trainer = cavs.Trainer(model, cavs.optim.SGD(lr=case.lr), session=session)
+    trainer = cavs.Trainer(session.model, cavs.optim.SGD(lr=case.lr), session=session)
 
     def run() -> float:
         if training:
             return [float(trainer.step(cavs.batch(batch))) for batch in case.batches][-1]
         return [float(session.evaluate(cavs.batch(batch)).loss) for batch in case.batches][-1]
 
-    return timed(run)
+    return run
+
+
+def share_of_products(case: ModelCase, training: bool, threads: int) -> float:
+    """Return the share of matrix products in the time of the engine.
+
+    It is profiled in a pass of its own, since that takes longer.
+    """
+    model = case.model()
+    model.initialize(0)
+    session = cavs.Session(model, threads=threads)
+    run = own_pass(case, session, training)
+    run()
+    session.set_profiling(True)
+    run()
+    counted = session.report(training=training)
+    products = float(counted["product_seconds"])
+    return products / (products + counted["map_seconds"] + counted["other_seconds"])
 
 
 @contextmanager
@@ -83,4 +102,5 @@ def passes(case: ModelCase, training: bool, threads: int) -> Iterator[dict[str, 
     pythons = {"torch": sys.executable, "dynet": os.environ.get(DYNET, "")}
     programs = {name: (pythons[name], case.rivals[name]) for name in case.rivals if pythons[name]}
     with rival_passes(programs, model, given) as found:
-        yield {"cavs": own_pass(case, model, training, threads), **found}
+        session = cavs.Session(model, threads=threads)
+        yield {"cavs": timed(own_pass(case, session, training)), **found}

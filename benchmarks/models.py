@@ -4,9 +4,12 @@ A row is a model in one mode. `cavs` collates its batches within the time that i
 in PyTorch is batched by hand, with indices prepared before; DyNet builds its graphs and batches
 them itself, and takes part where $CAVS_BENCH_PYTHON_DYNET names a Python that has it. All train
 with SGD from the same parameters on the same batches, or compute their losses, in turns; first the
-losses are compared. A model is added by a module of its name in `benchmarks.model_cases`, whose
-function ``case`` returns a `benchmarks.model_case.ModelCase`. The models of `MEASURED_ELSEWHERE`
-have another program, or no rival.
+losses are compared. "In products" is the share of matrix products in the time of our engine, which
+a rival spends too where it computes them as fast.
+
+A model is added by a module of its name in `benchmarks.model_cases`, whose function ``case``
+returns a `benchmarks.model_case.ModelCase`. The models of `MEASURED_ELSEWHERE` have another
+program, or no rival.
 
 The result file is complete after each row. A row that fails, such as one whose losses differ, is
 left out, and the exit status is 1.
@@ -25,7 +28,7 @@ from typing import Any
 from benchmarks import model_cases
 from benchmarks.bounds import Row, checked, missed, verdict
 from benchmarks.harness import markdown, write_report
-from benchmarks.model_case import ModelCase, Sizes, passes
+from benchmarks.model_case import ModelCase, Sizes, passes, share_of_products
 from benchmarks.options import at_least
 from benchmarks.ratios import quartiles, take_turns
 from benchmarks.result_paths import GridParser
@@ -41,7 +44,16 @@ MEASURED_ELSEWHERE = {
 }
 SECONDS = 0.1  # least time of a round
 NAMES = sorted(module.name for module in pkgutil.iter_modules(model_cases.__path__))
-HEADERS = ("model", "h", "mode", "a second", "fastest rival", "its time over ours", "others")
+HEADERS = (
+    "model",
+    "h",
+    "mode",
+    "a second",
+    "in products",
+    "fastest rival",
+    "its time over ours",
+    "others",
+)
 
 
 def measure(name: str, case: ModelCase, training: bool, given: Any) -> dict[str, Any]:
@@ -57,6 +69,7 @@ def measure(name: str, case: ModelCase, training: bool, given: Any) -> dict[str,
         "hidden": case.hidden,
         "units": case.units,
         "unit": case.unit,
+        "products": share_of_products(case, training, given.threads),
         "fastest": min(others, key=lambda runner: turns["ratios"][runner]["median"]),
         "reason": reason,
         "least": least,
@@ -81,6 +94,7 @@ def table(rows: Sequence[Any]) -> str:
                 str(row["hidden"]),
                 row["mode"],
                 f"{speed:,.0f} {row['unit']}",
+                f"{row['products']:.0%}",
                 fastest,
                 quartiles(ratios[fastest], "{:.2f}"),
                 ", ".join(others),

@@ -8,6 +8,10 @@ from models.mv_rnn import MatrixVectorClassifier
 from models.typed_trees import typed_graphs
 
 SIZE, RANK = 25, 3
+REASON = (
+    "a matrix of each vertex times its vector is a sum of scaled columns here, and one batched "
+    "product of the rival"
+)
 
 
 def case(sizes: Sizes) -> ModelCase:
@@ -18,4 +22,5 @@ def case(sizes: Sizes) -> ModelCase:
         typed_graphs,
         SIZE,
         {"torch": "mv_rnn_torch", "dynet": "mv_rnn_dynet"},
+        reasons={"training": (REASON, 1.3), "inference": (REASON, 1.3)},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import treebank
-from benchmarks.model_case import ModelCase, Sizes
+from benchmarks.model_case import PRODUCTS, ModelCase, Sizes
 from cavs import nn
 from cavs.data import sst_graphs
 from models.tree_lstm import SentimentClassifier
@@ -19,4 +19,5 @@ def case(sizes: Sizes) -> ModelCase:
         sst_graphs,
         HIDDEN,
         {"torch": "tree_gru_torch", "dynet": "tree_gru_dynet"},
+        reasons={"inference": (PRODUCTS, 1.5)},
     )

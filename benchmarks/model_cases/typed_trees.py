@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import treebank
-from benchmarks.model_case import ModelCase, Sizes
+from benchmarks.model_case import PRODUCTS, ModelCase, Sizes
 from models.typed_trees import TypedClassifier, TypedTreeLSTM, typed_graphs
 
 EMBEDDING, HIDDEN = 300, 150
@@ -17,4 +17,5 @@ def case(sizes: Sizes) -> ModelCase:
         typed_graphs,
         HIDDEN,
         {"torch": "typed_trees_torch", "dynet": "typed_trees_dynet"},
+        reasons={"inference": (PRODUCTS, 1.5)},
     )

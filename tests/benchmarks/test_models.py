@@ -165,9 +165,14 @@ def test_a_rival_that_has_died_is_named(tmp_path):
 def test_a_pass_of_cavs_trains_or_evaluates(training):
     model = Sum()
     model.initialize(0)
-    run = model_case.own_pass(small(), model, training, 1)
-    (_, first), (_, second) = run(), run()
+    run = model_case.own_pass(small(), cavs.Session(model), training)
+    first, second = run(), run()
     assert second < first if training else second == first
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_share_of_products_is_part_of_the_engines_time(training):
+    assert 0 < model_case.share_of_products(small(), training, 1) < 1
 
 
 def test_a_program_of_a_rival_answers_each_line(tmp_path, monkeypatch, capsys):
