@@ -98,7 +98,7 @@ def mismatch(c, name):
     """Return the errors of `name` of `mismatches` on each rank, in a group of its own."""
     act, _ = mismatches(c)[name]
     part, said = c.split(0), ""
-    part.timeout = patience(1)
+    part.timeout = patience(2)
     try:
         act(part)
     except CommunicationError as error:
