@@ -14,7 +14,7 @@ from benchmarks.ratios import Pass, timed
 from benchmarks.rival_process import DYNET, rival_passes
 
 #: The reason of models whose rival is batched by hand without much besides their products.
-PRODUCTS = "most of the time is in products, which the rival computes as fast"
+PRODUCTS = "most of the time is in products, which the rival computes too"
 
 
 @dataclass(frozen=True)

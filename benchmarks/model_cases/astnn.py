@@ -15,7 +15,7 @@ from models.astnn import StatementChain, statements
 HIDDEN = 128
 CLASSES, MIN_COUNT = 20, 3  # as in training
 SHARE = 6  # functions that are read for each one that is chosen
-REASON = "a sixth of the time is collation, of which the rival has the indices before"
+REASON = "collation is part of our time, and the rival has its indices before"
 
 
 def case(sizes: Sizes) -> ModelCase:
