@@ -12,7 +12,7 @@ from cavs.runtime.interface import Inputs
 
 
 class BatchRows(NamedTuple):
-    """A batch, as the number of rows of each space depends on it.
+    """The parts of a batch that decide how many rows each space has.
 
     present: in how many rows of ``schedule`` each integer feature is present. distinct: how many
     distinct values it has there.

@@ -29,7 +29,7 @@ from benchmarks.workloads import Case
 
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How busy the machine is takes time to find out."""
+    """Let the machine count as idle: measuring its load takes time."""
     monkeypatch.setattr(machine, "busy", lambda: 0.0)
 
 
