@@ -47,7 +47,9 @@ class GraphBatch(EngineBatch):
     structures: None = None  # a sample is one graph
 
     def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None, of: str = "") -> None:
-        if isinstance(graphs, Graph) or not isinstance(graphs, Iterable):
+        if not isinstance(graphs, list) and (
+            isinstance(graphs, Graph) or not isinstance(graphs, Iterable)
+        ):
             raise FeatureError(
                 f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
             )

@@ -25,8 +25,8 @@ def batch(graphs: Iterable[Any], ids: Ids | None = None) -> GraphBatch | SampleB
     FeatureError without any, or if their features disagree; GraphError if samples have other
     structures or links than the first.
     """
-    if isinstance(graphs, Iterable) and not isinstance(graphs, Graph):
-        graphs = list(graphs)
-        if graphs and isinstance(graphs[0], Sample):
-            return SampleBatch(graphs, ids)
+    if not isinstance(graphs, list) and isinstance(graphs, Iterable):
+        graphs = graphs if isinstance(graphs, Graph) else list(graphs)
+    if isinstance(graphs, list) and graphs and isinstance(graphs[0], Sample):
+        return SampleBatch(graphs, ids)
     return GraphBatch(graphs, ids)

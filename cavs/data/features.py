@@ -264,7 +264,12 @@ def names_of(schema: tuple[Any, ...]) -> list[str]:
     return [entry[0] for group in schema for entry in group]
 
 
+_NO_NAMES: frozenset[str] = frozenset()
+
+
 def names_where(schema: tuple[Any, ...], chosen: Sequence[bool]) -> frozenset[str]:
     """Return the names of the features of a schema whose flag in ``chosen`` is set."""
+    if not any(chosen):
+        return _NO_NAMES
     where = zip(names_of(schema), chosen, strict=True)
     return frozenset(name for name, is_chosen in where if is_chosen)

@@ -157,8 +157,9 @@ class ProgramCache:
 
     def prepare_known(self, batch: BatchLike, training: bool) -> None:
         """Make the schedules of ``batch`` for programs that exist; safe in another thread."""
+        searched = self.merges(batch, training)
         for with_loss in (True, False):
-            variant, rows = self._known(batch, training, with_loss)
+            variant, rows = self._known(batch, training, with_loss, searched)
             build = None if variant is None else variant.build  # another thread may drop it
             if variant is not None and build is not None:
                 rows = self.rows_of(variant, batch) if rows is None else rows
@@ -166,7 +167,7 @@ class ProgramCache:
 
     def is_new(self, batch: BatchLike) -> bool:
         """True if a training step on ``batch`` would compile, or choose a policy of batching."""
-        variant, rows = self._known(batch, True, True)
+        variant, rows = self._known(batch, True, True, self.merges(batch, True))
         if variant is None or variant.build is None or not self._fits(variant, batch):
             return True
         rows = self.rows_of(variant, batch) if rows is None else rows
@@ -285,14 +286,14 @@ class ProgramCache:
         return fits(variant, self.feature_types.structures(batch), batch)
 
     def _known(
-        self, batch: BatchLike, training: bool, with_loss: bool
+        self, batch: BatchLike, training: bool, with_loss: bool, merges: bool
     ) -> tuple[Variant | None, Any]:
         """Return the variant that runs ``batch`` if it is traced, and its rows if it was searched.
 
-        Without rows, None: they are to be found.
+        Without rows, None: they are to be found. merges: as of `merges`.
         """
         rows = None
-        key = self._key(self.merges(batch, training), training, with_loss)
+        key = self._key(merges, training, with_loss)
         variant = self.variants.get(key)
         traced = None if variant is None else variant.trace
         if key.merging and traced is not None and traced.distinguishing is None:
