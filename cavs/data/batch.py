@@ -47,9 +47,8 @@ class GraphBatch(EngineBatch):
     structures: None = None  # a sample is one graph
 
     def __init__(self, graphs: Iterable[Graph], ids: Ids | None = None, of: str = "") -> None:
-        if not isinstance(graphs, list) and (
-            isinstance(graphs, Graph) or not isinstance(graphs, Iterable)
-        ):
+        iterable = isinstance(graphs, list) or isinstance(graphs, Iterable)  # noqa: SIM101
+        if not iterable or isinstance(graphs, Graph):
             raise FeatureError(
                 f"a batch is made of several graphs, not of {graphs!r:.80}", hint="batch([graph])"
             )

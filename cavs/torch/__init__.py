@@ -16,5 +16,8 @@ except ImportError as error:
 
 from cavs.torch.collate import collate
 from cavs.torch.module import Module
+from cavs.torch.threads import share_threads
+
+share_threads()
 
 __all__ = ["Module", "collate"]

@@ -6,12 +6,14 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/config_error.h"
+#include "base/openmp.h"
 #include "base/processors.h"
 
 namespace cavs {
@@ -53,12 +55,41 @@ struct InsideRegion {
   ~InsideRegion() { t_inside = false; }
 };
 
+using Function = void (*)(void*, int);
+
+// The exceptions of the tasks of a region.
+class Errors {
+ public:
+  explicit Errors(int num_threads) : errors_(static_cast<size_t>(num_threads)) {}
+
+  void call(Function function, void* task, int t) noexcept {
+    try {
+      function(task, t);
+    } catch (...) {
+      errors_[static_cast<size_t>(t)] = std::current_exception();
+    }
+  }
+
+  // Rethrow the exception of the lowest of `num_tasks` tasks that threw, and forget all.
+  void rethrow(int num_tasks) {
+    std::exception_ptr first;
+    for (int t = num_tasks - 1; t >= 0; --t) {
+      std::exception_ptr& error = errors_[static_cast<size_t>(t)];
+      if (error) first = error;
+      error = nullptr;
+    }
+    if (first) std::rethrow_exception(first);
+  }
+
+ private:
+  std::vector<std::exception_ptr> errors_;
+};
+
 // The worker threads for one setting of the number of threads.
 class Team {
  public:
-  using Function = void (*)(void*, int);
-
-  explicit Team(int num_threads) : workers_(static_cast<size_t>(num_threads)) {
+  explicit Team(int num_threads)
+      : workers_(static_cast<size_t>(num_threads)), errors_(num_threads) {
     try {
       for (size_t t = 1; t < workers_.size(); ++t)
         workers_[t].thread = std::thread([this, t] { work(static_cast<int>(t)); });
@@ -75,16 +106,10 @@ class Team {
     function_ = function;
     remaining_.store(num_tasks - 1, std::memory_order_relaxed);
     for (int t = 1; t < num_tasks; ++t) wake(workers_[static_cast<size_t>(t)]);
-    call(0);
+    errors_.call(function, task, 0);
     for (int left; (left = remaining_.load(std::memory_order_acquire)) > 0;)
       wait_for_change(remaining_, left);
-    std::exception_ptr first;
-    for (int t = num_tasks - 1; t >= 0; --t) {
-      std::exception_ptr& error = workers_[static_cast<size_t>(t)].error;
-      if (error) first = error;
-      error = nullptr;
-    }
-    if (first) std::rethrow_exception(first);
+    errors_.rethrow(num_tasks);
   }
 
  private:
@@ -97,7 +122,6 @@ class Team {
 
   struct alignas(64) Worker {
     std::atomic<uint32_t> regions{0};  // bumped to start the worker on a region, or to stop it
-    std::exception_ptr error;
     std::thread thread;
   };
 
@@ -112,25 +136,42 @@ class Team {
     for (uint32_t seen = 0;; ++seen) {
       wait_for_change(self.regions, seen);
       if (stopping_) return;
-      call(t);
+      errors_.call(function_, task_, t);
       if (remaining_.fetch_sub(1, std::memory_order_acq_rel) == 1) remaining_.notify_one();
     }
   }
 
-  void call(int t) noexcept {
-    try {
-      function_(task_, t);
-    } catch (...) {
-      workers_[static_cast<size_t>(t)].error = std::current_exception();
-    }
-  }
-
   std::vector<Worker> workers_;  // [0] is the calling thread
+  Errors errors_;
   bool stopping_ = false;
   void* task_ = nullptr;
   Function function_ = nullptr;
   alignas(64) std::atomic<int> remaining_{0};
 };
+
+// Run a region on the threads of `runtime`, which has at least `num_tasks` of them. All take part,
+// because runtimes make threads anew where two regions have different numbers of them.
+void run_on(const OpenMpRuntime& runtime, int num_tasks, void* task, Function function,
+            Errors& errors) {
+  struct Region {
+    const OpenMpRuntime& runtime;
+    const int num_tasks;
+    void* const task;
+    const Function function;
+    Errors& errors;
+  } region{runtime, num_tasks, task, function, errors};
+  runtime.parallel(
+      runtime.region_threads(),
+      [](void* argument) {
+        const Region& own = *static_cast<const Region*>(argument);
+        const int t = own.runtime.thread_number();
+        if (t >= own.num_tasks) return;
+        const InsideRegion inside;
+        own.errors.call(own.function, own.task, t);
+      },
+      &region);
+  errors.rethrow(num_tasks);
+}
 
 }  // namespace
 
@@ -150,6 +191,8 @@ struct ThreadPool::State {
   std::mutex region;  // held while a region runs
   std::atomic<int> num_threads{0};
   std::unique_ptr<Team> team;  // created by the first region: importing the engine starts no thread
+  std::unique_ptr<const OpenMpRuntime> runtime;
+  std::optional<Errors> errors;  // in regions on the runtime's threads
 };
 
 ThreadPool::ThreadPool(int num_threads) : state_(new State) { set_num_threads(num_threads); }
@@ -173,7 +216,15 @@ void ThreadPool::set_num_threads(int n) {
   const std::lock_guard lock(state_->region);
   if (state_->num_threads == n) return;
   state_->team.reset();
+  state_->errors.reset();
   state_->num_threads = n;
+}
+
+bool ThreadPool::use_openmp_of(const std::string& library) {
+  if (t_inside) throw std::logic_error("the threads cannot change in a parallel region");
+  const std::lock_guard lock(state_->region);
+  state_->runtime = OpenMpRuntime::find(library);
+  return state_->runtime != nullptr;
 }
 
 void ThreadPool::run(int num_tasks, void* task, Function function, int* granted) {
@@ -188,6 +239,11 @@ void ThreadPool::run(int num_tasks, void* task, Function function, int* granted)
   if (num_tasks > s.num_threads)
     throw std::invalid_argument(std::to_string(num_tasks) + " tasks for " +
                                 std::to_string(s.num_threads) + " threads");
+  if (s.runtime != nullptr && num_tasks <= s.runtime->region_threads()) {
+    if (!s.errors) s.errors.emplace(s.num_threads);
+    run_on(*s.runtime, num_tasks, task, function, *s.errors);
+    return;
+  }
   if (s.team == nullptr) s.team = std::make_unique<Team>(s.num_threads);
   s.team->run(num_tasks, task, function);
 }

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "base/processors.h"
@@ -40,6 +41,11 @@ class ThreadPool {
   // std::logic_error if called from inside a region.
   void set_num_threads(int n);
   int num_threads() const;
+
+  // Run regions on the threads of the OpenMP runtime that the loaded library `library` uses, where
+  // it has enough of them. False if there is none; then regions run on threads of this pool. A
+  // forked child has threads of its own: those of the runtime exist in the parent alone.
+  bool use_openmp_of(const std::string& library);
 
   // Run task(0) .. task(num_tasks - 1), task t on thread t; the caller is thread 0. Tasks run at
   // the same time, so they may wait for each other through a SpinBarrier. More tasks than

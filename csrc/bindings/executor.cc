@@ -243,5 +243,9 @@ void bind_executor(py::module_& m) {
   m.def(
       "set_num_threads", [](int n) { thread_pool().set_num_threads(n); }, py::arg("n"),
       py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "use_openmp_of",
+      [](const std::string& library) { return thread_pool().use_openmp_of(library); },
+      py::arg("library"), py::call_guard<py::gil_scoped_release>());
 }
 }  // namespace cavs

@@ -359,6 +359,8 @@ void bind_pool(py::module_& m) {
       .def(py::init<int>(), py::arg("num_threads"))
       .def("set_num_threads", &ThreadPool::set_num_threads, py::arg("n"),
            py::call_guard<py::gil_scoped_release>())
+      .def("use_openmp_of", &ThreadPool::use_openmp_of, py::arg("library"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("num_threads", &ThreadPool::num_threads)
       .def(
           "parallel",

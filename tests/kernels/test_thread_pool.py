@@ -1,18 +1,51 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from .support import KERNELS
 
+Make = Callable[[int], Any]
+GOMP = "libgomp.so.1"  # the runtime of GCC, under the name by which the dynamic linker finds it
 
-def test_task_t_runs_on_thread_t() -> None:
-    pool = KERNELS.ThreadPool(4)
+
+def openmp() -> ctypes.CDLL:
+    """Return the OpenMP runtime of GCC, which this process has loaded then; skip without it."""
+    try:
+        return ctypes.CDLL(GOMP)
+    except OSError as error:
+        pytest.skip(f"no OpenMP runtime: {error}")
+
+
+@pytest.fixture(params=["own", "openmp"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Make pools on threads of their own, or on those of the OpenMP runtime of GCC."""
+    if request.param == "own":
+        yield KERNELS.ThreadPool
+        return
+    runtime = openmp()
+
+    def pool_on_runtime(threads: int) -> Any:
+        pool = KERNELS.ThreadPool(threads)
+        assert pool.use_openmp_of(GOMP)
+        return pool
+
+    before = runtime.omp_get_max_threads()
+    runtime.omp_set_num_threads(6)
+    yield pool_on_runtime
+    runtime.omp_set_num_threads(before)
+
+
+def test_task_t_runs_on_thread_t(make: Make) -> None:
+    pool = make(4)
     for _ in range(20):
         seen: dict[int, int] = {}
         pool.parallel(4, lambda t, seen=seen: seen.__setitem__(t, threading.get_ident()))
@@ -24,8 +57,8 @@ def test_task_t_runs_on_thread_t() -> None:
         assert again == {t: seen[t] for t in range(3)}
 
 
-def test_sleeping_workers_wake() -> None:
-    pool = KERNELS.ThreadPool(3)
+def test_sleeping_workers_wake(make: Make) -> None:
+    pool = make(3)
     for _ in range(5):
         time.sleep(0.002)
         seen: list[int] = []
@@ -34,12 +67,12 @@ def test_sleeping_workers_wake() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_barrier_holds_all_threads(threads: int) -> None:
-    assert KERNELS.ThreadPool(threads).barrier_faults(threads, 300) == 0
+def test_barrier_holds_all_threads(threads: int, make: Make) -> None:
+    assert make(threads).barrier_faults(threads, 300) == 0
 
 
-def test_the_exception_of_the_lowest_task_is_rethrown() -> None:
-    pool = KERNELS.ThreadPool(3)
+def test_the_exception_of_the_lowest_task_is_rethrown(make: Make) -> None:
+    pool = make(3)
 
     def fail(t: int) -> None:
         if t > 0:
@@ -53,8 +86,8 @@ def test_the_exception_of_the_lowest_task_is_rethrown() -> None:
     assert sorted(seen) == [0, 1, 2]
 
 
-def test_nested_regions_run_one_after_the_other() -> None:
-    pool = KERNELS.ThreadPool(2)
+def test_nested_regions_run_one_after_the_other(make: Make) -> None:
+    pool = make(2)
     seen: list[tuple[int, int]] = []
     pool.parallel(2, lambda t: pool.parallel(5, lambda u: seen.append((t, u))))
     for t in range(2):
@@ -63,8 +96,8 @@ def test_nested_regions_run_one_after_the_other() -> None:
         pool.parallel(2, lambda t: pool.set_num_threads(3))
 
 
-def test_regions_of_several_threads_run_in_turn() -> None:
-    pool = KERNELS.ThreadPool(2)
+def test_regions_of_several_threads_run_in_turn(make: Make) -> None:
+    pool = make(2)
     counts = [0, 0, 0]
 
     def work(who: int) -> None:
@@ -81,8 +114,8 @@ def test_regions_of_several_threads_run_in_turn() -> None:
     assert counts == [200, 200, 200]
 
 
-def test_number_of_threads() -> None:
-    pool = KERNELS.ThreadPool(2)
+def test_number_of_threads(make: Make) -> None:
+    pool = make(2)
     pool.set_num_threads(4)
     assert pool.num_threads == 4
     assert pool.barrier_faults(4, 10) == 0
@@ -92,6 +125,29 @@ def test_number_of_threads() -> None:
     for bad in (0, -1, 257):
         with pytest.raises(ValueError, match=f"from 1 to 256, not {bad}"):
             pool.set_num_threads(bad)
+
+
+def test_regions_run_on_threads_of_the_runtime() -> None:
+    runtime = openmp()
+    before, pool = runtime.omp_get_max_threads(), KERNELS.ThreadPool(3)
+    numbers: dict[int, int] = {}
+
+    def number(t: int) -> None:
+        numbers[t] = runtime.omp_get_num_threads()
+
+    try:
+        runtime.omp_set_num_threads(4)
+        for library, threads in (("libnone.so", 1), (GOMP, 4), ("libnone.so", 1)):
+            assert pool.use_openmp_of(library) == (library == GOMP)
+            pool.parallel(3, number)
+            assert numbers == dict.fromkeys(range(3), threads)
+        assert pool.use_openmp_of(GOMP)
+        runtime.omp_set_num_threads(2)  # too few for three tasks, which may wait for each other
+        assert pool.barrier_faults(3, 10) == 0
+        pool.parallel(3, number)
+        assert numbers == dict.fromkeys(range(3), 1)
+    finally:
+        runtime.omp_set_num_threads(before)
 
 
 def default_threads(wish: str) -> subprocess.CompletedProcess[str]:
@@ -113,9 +169,15 @@ def test_default_number_of_threads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_child_has_its_own_threads() -> None:
+@pytest.mark.parametrize("runtime", ["own", "openmp"])
+def test_forked_child_has_its_own_threads(runtime: str) -> None:
     pool = KERNELS.thread_pool()
-    threads = pool.num_threads
+    threads, library = pool.num_threads, openmp()
+    most = library.omp_get_max_threads()
+    library.omp_set_num_threads(3)
+    assert pool.use_openmp_of(GOMP if runtime == "openmp" else "libnone.so") == (
+        runtime == "openmp"
+    )
     pool.set_num_threads(3)
     try:
         assert pool.barrier_faults(3, 10) == 0
@@ -126,6 +188,8 @@ def test_forked_child_has_its_own_threads() -> None:
         assert pool.barrier_faults(3, 10) == 0
     finally:
         pool.set_num_threads(threads)
+        pool.use_openmp_of("libnone.so")
+        library.omp_set_num_threads(most)
 
 
 LIMITED = """
