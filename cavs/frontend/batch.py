@@ -290,3 +290,10 @@ class _Structures(Mapping[str, SymbolicGraph]):
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._graphs
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return the structure ``name``, or ``default`` where the samples have none."""
+        return self._graphs.get(name, default)

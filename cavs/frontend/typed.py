@@ -265,3 +265,7 @@ class TypeFeatures(Mapping[str, Node]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._nodes
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return the feature ``name``, or ``default`` where the data has none."""
+        return self[name] if name in self._nodes else default

@@ -150,7 +150,7 @@ class Team {
 };
 
 // Run a region on the threads of `runtime`, which has at least `num_tasks` of them. All take part,
-// because runtimes make threads anew where two regions have different numbers of them.
+// because runtimes end threads that a region does not need.
 void run_on(const OpenMpRuntime& runtime, int num_tasks, void* task, Function function,
             Errors& errors) {
   struct Region {
