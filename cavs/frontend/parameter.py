@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cavs.config import is_whole, require, require_flag, require_seed
 from cavs.errors import ConfigError, DTypeError, NumericsError, ShapeError, user_line
-from cavs.ir import REGISTRY, Node, Operand, apply
+from cavs.ir import Node, Operand, apply
 from cavs.ir.refusals import lacks, no_attribute
 
 _NAMED = ("xavier", "zeros", "ones", "normal", "uniform")
@@ -325,10 +325,3 @@ class Module:
             f"{type(self).__name__}({len(shapes)} parameters, "
             f"{sum(map(math.prod, shapes)):,} numbers)"
         )
-
-
-def parameter_of(node: Node) -> Parameter:
-    """Return the Parameter of a parameter node."""
-    assert node.op is REGISTRY["parameter"]
-    parameter: Parameter = node.attr("parameter")
-    return parameter

@@ -78,9 +78,6 @@ class Slot:
         cotangent = self.backward is not self.structure.top_down
         return f"{self.structure.name}.{self.name}{of}" + ("'" if cotangent else "")
 
-    def __lt__(self, other: Slot) -> bool:
-        return repr(self) < repr(other)
-
 
 @dataclass
 class Graph:

@@ -311,17 +311,13 @@ def _pads(node: Node) -> Node | None:
         return None
     ranges: dict[tuple[int, int], Node] = {}
     rest: list[Node] = []
-    found = 0
     for x in terms:
         pieces = _placed(x)
         if pieces is None:
             rest.append(x)
             continue
-        found += 1
         for key, piece in pieces:
             ranges[key] = ranges[key] + piece if key in ranges else piece
-    if found < 2:
-        return None
     order = sorted(ranges)
     if any(a[1] > b[0] for a, b in pairwise(order)):
         return None
