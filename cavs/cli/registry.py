@@ -256,7 +256,7 @@ def summary(name: str) -> str:
     if spec is None or spec.origin is None:
         return ""
     try:
-        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes()))
+        text = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes(), spec.origin))
     except (OSError, SyntaxError) as error:
         return f"cannot be read: {error}"
     return (text or "").partition("\n")[0]

@@ -220,10 +220,9 @@ def type_features(graphs: Iterable[Any]) -> dict[str, dict[str, Any]]:
 def with_missing_types(graphs: list[Any], known: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     """Return ``graphs``, one of them with the features of the ``known`` types that none has.
 
-    Collation gives them to the others, so that a batch has the features of all types.
+    graphs: at least one, with types. Collation gives the features to the others, so that a batch
+    has the features of all types.
     """
-    if not graphs or getattr(graphs[0], "type_names", None) is None:
-        return graphs
     missing = set(known).difference(*(graph.type_names or () for graph in graphs))
     if not missing:
         return graphs
