@@ -174,6 +174,31 @@ def test_unused_files_are_forgotten():
     assert not common.is_alive and common.like(theirs) == []
 
 
+def test_memory_of_several_hosts_may_be_made_again():
+    """The groups inside of the hosts and between them are made once."""
+
+    def work(c):
+        sums, groups = [], []
+        for n in (3000, 4000):
+            memory = c.common_memory(8 * n).view("f8")
+            memory[...] = c.rank + 1
+            c.all_reduce(memory)
+            sums.append({float(x) for x in memory})
+            groups.append(list(c._split_by_host()))
+        assert groups[0] == groups[1]
+        return sums
+
+    assert run_threads(4, work, hosts="aabb") == [[{10.0}, {10.0}]] * 4
+
+
+def test_a_system_without_anonymous_files_has_none(monkeypatch):
+    def missing(name):
+        raise OSError("no memfd")
+
+    monkeypatch.setattr(os, "memfd_create", missing)
+    assert run_threads(2, lambda c: map_common(c.rank, 100, c.share)) == [None, None]
+
+
 def test_one_rank_has_none():
     assert SingleCommunicator().common_memory(100) is None
 

@@ -199,6 +199,19 @@ def test_survivors_keep_their_numbers():
     assert "rank 3 waited 0.3 s in receive from rank 1: rank 2 did not come" in said[3]
 
 
+def test_a_wait_that_was_given_up_is_known_until_the_next_of_its_group():
+    c = SingleCommunicator()
+    with c.waiting("a sum") as waiting:
+        waiting.hung(0.5)
+    own = c._register.own
+    assert [(w.operation, w.over) for w in own()] == [("a sum", True)]
+    with c.split(0).waiting("another group"):
+        assert [w.operation for w in own()] == ["a sum"]
+    with c.waiting("a mean"):
+        assert [(w.operation, w.over) for w in own()] == [("a mean", False)]
+    assert own() == []
+
+
 def test_a_single_process_can_wait_concurrently():
     c = SingleCommunicator()
     with c.waiting("a sum") as waiting:

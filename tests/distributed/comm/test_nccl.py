@@ -5,11 +5,15 @@ import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 
 from cavs.distributed.comm import SingleCommunicator, run_threads
+from cavs.distributed.comm.nccl import group
 from cavs.distributed.comm.nccl.communicator import NCCLCommunicator
-from cavs.errors import ConfigError, DeviceError
+from cavs.errors import CommunicationError, ConfigError, DeviceError
+from tests.cuda.nccl_threads import device_ranks
+from tests.patience import patience
 
 CALLS = []
 
@@ -163,3 +167,28 @@ def test_no_rank_waits_in_nccl_for_a_failed_one(nccl):
     fails.set()
     assert first is None  # it continues to the consensus
     assert "NCCL on rank 1, cuda:1: NCCL_ERROR_SYSTEM_ERROR: no such network" in second
+
+
+def test_an_operation_behind_one_that_did_not_end_raises_its_error(monkeypatch):
+    monkeypatch.setattr(group, "_GLANCE", 0.02)  # seconds between two looks at the ranks
+    gave_up = threading.Event()
+
+    def work(wrapped):
+        c = wrapped.c
+        if c.rank == 1:
+            assert gave_up.wait(patience(20))
+            c.abort()
+            return
+        c.timeout = 0.1
+        first, second = (c.start(c.all_reduce, wrapped.put(np.ones(5))) for _ in range(2))
+        late = "rank 0 waited 0.1 s for NCCL in all-reduce of 40 bytes: rank 1 did not come"
+        with pytest.raises(CommunicationError, match=late) as caught:
+            first.wait()
+        gave_up.set()
+        assert second.done
+        with pytest.raises(CommunicationError) as again:
+            second.wait()
+        assert again.value is caught.value
+
+    with device_ranks() as run:
+        run(2, work)

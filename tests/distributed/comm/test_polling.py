@@ -1,11 +1,23 @@
 """Letters over MPI: in pieces, of which few are under way to a rank at once."""
 
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 
-from cavs.distributed.comm.mpi.polling import PIECE, WINDOW, _Messages
+from cavs.distributed.comm import LostPeerError
+from cavs.distributed.comm.hang_detection import PendingWait, Wait, nothing
+from cavs.distributed.comm.mpi import polling
+from cavs.distributed.comm.mpi.polling import (
+    PIECE,
+    WINDOW,
+    MPIMailbox,
+    MPIWaitRegister,
+    _Messages,
+)
+from cavs.errors import CommunicationError
+from tests.distributed.comm.mpi_stand_in import StandIn
 from tests.distributed.mpirun import needs_mpi4py, run_ranks
 
 SIZES = [0, 1, PIECE - 100, PIECE, WINDOW, 3 * WINDOW + 5, 40, 9 * PIECE]
@@ -86,3 +98,90 @@ def exchange_letters(c):
 @needs_mpi4py
 def test_letters_of_all_sizes_keep_their_order():
     assert run_ranks(2, __name__, "exchange_letters") == [[i, n] for i, n in enumerate(SIZES)]
+
+
+# ---- errors of MPI ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mpi(monkeypatch):
+    """MPI of two ranks of this process, without other waits of it."""
+    for name, value in (("_registers", WeakSet()), ("_found", {}), ("_listened", 0.0)):
+        monkeypatch.setattr(MPIWaitRegister, name, value)
+    return StandIn(2)
+
+
+def register_of(mpi, rank):
+    """Return the waits of rank 0 or 1, whose numbers in the world are 4 and 7."""
+    made = MPIWaitRegister(mpi, mpi.comm(rank), (4, 7))
+    made.waits = []  # those of a process of its own
+    return made
+
+
+def pending(register, peers):
+    return PendingWait(register, "all", 3, "barrier", lambda: peers, lambda: None, nothing)
+
+
+def mailbox(mpi, rank):
+    return MPIMailbox(mpi, mpi.comm(rank).Dup(), (4, 7), register_of(mpi, rank))
+
+
+def test_ranks_answer_which_ranks_they_wait_for(mpi):
+    first, second = register_of(mpi, 0), register_of(mpi, 1)
+    with pending(second, [4]) as waiting:
+        wait = Wait("all", 3, "barrier", [4], False, waiting.serial)
+        assert first.ask() == {4: [], 7: [wait]}
+        assert second.ask() == {4: [], 7: [wait]}
+    assert first.ask() == {4: [], 7: []}
+
+
+def test_an_answer_that_comes_late_is_not_that_of_the_next_question(mpi, monkeypatch):
+    first, second = register_of(mpi, 0), register_of(mpi, 1)
+    with monkeypatch.context() as patch, pending(second, [4]):
+        patch.setattr(polling, "_GRACE", 0)
+        assert first.ask() == {4: []}
+        second.listen()  # it answers now
+    assert first.ask() == {4: [], 7: []}
+    assert not first._answers  # nor is it kept
+
+
+def test_a_dead_rank_is_not_asked_for_long(mpi, monkeypatch):
+    monkeypatch.setattr(polling, "_GRACE", 0.02)
+    first = register_of(mpi, 0)
+    mpi.dead.add(1)
+    assert first.ask() == {4: []}
+    assert first.missed
+
+
+def test_a_wait_ends_by_an_error_that_another_rank_found(mpi):
+    first, second = register_of(mpi, 0), register_of(mpi, 1)
+    said = "rank 4 in barrier: rank 9 did not come, as rank 7 found out"
+    with pending(first, [9]) as waiting:
+        second.tell("", "rank 9 did not come", {4: first.own()})
+        assert str(waiting.hung(5.0)).startswith(said)
+    with pending(first, [9]) as waiting:
+        second.tell("all", "rank 9 did not come", {4: []})
+        MPIWaitRegister._listened = 0.0  # some time has passed
+        with pytest.raises(CommunicationError, match=said):
+            waiting.look()
+
+
+def test_letters_to_and_from_a_dead_rank_are_errors_that_name_it(mpi):
+    box = mailbox(mpi, 0)
+    assert box.lost() == set()  # without ULFM, MPI does not say
+    mpi.dead.add(1)
+    with pytest.raises(LostPeerError, match="rank 4 writes to rank 7: process 1 has failed"):
+        box.post(1, [3])
+    for box.outlives in (False, True):
+        with pytest.raises(LostPeerError, match="rank 4 reads its mail: process 1 has failed"):
+            box.take(1.0)
+
+
+def test_a_mailbox_is_closed_once_its_letters_have_left(mpi):
+    mpi.tests = 3
+    box, other = mailbox(mpi, 0), mailbox(mpi, 1)
+    box.post(1, [5])
+    assert not any(request.ended for request in mpi.sent)
+    box.close()
+    assert [request.ended for request in mpi.sent] == [True]
+    assert other.take(1.0).words == (5,)

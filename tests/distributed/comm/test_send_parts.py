@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from cavs.distributed.comm import run_threads
-from cavs.errors import ConfigError
+from cavs.distributed.comm import SingleCommunicator, run_threads
+from cavs.errors import CommunicationError, ConfigError
 from tests.distributed.mpirun import needs_mpi4py, run_ranks
 from tests.patience import patience
 
@@ -77,6 +77,28 @@ def test_a_rank_does_not_send_to_itself():
             c.send_parts([([np.zeros(1)], c.rank)], [], [])
 
     run_threads(2, work, timeout=patience(10))
+
+
+def test_a_rank_alone_sends_and_receives_nothing():
+    c = SingleCommunicator()
+    assert c.send_parts([], [], LIKE) == ([], [])
+    with pytest.raises(ConfigError, match="there is no rank 1"):
+        c.send_parts([], [1], LIKE)
+
+
+def test_nothing_is_sent_after_an_operation_that_failed():
+    def work(c):
+        if c.rank == 0:
+            with pytest.raises(CommunicationError, match="rank 1 sent 16 bytes in send") as first:
+                c.all_reduce(np.zeros(1))
+            with pytest.raises(CommunicationError) as second:
+                c.send_parts([([np.ones(2)], 1)], [1], [np.empty(0)])
+            assert second.value is first.value
+            return c.sent_bytes
+        c.send(np.zeros(2), 0)
+        return None
+
+    assert run_threads(2, work, timeout=patience(10))[0] == 0
 
 
 def over_mpi(c):
