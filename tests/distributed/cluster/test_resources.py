@@ -149,6 +149,7 @@ def test_errors_name_the_line(old, new, line, words):
         ("network: {}", "has no nodes"),
         ("nodes: [", "is no YAML"),
         ("nodes: &a [*a]", "uses aliases"),
+        ("[" * 500 + "]" * 500, "is nested too deeply"),
         ("nodes: [{? [a] : b}]", "unknown field a list"),
         ("a: 1\n---\nb: 2", "is no YAML"),
         ("\t", "is no YAML"),

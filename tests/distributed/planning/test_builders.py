@@ -226,6 +226,12 @@ def test_byteps():
     assert destinations(colocated) == ["a:CPU:0", "b:CPU:0"]
 
 
+def test_byteps_chooses_its_servers_itself():
+    with pytest.raises(ConfigError, match=r"BytePS: servers=2") as found:
+        build("BytePS(servers=2)", [v("a", 5)], MIXED)
+    assert found.value.hint == "nodes without GPUs are its servers"
+
+
 def test_two_levels_are_off_on_one_host():
     assert not build("PS", MODEL, ResourceSpec.local(4)).leaves[0].sync.two_level
     assert not build("PS", MODEL, TWO).leaves[0].sync.two_level

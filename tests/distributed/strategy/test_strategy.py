@@ -23,7 +23,15 @@ from cavs.distributed.strategy import (
     to_text,
 )
 from cavs.distributed.strategy.text import from_text
-from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
+from cavs.distributed.sync import (
+    ADPSGD,
+    SMA,
+    AllReduce,
+    ParameterServer,
+    PartialAllReduce,
+    PeerAverage,
+    SufficientFactors,
+)
 from cavs.errors import ConfigError
 
 DEVICES = ("a:CPU:0", "a:CPU:1", "b:GPU:0")
@@ -195,6 +203,31 @@ def test_a_duplicate_field_is_refused():
 def test_invalid_servers_are_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         ParameterServer(**{"destination": "a:CPU:0", **fields})
+
+
+def test_a_bin_that_does_not_exist_is_refused():
+    assert PartialAllReduce(bins=2, bin=1).bin == 1
+    with pytest.raises(ConfigError, match="bin is 2") as caught:
+        PartialAllReduce(bins=2, bin=2)
+    assert caught.value.hint == "give one below 2"
+
+
+@pytest.mark.parametrize(
+    ("sync", "compressor", "words"),
+    [
+        (AllReduce(), "onebit", "all-reduce, onebit"),
+        (AllReduce(group=3), "none", "all-reduce, group 3"),
+        (AllReduce(group=None), "none", "all-reduce, in buckets"),
+        (SufficientFactors(), "none", "sufficient factors"),
+        (SMA(), "none", "sma"),
+        (PartialAllReduce(bins=3, bin=1), "none", "all-reduce, bin 1 of 3"),
+        (PartialAllReduce(bins=3, bin=1), "float16", "all-reduce, bin 1 of 3, float16"),
+        (PeerAverage(select="latency"), "none", "mean with a peer (latency, sync)"),
+        (ADPSGD(), "none", "mean of pairs of ranks"),
+    ],
+)
+def test_synchronisers_are_described_in_a_few_words(sync, compressor, words):
+    assert sync.summary(compressor) == words
 
 
 def shard(i, **fields):

@@ -17,7 +17,14 @@ from cavs.distributed.strategy import (
 )
 from cavs.distributed.strategy.text import from_text
 from cavs.distributed.strategy.verify import problems, verify, verify_optimizer
-from cavs.distributed.sync import AllReduce, ParameterServer, SufficientFactors
+from cavs.distributed.sync import (
+    SMA,
+    AllReduce,
+    Lookahead,
+    ParameterServer,
+    PartialAllReduce,
+    SufficientFactors,
+)
 from cavs.errors import ConfigError
 from cavs.train.optim import SGD, Adagrad, Adam, AdamW
 from tests.distributed.step.test_consensus import outcomes, trainer
@@ -90,9 +97,16 @@ def test_accepted(given, variable):
         (node(SufficientFactors()), Variable(name="W", shape=(6,)), r"of shape [6]"),
         (node(SufficientFactors()), Variable(name="W", shape=(6, 4)), "no matrix product"),
         (cut((2, 1), SufficientFactors()), DENSE, "sufficient factors of a shard"),
+        (cut((2, 1), SMA()), DENSE, "W/part_0: sma of a shard"),
+        (cut((1, 2), Lookahead()), DENSE, "W/part_1: lookahead of a shard"),
         (node(compressor="float16"), DENSE, "compressor float16 with parameter_server"),
         (node(SufficientFactors(), compressor="onebit"), DENSE, "onebit with sufficient_factors"),
         (node(AllReduce(), compressor="onebit"), SPARSE, "onebit of a sparse gradient"),
+        (
+            node(PartialAllReduce(bins=2, accumulate=True), compressor="onebit"),
+            DENSE,
+            "W: compressor onebit of accumulated gradients",
+        ),
         (node(AllReduce(), compressor="zip"), DENSE, "unknown compressor 'zip'"),
         (node(AllReduce(spec="nccl")), SPARSE, "spec 'nccl' of a sparse gradient"),
         (node(AllReduce(spec="nccl"), compressor="onebit"), DENSE, "'nccl' of compressor onebit"),

@@ -8,11 +8,12 @@ from cavs.distributed import Strategy, Trainer
 from cavs.distributed.cluster.resources import ResourceSpec
 from cavs.distributed.comm import run_threads
 from cavs.distributed.planning.cost import bytes_by_rank, predict, simulate
-from cavs.distributed.strategy import GraphConfig, NodeConfig, to_text, variables_of
+from cavs.distributed.strategy import GraphConfig, NodeConfig, register, to_text, variables_of
 from cavs.distributed.strategy.expression import REGISTRY
 from cavs.distributed.strategy.text import from_text
 from cavs.distributed.strategy.verify import problems
 from cavs.distributed.sync import AllReduce
+from cavs.errors import ConfigError
 from tests.distributed.test_trainer import BATCHES, Tree
 
 TWO = ResourceSpec.local(2)
@@ -64,3 +65,12 @@ def test_it_is_verified_written_and_priced(mean_of_all):
     assert bytes_by_rank(alone, dense).tolist() == [sum(v.nbytes + 8 for v in dense)] * 2
     assert predict(strategy, variables, TWO).seconds > 0
     assert simulate(strategy, variables, TWO).seconds > 0
+
+
+def test_two_synchronisers_cannot_have_one_type(mean_of_all):
+    class Other(AllReduce):
+        type = mean_of_all.type
+
+    with pytest.raises(ConfigError, match="there is already a synchroniser mean_of_all"):
+        register(Other)
+    assert REGISTRY[mean_of_all.type] is mean_of_all

@@ -231,3 +231,28 @@ def test_updates_of_stale_parameters_are_counted_on():
 
     counts = run_threads(2, work)
     assert counts[0] == counts[1]
+
+
+def test_replicas_of_another_number_of_ranks_become_their_mean(tmp_path):
+    path = tmp_path / "c.safetensors"
+
+    def saved(c):
+        trainer = trainer_of(c, "SMA", save_replicas=True)
+        for batch in loader():
+            trainer.advance(batch)
+        trainer.save(path)
+        return values(trainer)
+
+    def resumed(c):
+        trainer = trainer_of(c, "SMA", save_replicas=True)
+        trainer.resume(path)
+        trainer.begin()
+        return values(trainer)
+
+    first, *others = run_threads(3, saved)
+    assert differ(first, others[0])
+    mean = read_checkpoint(path).parameters
+    for found in run_threads(2, resumed):
+        assert not differ(found, mean)
+    for one, again in zip([first, *others], run_threads(3, resumed), strict=True):
+        assert not differ(one, again)
