@@ -62,6 +62,34 @@ def test_options_that_cannot_be_used(words, message, tmp_path, capsys):
     assert status in (1, 2) and message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("host", "warns"),
+    [
+        ("localhost", False),
+        ("127.0.0.2", False),
+        ("::1", False),
+        ("0.0.0.0", True),
+        ("head-of-cluster", True),
+    ],
+)
+def test_an_address_that_others_reach_is_warned_of(host, warns, tmp_path, capsys, monkeypatch):
+    class Served:
+        def __init__(self, store, token, host, port):
+            self.url = f"http://{host}:{port} with the token {token}"
+
+        def serve(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("cavs.train.configuration.server.ConfigurationServer", Served)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    (tmp_path / "token").write_text("a-word\n")
+    assert cavs("config-server", "--host", host, "--port", 9, "--token-file", "token") == 0
+    out, err = capsys.readouterr()
+    assert out == f"configuration store at http://{host}:9 with the token a-word\n"
+    told = f"cavs: {host} is reachable from other machines, and the token travels unencrypted: use"
+    assert err.startswith(told) if warns else err == ""
+
+
 def test_launch_needs_a_store_that_answers(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv(location.TOKEN, raising=False)
     (tmp_path / "token").write_text("a-word")

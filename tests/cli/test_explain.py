@@ -35,6 +35,15 @@ def test_a_drawing_is_text_on_the_output_or_in_a_file(what, shown, capsys):
     assert Path("a.dot").read_text() == dot
 
 
+def test_the_step_is_explained_with_the_threads_of_the_command(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr("cavs.cli.explain.set_num_threads", asked.append)
+    assert main(["explain", TREE, "--draw", "graph"]) == 0
+    assert asked == []
+    assert main(["explain", TREE, "--draw", "graph", "--threads", "3"]) == 0
+    assert asked == [3]
+
+
 def test_errors_of_drawings(capsys, monkeypatch):
     assert main(["explain", TREE, "--out", "a.dot"]) == 1
     assert "hint: add --draw function|graph|schedule" in capsys.readouterr().err

@@ -102,6 +102,55 @@ def test_a_relative_import_has_a_hint(capsys):
     assert "hint: write import x for from . import x" in capsys.readouterr().err
 
 
+def test_a_function_of_c_is_called_as_build(capsys):
+    Path("mine.py").write_text("build = slice\n")
+    assert cavs("train", "mine.py") == 1
+    assert "build() of mine.py returned slice, not cavs.cli.Task" in capsys.readouterr().err
+
+
+def test_a_syntax_error_in_a_text_that_the_file_parses_is_not_one_of_the_file():
+    Path("mine.py").write_text("import ast\nast.parse('x =')\n")
+    with pytest.raises(SyntaxError) as caught:
+        cavs("train", "mine.py")
+    assert caught.value.filename == "<unknown>" and caught.value.lineno == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "words", "told"),
+    [
+        (
+            "predict=predict",
+            ["--split", "test"],
+            "no predictions\n  hint: use cavs evaluate",
+        ),
+        ("read=read", ["input"], "this model reads no files\n  hint: pass --split test"),
+    ],
+)
+def test_predictions_and_files_need_functions_of_the_task(old, words, told, capsys):
+    changed(old, old.partition("=")[0] + "=None")
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run") == 0
+    capsys.readouterr()
+    assert cavs("predict", Path("run") / LAST.name, *words) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and told in captured.err
+
+
+def test_an_error_of_predict_that_names_no_text_stays_as_it_is(capsys):
+    changed("yield classes[best[root]]", "raise DataError(f'class {best[root] // 9} has no name')")
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run") == 0
+    Path("input").write_text("1 2 3 4 5 6\n")
+    capsys.readouterr()
+    assert cavs("predict", Path("run") / LAST.name, "input") == 1
+    assert "DataError: class 0 has no name\n" in capsys.readouterr().err
+
+
+def test_a_key_that_the_model_lacks_is_not_taken_for_another_model():
+    changed('assets["classes"]', 'assets["names"]')
+    assert cavs("train", "mine.py", "--quiet", "--epochs", "1", "--out", "run") == 0
+    with pytest.raises(KeyError, match="names"):
+        cavs("evaluate", Path("run") / LAST.name)
+
+
 def test_the_saved_file_is_named_if_the_test_split_cannot_be_read(capsys):
     changed("test=lambda: make_graphs(20, seed=2)", "test=lambda: 1 // 0")
     with pytest.raises(ZeroDivisionError):

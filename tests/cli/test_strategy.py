@@ -57,6 +57,21 @@ def test_show_on_a_cluster(capsys):
     assert "server a:CPU:0, two_level, local_replication" in out
 
 
+def test_show_lists_nodes_that_only_serve(capsys):
+    Path("r.yaml").write_text(RESOURCES.replace("{address: b, gpus: 2}", "{address: b}"))
+    assert strategy("show", "--resources", "r.yaml", "--strategy", "BytePS") == 0
+    out = capsys.readouterr().out
+    assert "replicas   2: a:GPU:0, a:GPU:1\n" in out and "servers    1: b:CPU:0\n" in out
+
+
+@pytest.mark.parametrize("time", ["soon", "-1", "inf", "nan"])
+def test_the_time_of_a_step_is_a_number_of_milliseconds(time, capsys):
+    with pytest.raises(SystemExit) as stop:
+        strategy("show", f"--compute={time}")
+    assert stop.value.code == 2
+    assert f"--compute: {time!r} is not a time in milliseconds" in capsys.readouterr().err
+
+
 def test_a_strategy_is_written_to_a_file_and_read_back(capsys):
     assert strategy("show", "--strategy", "PartitionedPS", "--out", "s.json") == 0
     shown = capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cavs as package
-from cavs.train import optim, read_checkpoint
+from cavs.train import optim, read_checkpoint, safetensors
 from tests.cli.test_cli import LAST, RUN, TOY, cavs, numpy_engine, own_folder, train
 from tests.train.fake import FakeModel, FakeSession
 
@@ -109,3 +109,42 @@ def test_an_optimizer_that_cannot_be_made_is_refused(text, found, capsys):
     Path("rules.py").write_text(RULE)
     assert train("--optimizer", text, "--epochs", "1") == 1
     assert found in capsys.readouterr().err
+
+
+def test_momentum_of_sgd_is_that_of_the_command(capsys):
+    assert train("--optimizer", "sgd", "--momentum", "0.75", "--epochs", "1") == 0
+    log = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
+    (start,) = (record for record in log if record["event"] == "start")
+    assert start["optimizer"].startswith("SGD(") and "momentum=0.75" in start["optimizer"]
+    assert read_checkpoint(LAST).progress["optimizer"]["states"] == ["momentum"]
+
+
+def test_a_checkpoint_whose_data_are_gone_is_evaluated_on_data_of_the_model(capsys):
+    Path("data").mkdir()
+    assert train("--epochs", "1", "--data", "data") == 0
+    capsys.readouterr()
+    assert cavs("evaluate", LAST) == 0
+    with_data = capsys.readouterr().out
+    Path("data").rmdir()
+    assert cavs("evaluate", LAST) == 0
+    assert capsys.readouterr().out == with_data
+    assert cavs("evaluate", LAST, "--data", "data") == 1
+    assert "DataError: data is not a folder" in capsys.readouterr().err
+
+
+def test_a_patience_that_an_earlier_version_accepted_without_dev_graphs(capsys):
+    """That version stored it, although nothing used it; another patience is refused."""
+    text = Path(TOY).read_text().replace("dev=make_graphs(20, seed=1)", "dev=None")
+    Path("mine.py").write_text(text)
+    words = ("train", "mine.py", "--quiet", "--out", "run", "--epochs")
+    path = "run/checkpoint.safetensors"
+    assert cavs(*words, "1") == 0
+    tensors, metadata = safetensors.read(path)
+    config = json.loads(metadata["config"])
+    config["training"]["patience"] = 2
+    safetensors.write(path, tensors, metadata | {"config": json.dumps(config)})
+    assert cavs(*words, "2", "--resume") == 0
+    assert read_checkpoint(path).progress["fit"]["epoch"] == 2
+    assert cavs(*words, "3", "--resume", "--patience", "4") == 1
+    told = capsys.readouterr().err
+    assert "--patience 4, but there are no dev graphs" in told and "leave --patience out" in told

@@ -81,6 +81,23 @@ def test_graphs_and_features_that_do_not_fit(arguments, error, text):
         cavs.Graph.join(*arguments)
 
 
+def test_rows_of_another_shape_are_named():
+    wide = cavs.Graph([[]], {"x": [[1.0, 2.0, 3.0]]})
+    with pytest.raises(FeatureError, match=r'"pair": vertex feature \'x\': .*dimension') as caught:
+        cavs.Graph.join([cavs.Graph([[]], {"x": [[1.0, 2.0]]}), wide], name="pair")
+    assert caught.value.hint == "rows of a feature have one shape in all parts"
+
+
+def test_only_the_new_vertex_may_have_its_type():
+    scan = cavs.Graph([[]], types=["scan"], features={"scan": {"rows": [2.5]}})
+    features = {"join": {"x": [[1.5, 0.5]]}}
+    whole = cavs.Graph.join([scan, scan], features, type="join")
+    assert whole.types == ("scan", "scan", "join")
+    assert set(whole.typed_features) == {"scan", "join"}
+    assert whole.typed_features["scan"]["rows"].tolist() == [2.5, 2.5]
+    assert whole.typed_features["join"]["x"].tolist() == [[1.5, 0.5]]
+
+
 class Pair(cavs.VertexFunction):
     """A binary cell that pushes the states of its children: at the new root, of both trees."""
 

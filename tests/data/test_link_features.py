@@ -117,6 +117,19 @@ def test_features_of_a_batch_agree():
         assert 'feature "weight" of link "to" differs: float32 rows of shape ()' in str(error.value)
 
 
+def test_a_link_to_all_vertices_without_any_may_leave_features_out():
+    def all_of(features, sources):
+        link = cavs.Link.all("a", "b", features)
+        return cavs.Sample(a=cavs.Graph.chain(3), b=cavs.Graph([[]] * sources), links={"to": link})
+
+    one, empty = all_of({"weight": np.ones((3, 2))}, 2), all_of({}, 0)
+    assert cavs.batch([empty, one])[WEIGHT].tolist() == [1.0] * 6
+    found = 'feature "weight" of link "to" is in sample 0, but not in sample 1'
+    with pytest.raises(FeatureError, match=re.escape(found)) as error:
+        cavs.batch([one, all_of({}, 1)])
+    assert "without vertices to read may leave them out" in error.value.hint
+
+
 def test_a_data_set_knows_its_features_of_links():
     one = sample(features={"weight": np.ones((3, 2)), "kind": [0, 1, 2]})
     other = sample(features={"weight": np.ones((3, 2)), "kind": [0, 1, 1]})

@@ -111,3 +111,18 @@ def test_what_is_no_token_and_no_index(call, message):
     with pytest.raises(ConfigError, match=re.compile(message, re.DOTALL)) as caught:
         call()
     assert caught.value.hint and caught.value.where.startswith("test_vocabulary.py:")
+
+
+def test_an_error_of_the_generator_of_tokens_is_raised_as_it_is():
+    def tokens():
+        yield "a"
+        raise TypeError("of mine")
+
+    with pytest.raises(TypeError, match=r"^of mine$"):
+        Vocabulary.build(tokens())
+    with pytest.raises(ConfigError, match="a token is a text: unhashable type: 'list'"):
+        Vocabulary.build(["a", ["b"]])
+
+
+def test_a_vocabulary_shows_its_size():
+    assert repr(Vocabulary(["a", "b"])) == "Vocabulary(3 tokens)"

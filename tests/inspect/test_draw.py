@@ -1,5 +1,6 @@
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -141,6 +142,19 @@ def test_wrong_arguments_say_what_can_be_drawn():
             wrong()
 
 
+def test_a_number_is_drawn_in_few_digits():
+    class Clipped(cavs.VertexFunction):
+        def __init__(self):
+            self.state = cavs.State(h=4)
+
+        def vertex(self, v):
+            h = ops.maximum(v.pull("x") + v.gather().h.sum(), 1 / 3)
+            v.scatter(h=h)
+            v.push(h)
+
+    assert '[label="0.3333"' in dot_function(Clipped(), x=(4,))
+
+
 def test_every_scatter_of_a_top_down_cell_has_its_arrow():
     class Tagger(cavs.Model):
         def __init__(self):
@@ -162,6 +176,55 @@ def test_render(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ConfigError, match=r"pip install 'cavs\[viz\]'"):
         render("digraph {}", tmp_path / "picture.svg")
+
+
+@pytest.fixture
+def graphviz(monkeypatch):
+    """Stand in for the package graphviz: return its module, whose pictures repeat the text."""
+
+    class Source:
+        def __init__(self, dot):
+            self.dot = dot
+
+        def pipe(self, format):
+            if format not in ("svg", "png"):
+                raise ValueError(f"unknown format: {format!r}")
+            if "{" not in self.dot:
+                raise module.CalledProcessError("syntax error in line 1")
+            return f"{format}: {self.dot}".encode()
+
+    module = types.ModuleType("graphviz")
+    module.Source = Source
+    module.ExecutableNotFound = type("ExecutableNotFound", (RuntimeError,), {})
+    module.CalledProcessError = type("CalledProcessError", (RuntimeError,), {})
+    monkeypatch.setitem(sys.modules, "graphviz", module)
+    return module
+
+
+@pytest.mark.usefixtures("graphviz")
+def test_a_picture_has_the_format_of_its_suffix(tmp_path):
+    for suffix in ("svg", "png"):
+        target = tmp_path / f"a.{suffix}"
+        assert render("digraph {}", str(target)) == target
+        assert target.read_bytes() == f"{suffix}: digraph {{}}".encode()
+
+
+@pytest.mark.usefixtures("graphviz")
+@pytest.mark.parametrize(
+    ("dot", "name", "told", "hint"),
+    [
+        ("digraph {}", "a.bmpx", r"cannot draw a\.bmpx: unknown format: 'bmpx'", "use .svg"),
+        ("digraph", "a.svg", r"cannot draw a\.svg: syntax error in line 1", "use .svg"),
+        ("digraph {}", "no/a.svg", r"cannot write the picture .*no/a\.svg: No such", "a folder"),
+        ("digraph {}", "folder.svg", r"cannot write the picture .*: Is a directory", "a folder"),
+    ],
+)
+def test_a_picture_that_cannot_be_made_is_named(dot, name, told, hint, tmp_path):
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigError, match=told) as caught:
+        render(dot, tmp_path / name)
+    assert hint in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
 
 
 @pytest.mark.parametrize("name", ["dot_function", "dot_graph", "dot_schedule", "render"])

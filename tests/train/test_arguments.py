@@ -52,6 +52,16 @@ def test_numbers_of_threads(threads):
     assert cavs.num_threads() == before
 
 
+def test_a_model_without_a_trainable_parameter_is_refused():
+    model = Classifier()
+    for parameter in model.parameters().values():
+        parameter.trainable = False
+    with pytest.raises(ConfigError, match=r"has no trainable parameter\n(.|\n)*cavs\.Parameter"):
+        Trainer(model, optim.SGD(0.1))
+    model.output.bias.trainable = True
+    assert Trainer(model, optim.SGD(0.1)).steps == 0
+
+
 def test_none_is_not_a_number_of_threads():
     with pytest.raises(ConfigError, match="threads is None"):
         cavs.set_num_threads(None)

@@ -1,5 +1,6 @@
 """One training at a time writes a checkpoint, and none replaces one of another model."""
 
+import fcntl
 import multiprocessing
 import os
 import re
@@ -44,6 +45,43 @@ def test_another_process_holds_the_lock_until_it_ends(tmp_path):
         other.join()
     trainer.fit(train_loader(), epochs=1, checkpoint=path, progress=False)
     assert sorted(os.listdir(tmp_path)) == ["other", "run"]
+
+
+def test_a_lock_whose_file_the_last_holder_has_removed_is_acquired_again(tmp_path, monkeypatch):
+    """The holder ends between the moments at which the next one opens and locks its file."""
+    path, flock, removed = tmp_path / "run", fcntl.flock, []
+    file = tmp_path / ".run.lock"
+
+    def late(descriptor, operation):
+        if not removed:
+            removed.append(os.fstat(descriptor).st_ino)
+            file.rename(tmp_path / "removed")
+        return flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    lock, other = CheckpointLock(path), CheckpointLock(path)
+    lock.acquire()
+    assert removed == [(tmp_path / "removed").stat().st_ino] != [file.stat().st_ino]
+    with pytest.raises(ConfigError, match=f"still running writes to {path}\n"):
+        other.acquire()
+    lock.close()
+    assert not file.exists()
+    other.acquire()
+    other.close()
+
+
+def test_a_lock_file_that_is_gone_is_not_removed_twice(tmp_path):
+    path, file = tmp_path / "run", tmp_path / ".run.lock"
+    lock = CheckpointLock(path)
+    lock.acquire()
+    lock.acquire()  # it has it already
+    file.unlink()
+    lock.close()
+    lock.acquire()
+    file.unlink()
+    file.write_text("of another program")
+    lock.close()
+    assert file.read_text() == "of another program"
 
 
 def test_only_the_running_fit_may_save_to_its_checkpoint(tmp_path):

@@ -9,6 +9,7 @@ from cavs.distributed.coordinator import RankCoordinator
 from cavs.errors import (
     CheckpointError,
     CommunicationError,
+    ConfigError,
     DataError,
     DeviceError,
     NumericsError,
@@ -104,6 +105,20 @@ def test_a_coordinator_may_stop_a_fit(tmp_path):
     for resumed in (again, whole):
         resumed.fit(train_loader(), epochs=2, progress=False)
     assert bits(again) == bits(whole)
+
+
+def test_an_evaluation_by_several_ranks_cannot_carry_states():
+    class Two(SingleProcess):
+        def agreed_size(self):
+            return 2
+
+    trainer = make()
+    trainer._compose(trainer.state, trainer.session, Two())
+    told = r"carry=\{'h0': 'h'\} in an evaluation by 2 ranks, each of which evaluates other"
+    with pytest.raises(ConfigError, match=told) as caught:
+        trainer.evaluate(dev_loader(), carry={"h0": "h"})
+    assert "evaluate on one process" in caught.value.hint
+    assert trainer.evaluate(dev_loader())["loss"] > 0
 
 
 def test_only_the_process_that_writes_files_writes_log_and_progress(tmp_path, capsys):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from cavs.errors import DataError, FeatureError, NumericsError
+from cavs.errors import CavsError, DataError, DeviceError, FeatureError, NumericsError
 from cavs.runtime.check import check_loss
 from cavs.train import read_checkpoint
 from tests.train.test_trainer import BATCHES, GRAPHS, bits, dev_loader, make, records, train_loader
@@ -148,3 +148,81 @@ def test_an_error_reports_steps_that_could_not_be_saved(tmp_path):
 
     with pytest.raises(DataError, match="beyond its table\n  the steps since are not saved: "):
         trainer.fit(loader, epochs=2, checkpoint=folder / "c", on_event=full, progress=False)
+
+
+def in_epoch_2(trainer, act):
+    """Return a metric that calls `act` once the second epoch is evaluated."""
+
+    def metric(outputs, batch):
+        if trainer.steps > BATCHES:
+            act()
+        return 0.0, 1.0
+
+    return {"dev": dev_loader(), "metrics": {"m": metric}, "monitor": "loss", "progress": False}
+
+
+def test_steps_whose_parameters_are_not_finite_are_not_saved(tmp_path):
+    trainer, path = make(), tmp_path / "run"
+    error = ZeroDivisionError("of mine")
+
+    def act():
+        trainer.parameters["output.b"].value[0] = np.nan
+        raise error
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        trainer.fit(train_loader(), epochs=3, checkpoint=path, **in_epoch_2(trainer, act))
+    assert caught.value is error
+    assert error.__notes__ == [f"last good checkpoint: {path}, of step {BATCHES}"]
+    assert read_checkpoint(path).progress["step"] == BATCHES
+    assert goes_on(path) == (whole(2), BATCHES)
+
+
+def test_an_error_of_the_device_in_the_evaluation_is_raised_as_it_is():
+    trainer = make()
+    error = DeviceError("the device is gone", hint="start again")
+    trainer.fit(train_loader(), epochs=1, progress=False)
+
+    def failing(batch):
+        raise error
+
+    trainer.session.evaluate = failing
+    with pytest.raises(DeviceError) as caught:
+        trainer.evaluate(dev_loader())
+    assert caught.value is error and trainer.steps == BATCHES
+
+
+def test_an_error_with_arguments_of_its_own_keeps_its_text(tmp_path):
+    class Refused(CavsError):
+        def __init__(self, code):
+            super().__init__(f"refused with code {code}")
+            self.code = code
+
+    trainer, path, error = make(), tmp_path / "run", Refused(7)
+
+    def act():
+        raise error
+
+    with pytest.raises(Refused) as caught:
+        trainer.fit(train_loader(), epochs=3, checkpoint=path, **in_epoch_2(trainer, act))
+    assert caught.value is error and caught.value.code == 7
+    assert caught.value.what == "refused with code 7"
+    assert goes_on(path) == (whole(2), 0)
+
+
+def test_no_epoch_is_the_best_of_those_without_a_number():
+    trainer = make()
+    result = trainer.fit(
+        train_loader(),
+        epochs=4,
+        dev=dev_loader(),
+        metrics={"m": lambda outputs, batch: (float("nan"), 1.0)},
+        monitor="m",
+        patience=1,
+        restore_best=True,
+        progress=False,
+    )
+    assert (result.best, result.best_epoch, result.stopped_early) == (None, None, True)
+    assert len(result.epochs) == 2
+    expected = make()
+    expected.fit(train_loader(), epochs=2, progress=False)
+    assert bits(trainer) == bits(expected)

@@ -1,7 +1,9 @@
 """The JSON-lines log of a run."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cavs.errors import ConfigError
@@ -21,6 +23,34 @@ def test_log_lines_are_strict_json_and_a_partial_line_is_ended(tmp_path):
         "nan",
         [1, {"a": "inf"}],
     )
+
+
+def test_values_that_json_lacks_are_written_as_near_ones(tmp_path):
+    path = tmp_path / "log"
+    values = {
+        "number": np.float32(0.5),
+        "count": np.int64(3),
+        "array": np.array([2.5]),
+        "infinite": np.float64("inf"),
+        "file": Path("runs/a"),
+        "set": {1},
+        "none": None,
+        "pair": (True, np.bool_(False)),
+        "by_number": {1: "one"},
+    }
+    JsonLines(path).write("options", **values)
+    (record,) = records(path)
+    assert {name: record[name] for name in values} == {
+        "number": 0.5,
+        "count": 3,
+        "array": 2.5,
+        "infinite": "inf",
+        "file": "runs/a",
+        "set": "{1}",
+        "none": None,
+        "pair": [True, False],
+        "by_number": {"1": "one"},
+    }
 
 
 def test_a_log_that_fails_later_warns_once(tmp_path):

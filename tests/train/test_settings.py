@@ -37,6 +37,32 @@ def test_other_settings_are_refused_unless_not_strict(change, then, now, tmp_pat
     trainer.resume(tmp_path / "m", strict=False)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "then", "now"),
+    [
+        (
+            schedules.Cosine(0.1, 9),
+            schedules.Cosine(0.1, 7),
+            "lr=Cosine(lr=0.1, steps=9",
+            "lr=Cosine(lr=0.1, steps=7",
+        ),
+        (
+            schedules.WarmUp(schedules.Cosine(0.1, 9), 3),
+            schedules.WarmUp(schedules.Cosine(0.2, 9), 3),
+            "lr=WarmUp(after=Cosine(lr=0.1, steps=9",
+            "lr=WarmUp(after=Cosine(lr=0.2, steps=9",
+        ),
+    ],
+)
+def test_another_argument_of_the_same_schedule_is_refused(before, after, then, now, tmp_path):
+    make(optim.SGD(before)).save(tmp_path / "m")
+    make(optim.SGD(before)).resume(tmp_path / "m")
+    with pytest.raises(CheckpointError) as caught:
+        make(optim.SGD(after)).resume(tmp_path / "m")
+    assert f"was trained with {then}" in caught.value.what
+    assert f"this trainer has {now}" in caught.value.what
+
+
 def test_the_state_of_a_schedule_is_not_a_setting(tmp_path):
     for lr in (
         lambda: schedules.Cosine(0.1, 9),

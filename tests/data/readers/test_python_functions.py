@@ -1,10 +1,12 @@
+import ast
 import logging
+import os
 
 import pytest
 
 from cavs.data import Graph, batch, load_functions, read_functions
 from cavs.data.readers.python_functions import SELF, functions_of, split_of, words_of
-from cavs.errors import DataError
+from cavs.errors import DataError, GraphError
 
 SOURCE = '''
 class A:
@@ -74,6 +76,28 @@ def test_a_folder_of_sources(tmp_path, caplog):
         read_functions(tmp_path / "tests", sizes=(100, 200))
     with pytest.raises(DataError, match="no function for the"):
         load_functions(tmp_path)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "one.py").write_text(SOURCE)
+    with caplog.at_level(logging.WARNING, logger="cavs.data"):
+        found = read_functions(tmp_path)
+    assert sorted(f.name for f in found) == ["__init__", "get_size", "inner_one"]
+    (record,) = caplog.records
+    assert record.getMessage() == f"{tmp_path / 'pipe.py'} left out: it is no regular file"
+
+
+def test_nodes_of_another_module_have_no_type():
+    class Marked(ast.Expr):
+        """A node that a program has added."""
+
+    tree = ast.parse("x = 1")
+    assert Graph.from_ast(tree).num_vertices == 4
+    tree.body.append(Marked(ast.Constant(2)))
+    with pytest.raises(GraphError, match="\"mine\": 'Marked' is no class of the module") as caught:
+        Graph.from_ast(tree, name="mine")
+    assert caught.value.hint == "convert it to nodes of ast"
 
 
 def test_the_standard_library():

@@ -49,6 +49,31 @@ def test_escapes_and_odd_tokens(tmp_path):
     assert unescape("-RSB-") == "]" and unescape("\\*") == "*" and unescape("a-LRB-") == "a-LRB-"
 
 
+def test_written_trees_are_read_back(tmp_path):
+    text = "(3 (2 -LRB-) (4 (1 really)\t(0 3\\/4)))\n\n(1 ünï)\n"
+    first, last = tmp_path / "first.txt", tmp_path / "last.txt"
+    trees = read_sst(written(tmp_path, text))
+    write_sst(first, trees)
+    write_sst(last, (tree for tree in read_sst(first)))
+    assert first.read_bytes() == last.read_bytes()
+    assert first.read_text("utf-8").splitlines() == [
+        "(3 (2 -LRB-) (4 (1 really) (0 3\\/4)))",
+        "(1 ünï)",
+    ]
+    for one, other in zip(trees, read_sst(last), strict=True):
+        assert (one.labels, one.words, one.children) == (other.labels, other.words, other.children)
+
+
+@pytest.mark.parametrize(
+    ("trees", "told"),
+    [("(1 a)", "is no list; expected"), (["(1 a)"], "item 0 is"), (3, "3 is no list")],
+)
+def test_only_trees_are_written(trees, told, tmp_path):
+    with pytest.raises(DataError, match=told):
+        write_sst(tmp_path / "trees.txt", trees)
+    assert not list(tmp_path.iterdir())
+
+
 nested = st.recursive(
     st.sampled_from(["(0 a)", "(4 b)", "(2 ...)"]),
     lambda inner: st.lists(inner, min_size=1, max_size=4).map(lambda kids: f"(1 {' '.join(kids)})"),

@@ -129,6 +129,29 @@ def test_rows_of_other_tokens(tmp_path):
         read_vectors(tmp_path / "none", WORDS)
 
 
+@pytest.mark.parametrize("form", ["word2vec", "word2vec-binary"])
+def test_another_width_is_found_in_the_first_line(form, tmp_path):
+    path = tmp_path / "vectors"
+    write_vectors(path, WORDS, np.ones((4, 3)), format=form)
+    assert read_vectors(path, WORDS, width=3).width == 3
+    with pytest.raises(DataError, match="vectors:1: vectors of width 3; expected width 50"):
+        read_vectors(path, WORDS, width=50)
+
+
+def test_empty_lines_after_the_last_vector(tmp_path):
+    path = written(tmp_path, b"1 2\nthe 1 2\n\n  \n")
+    assert read_vectors(path, WORDS).values[1].tolist() == [1, 2]
+    written(tmp_path, b"1 2\nthe 1 2\n\nCat 1 2\n")
+    with pytest.raises(DataError, match="vectors:4: more than the 1 vectors of line 1"):
+        read_vectors(path, WORDS)
+
+
+def test_a_fallback_that_occurs_twice_counts_once(tmp_path):
+    path = written(tmp_path, b"cat 1 2\ncat 3 4\nthe 5 6\n")
+    found = read_vectors(path, WORDS, fallback=str.lower)
+    assert found.values[1:3].tolist() == [[5, 6], [1, 2]] and found.missing == ["ünï"]
+
+
 def test_vectors_that_cannot_be_written(tmp_path):
     path = tmp_path / "v"
     with pytest.raises(

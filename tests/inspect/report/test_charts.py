@@ -107,6 +107,17 @@ def test_values_that_are_not_finite_break_a_line(path):
     assert line.invalid == [(2, "nan"), (5, "inf"), (6, "1e+305")]
 
 
+@pytest.mark.parametrize("best", ["inf", "nan", 1e305])
+def test_a_best_value_that_cannot_be_drawn_has_no_mark(path, best):
+    log = Log(path).start(monitor="loss")
+    log.epoch(1, 10, 1.0, dev_loss=0.5).epoch(2, 20, 1.0, dev_loss=best)
+    chart = charts(path)["Loss"]
+    assert chart.best is None
+    assert values(chart.lines[1]) == [[(10, 0.5)]]
+    log.epoch(3, 30, 1.0, dev_loss=0.25)
+    assert charts(path)["Loss"].best == (30, 0.25)
+
+
 def test_a_chart_of_nothing_but_nan_has_a_range(path):
     Log(path).start().step(1, "nan")
     chart = charts(path)["Loss"]

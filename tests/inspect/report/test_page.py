@@ -53,6 +53,23 @@ def test_facts_of_a_finished_run(path):
     assert parsed.texts["h1"] == [path.parent.name]
 
 
+def test_a_run_without_an_evaluated_epoch_has_no_best(path):
+    log = Log(path).start().step(1, 1.0)
+    _, parsed = drawn(path)
+    assert "best" not in parsed.texts["dt"] and "0 of 3" in parsed.texts["dd"]
+    log.epoch(1, 10, 1.0, dev_accuracy=0.5)
+    facts = drawn(path)[1].texts
+    assert dict(zip(facts["dt"], facts["dd"], strict=True))["best"] == "accuracy 0.5 in epoch 1"
+
+
+def test_a_log_without_its_start_has_only_facts_of_its_steps(path):
+    Log(path).step(1, 1.0, ranks=2).step(2, 0.5, ranks=4)
+    _, parsed = drawn(path)
+    facts = dict(zip(parsed.texts["dt"], parsed.texts["dd"], strict=True))
+    assert facts["ranks"] == "2 to 4" and facts["epochs"] == "0"
+    assert "batch size" not in facts and "optimizer" not in facts
+
+
 @pytest.mark.parametrize(
     ("event", "record", "state"),
     [

@@ -34,6 +34,19 @@ def test_odd_texts_and_values_are_drawn(path):
     assert write_report(path, path.with_name("a.png")).stat().st_size > 1000
 
 
+def test_values_of_several_powers_of_ten_have_a_logarithmic_axis(path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure")
+    saved = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **o: saved.append(self))
+    log = Log(path).start()
+    for step, loss in enumerate([900.0, 30.0, 1.0], start=1):
+        log.step(step, loss, my_monitor=1 / step)
+    write_report(path, path.with_name("a.png"))
+    (drawn,) = saved
+    scales = {panel.get_title(loc="left"): panel.get_yscale() for panel in drawn.axes}
+    assert scales["Loss"] == "log" and scales["My monitor"] == "linear"
+
+
 def test_without_matplotlib_the_error_names_two_cures(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match="needs the Python package matplotlib") as error:

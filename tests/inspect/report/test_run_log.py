@@ -1,5 +1,6 @@
 """Logs as numbers and marks: resumed, partial, damaged, and files that are none."""
 
+import errno
 import json
 import math
 import os
@@ -85,6 +86,30 @@ def test_an_error_is_marked_at_the_step_that_failed(path):
     found = read_log(path)
     assert marks(found) == [("error", 2, "step 2: the loss is nan")]
     assert found.steps == 1 and found.ending["event"] == "numerics"
+
+
+def test_the_builder_of_the_strategy_is_the_last_one(path):
+    log = Log(path).start().step(1, 1.0)
+    assert read_log(path).builder == ""
+    log.write("strategy", builder="PartitionedPS", digest="a").step(2, 1.0)
+    assert read_log(path).builder == "PartitionedPS"
+    log.write("strategy", builder=None, digest="b")
+    assert read_log(path).builder == "" and read_log(path).steps == 2
+
+
+def test_a_log_that_cannot_be_read_is_named(path, monkeypatch):
+    """The file is one that another user alone may read."""
+    without_policies(path)
+    opened = type(path).open
+
+    def closed(self, *arguments, **options):
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return opened(self, *arguments, **options)
+
+    monkeypatch.setattr(type(path), "open", closed)
+    with pytest.raises(DataError, match=r"log\.jsonl: cannot be read: Permission denied"):
+        read_log(path.parent)
 
 
 def test_a_stop_of_a_policy_is_a_change(path):

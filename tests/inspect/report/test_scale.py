@@ -35,6 +35,11 @@ def test_ticks_are_round(low, high, ticks):
     assert scale_of(low, high).ticks() == pytest.approx(ticks)
 
 
+def test_a_logarithmic_scale_within_a_power_of_ten_has_linear_ticks():
+    assert Scale(2, 9, logarithmic=True).ticks() == [2, 4, 6, 8]
+    assert Scale(2, 900, logarithmic=True).ticks() == [10, 100]
+
+
 def test_ticks_of_whole_numbers_are_whole():
     assert scale_of(2, 4).ticks(whole=True) == [2, 3, 4]
 

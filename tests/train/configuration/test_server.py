@@ -143,6 +143,36 @@ def test_another_program_at_the_address_is_an_error(answer, error, message):
         thread.join()
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "message", "hint"),
+    [
+        (400, ConfigError, "refuses the value: size is 4", '{"size": 4}'),
+        (413, ConfigError, "refuses the value: size is 4", '{"size": 4}'),
+        (401, ConfigError, "refuses the token", "--token-file"),
+        (500, ConfigError, "fails: size is 4", "which cavs config-server reads"),
+        (503, CommunicationError, "answers with status 503 of HTTP: size is 4", "has printed"),
+    ],
+)
+def test_a_write_that_is_answered_with_an_error(status, error, message, hint):
+    answer = b'{"error": "size is 4"}'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def once():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                head = f"HTTP/1.0 {status} No\r\nContent-Length: {len(answer)}\r\n\r\n"
+                connection.sendall(head.encode() + answer)
+
+        thread = threading.Thread(target=once, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(error, match=message) as caught:
+            HTTPStore(url, TOKEN).write({"size": 4}, 0)
+        assert url in caught.value.what and hint in caught.value.hint
+        thread.join()
+
+
 def test_an_invalid_file_of_the_server_is_an_error_of_its_clients(tmp_path):
     path = tmp_path / "cluster.json"
     with ConfigurationServer(FileStore(path), TOKEN) as served:

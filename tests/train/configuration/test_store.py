@@ -1,5 +1,6 @@
 """Configuration stores: compare-and-set, invalid content, several writers."""
 
+import errno
 import fcntl
 import json
 import os
@@ -117,6 +118,18 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path, monkeypatch):
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match=r"a.lock is locked for more than 0.1 s"):
             FileStore(tmp_path / "a").write({}, 0)
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
+    def no_lock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path = tmp_path / "a"
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    with pytest.raises(ConfigError, match=rf"cannot write the configuration {path}: No lo") as told:
+        FileStore(path).write({"size": 4}, 0)
+    assert "on a file system with locks" in told.value.hint
+    assert FileStore(path).read() == (0, {})
 
 
 def test_stores_are_named_by_a_text(tmp_path, monkeypatch):

@@ -49,6 +49,16 @@ def test_variance_lr_smooths_with_weight_alpha_and_goes_on_from_a_checkpoint():
     assert run.lr_scale == pytest.approx((variance + square) / (variance / 2 + square))
 
 
+def test_variance_lr_smooths_every_step_and_changes_the_rate_in_some():
+    run, policy = ScriptedRun(size=2), VarianceLR(every=2, alpha=0.5)
+    steps(policy, run, 1, gradient_variance=1.0, grad_norm=2.0)
+    assert run.changes == []
+    steps(policy, run, 1, gradient_variance=2.0, grad_norm=2.0)
+    variance, square = (2 + 4) / 2, (3 + 2) / 2
+    ((_, scale),) = run.changes
+    assert scale == pytest.approx((variance + square) / (variance / 2 + square))
+
+
 def test_variance_lr_of_one_rank_is_one():
     run, policy = ScriptedRun(), VarianceLR()
     steps(policy, run, 2, gradient_variance=1.0)

@@ -110,6 +110,20 @@ def test_a_size_that_the_training_refuses_leaves_it_as_it_is(capsys):
     assert capsys.readouterr().err == "cavs: going on with 2 ranks: ranks own parameters\n"
 
 
+def test_only_the_first_rank_tells_of_a_refused_size(capsys):
+    asked = []
+
+    class Refusing(ScriptedRun):
+        def resize(self, size):
+            asked.append(size)
+            raise ConfigError("ranks own parameters")
+
+    store = Slow()  # another rank does not read it
+    steps(policy_of(store), Refusing(size=2, rank=1, broadcasts=4.0), 3)
+    assert asked == [4] * 3 and store.reads == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_reads_have_a_least_distance():
     store, run = Slow(), ScriptedRun(size=2)
     store.may.set()
