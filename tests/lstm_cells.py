@@ -6,6 +6,7 @@ import numpy as np
 
 import cavs
 from cavs import nn, ops
+from cavs.ir import apply
 
 WIDTH, HIDDEN = 5, 4
 
@@ -81,7 +82,23 @@ class ComputedInput(Gates):
         return dict(zip("fiog", ops.split(z, 4), strict=True))
 
 
-LSTMS = [nn.LSTM, Gates, InputFirst, HiddenFirst, GateByGate, ComputedInput]
+class Windows(Gates):
+    """An LSTM with all weights in one matrix, cut by rows and by columns before the products."""
+
+    joined = True
+
+    def gates(self, v, before):
+        whole, width = self.matrices[0], self.width
+        upper = apply("rows", whole, start=0, stop=width)
+        lower = apply("rows", whole, start=width, stop=width + self.hidden)
+        found = {}
+        for n, gate in enumerate("gifo"):
+            own = slice(n * self.hidden, (n + 1) * self.hidden)
+            found[gate] = v.pull("x") @ upper[own] + before.h @ lower[own] + self.b[own]
+        return found
+
+
+LSTMS = [nn.LSTM, Gates, InputFirst, HiddenFirst, GateByGate, ComputedInput, Windows]
 
 
 class Peephole(Gates):
@@ -153,6 +170,54 @@ class TwoInputs(Gates):
         return dict(zip("ifog", ops.split(z, 4), strict=True))
 
 
+class ThreeInputs(Gates):
+    """Gates of x, the state and a constant, side by side."""
+
+    def __init__(self, width=WIDTH, hidden=HIDDEN):
+        super().__init__(width, hidden)
+        self.whole = cavs.Parameter((width + 2 * hidden, 4 * hidden), init="xavier")
+
+    def gates(self, v, before):
+        z = ops.concat([v.pull("x"), before.h, ops.tanh(self.p)]) @ self.whole
+        return dict(zip("ifog", ops.split(z, 4), strict=True))
+
+
+class GatesOfOtherInputs(Gates):
+    """Gates of which one reads another input than the others."""
+
+    def gates(self, v, before):
+        x, w = v.pull("x"), self.matrices[0]
+        found = {}
+        for n, gate in enumerate("ifog"):
+            own = slice(n * self.hidden, (n + 1) * self.hidden)
+            of = x * x if gate == "g" else x
+            found[gate] = of @ w[own] + before.h @ self.matrices[1][own]
+        return found
+
+
+class OutputOfTheGate(Gates):
+    """The output gate is multiplied by the tanh of a gate, not of the new state."""
+
+    def vertex(self, v):
+        before = v.gather(0)
+        g = self.gates(v, before)
+        c = before.c * ops.sigmoid(g["f"]) + ops.tanh(g["g"]) * ops.sigmoid(g["i"])
+        h = ops.tanh(g["f"]) * ops.sigmoid(g["o"])
+        v.scatter(c=c, h=h)
+        v.push(h)
+
+
+class TransposedWeights(Gates):
+    """The matrix of the state is a transposed parameter, which has no rows side by side."""
+
+    def gates(self, v, before):
+        own = slice(0, self.hidden)
+        x, w = v.pull("x"), self.matrices[0]
+        square = self.matrices[1][own].T
+        z = [x @ w[n * self.hidden : (n + 1) * self.hidden] + before.h @ square for n in range(4)]
+        return dict(zip("ifog", z, strict=True))
+
+
 OTHERS = [
     Peephole,
     TiedWeights,
@@ -163,6 +228,10 @@ OTHERS = [
     SumOfChildren,
     DroppedState,
     TwoInputs,
+    ThreeInputs,
+    GatesOfOtherInputs,
+    OutputOfTheGate,
+    TransposedWeights,
     nn.GRU,
     nn.ChildSumTreeLSTM,
 ]

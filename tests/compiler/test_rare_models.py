@@ -12,7 +12,7 @@ import cavs
 from cavs import nn, ops
 from cavs.errors import NumericsError
 from tests.oracle import agrees, drawn
-from tests.runtime.trees import CLASSES, WORDS, Classifier, treebank
+from tests.runtime.trees import CLASSES, WORDS, Classifier, graph, treebank
 
 
 def checked(model, batch):
@@ -226,3 +226,44 @@ def test_one_number_that_is_nan_is_of_the_batch():
     batch = cavs.batch([cavs.Graph([[]], {"x": np.ones((1, 2))})])
     with pytest.raises(NumericsError, match="'p' is NaN at the batch as a whole"):
         cavs.Session(Number()).predict(batch)
+
+
+class TwoNames(cavs.VertexFunction):
+    """Two states have one value, which parents read by both names and at both positions."""
+
+    def __init__(self, n=8):
+        self.state, self.W = cavs.State(h=n, k=n), cavs.Parameter((2 * n, n))
+
+    def vertex(self, v):
+        left, right = v.gather(0), v.gather(1)
+        both = ops.concat([left.h + right.k, left.k * right.h])
+        h = ops.tanh(v.pull("x") + both @ self.W)
+        v.scatter(h=h, k=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_two_states_of_one_value(count):
+    checked(Classifier(TwoNames()), treebank(count))
+
+
+class OneMatrix(cavs.VertexFunction):
+    """The first and the second child are multiplied by one matrix, and play different parts."""
+
+    def __init__(self, n=8):
+        self.state, self.U = cavs.State(h=n), cavs.Parameter((n, n))
+
+    def vertex(self, v):
+        left, right = (v.gather(k).h @ self.U for k in (0, 1))
+        h = ops.tanh(v.pull("x") + ops.sigmoid(left) * right)
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.parametrize("copies", [1, 20])
+def test_children_at_two_positions_and_one_matrix(copies):
+    """Vertices share their children, so that products are done once, at the child."""
+    children = [[], [], [0, 1], [1, 0], [1, 1], [2, 3], [3, 2], [4, 3], [5, 6], [7, 5]]
+    rng = np.random.default_rng(0)
+    shared = cavs.batch([graph(children, rng) for _ in range(copies)])
+    checked(Classifier(OneMatrix()), shared)

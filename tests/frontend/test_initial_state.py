@@ -311,3 +311,34 @@ def test_a_stack_of_other_states_or_cells_is_refused():
     for layers in ([], nn.GRU(3, 3), "ab"):
         with pytest.raises(cavs.errors.ConfigError, match="a list of cells"):
             nn.Stacked(layers)
+
+
+def test_the_edge_to_the_initial_state_has_no_index():
+    """A lookup by an index of edges is zero there, as where the index is absent."""
+
+    class Labelled(cavs.VertexFunction):
+        def __init__(self):
+            self.state, self.kinds = cavs.State(h=2), nn.Embedding(3, 2)
+
+        def vertex(self, v):
+            h = ops.tanh((v.gather().h + self.kinds(v.edge("kind"))).sum() + v.pull("x"))
+            v.scatter(h=h)
+            v.push(h)
+
+    class Related(cavs.Model):
+        def __init__(self):
+            self.cell, self.h = Labelled(), cavs.Parameter(2, init=[0.5, -2.0])
+
+        def forward(self, batch):
+            first = {"h": self.h}
+            return self.cell(batch.graph, x=batch["x"], kind=batch["kind"], initial=first)
+
+    model = Related()
+    model.initialize(0, F64)
+    x = np.random.default_rng(1).normal(size=(3, 2))
+    graph = cavs.Graph([[], [0], [1]], {"x": x}, {"kind": [2, -1]})
+    found = cavs.Session(model, dtype=F64).predict(cavs.batch([graph]))["output"]
+    h, rows = model.h.current(), np.float64(np.float32(x))
+    for v, kind in enumerate((np.zeros(2), model.cell.kinds.weight.current()[2], np.zeros(2))):
+        h = np.tanh(h + kind + rows[v])
+        np.testing.assert_allclose(found[v], h, atol=1e-12)

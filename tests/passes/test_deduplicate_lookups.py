@@ -199,6 +199,28 @@ def test_values_that_depend_on_one_index(way, features, labelled):
     assert_close(found["loss"], expected["loss"], 1e-9, "loss")
 
 
+def test_products_of_one_row_by_several_parameters_are_one():
+    class Gated(Words):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(SIZE, SIZE)
+            self.initialize(0)
+
+        def rows(self, batch):
+            x = self.word(batch["word"])
+            return ops.tanh(self.hidden(x)) * ops.sigmoid(self.gate(x))
+
+    batch = sentences(300)
+    assert set(same_bits(Gated(), batch)) == {"word"}
+    _, program = results(Gated(), batch, ON)
+    distinct = [
+        {program.parameters[p.param] for p in program.weights[i.weight].pieces}
+        for i in program.instructions
+        if i.type == "matmul" and (s := selection_of(i.space)) and s[0] == "distinct"
+    ]
+    assert {"gate.weight", "hidden.weight"} in distinct  # side by side in one product
+
+
 def not_applied(model, batch, passes=ON, **options):
     _, program = results(model, batch, passes, **options)
     return not distinct_products(program)

@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import nn, ops
-from cavs.ir import EDGE, REGISTRY, VERTEX, apply, constant
+from cavs.ir import EDGE, REGISTRY, VERTEX, apply, as_node, constant
 from cavs.passes.rules import constant_of
 from cavs.passes.simplify import simplify_node
 from tests.oracle import assert_close, reference
@@ -27,6 +27,29 @@ def test_where_of_equal_branches_or_a_known_condition() -> None:
     assert simplify_node(ops.where(of_vertices(1.0), x, 2.0)) is x
     assert constant_of(simplify_node(ops.where(of_vertices(0.0), x, 2.0))) == 2.0
     assert simplify_node(ops.where(c, x, 0.0)).op is REGISTRY["where"]
+
+
+def test_a_transposed_sum_or_gradient_is_one_of_transposed_terms() -> None:
+    x, y = (
+        apply("feature", name=n, dtype="f32", shape=(4,), domain=VERTEX, optional=False)
+        for n in "xy"
+    )
+    a, b = cavs.Parameter((4, 3)), cavs.Parameter((4, 3))
+    assert simplify_node(apply("transpose", apply("matmul_tn", x, y))) is apply("matmul_tn", y, x)
+    both = simplify_node(apply("transpose", a + b))
+    assert both is apply("transpose", a) + apply("transpose", b)
+    assert simplify_node(apply("transpose", apply("transpose", a))) is as_node(a)
+
+
+def test_pads_that_overlap_or_are_too_many_stay_a_sum() -> None:
+    x = apply("feature", name="x", dtype="f32", shape=(4,), domain=VERTEX, optional=False)
+    low, high, upper = (apply("pad", x, start=at, size=8) for at in (0, 2, 4))
+    assert simplify_node(low + upper).op is REGISTRY["concat"]
+    assert simplify_node(low + high).op is REGISTRY["add"]
+    total = low + upper
+    for _ in range(12):  # 2 ** 13 terms, of which few are different nodes
+        total = total + total
+    assert simplify_node(total).op is REGISTRY["add"]
 
 
 class Classifier(cavs.Model):

@@ -60,6 +60,22 @@ def test_few_kinds_are_compiled_with_the_same_results(features):
     assert bool(decisions.merged_features) == (features > 3)
 
 
+def test_replicas_merge_features_before_they_compile():
+    """The ranks of a training compile once for all their batches, of which one has many kinds."""
+    model, batch = Many(7), chains(7, 20)
+    model.initialize(1, np.float64)
+    session = cavs.Session(model, dtype=np.float64, replicated=True)
+    session.compile_for(batch, lambda own: own)
+    decisions = decisions_of(session)
+    assert decisions.merged_features and len(decisions.kinds) <= tracing.MAX_KINDS
+    assert not session.is_new(batch)
+    _, expected = reference(model, batch)
+    loss, gradients = session.gradients(batch)
+    assert_close(loss, expected["loss"], 1e-12, "loss")
+    for key, value in gradients.items():
+        assert_close(value, expected[f"grad:{key}"], 1e-12, key)
+
+
 def test_kinds_that_appear_one_by_one():
     session = cavs.Session(Many(5))
     cache = session._programs

@@ -14,7 +14,7 @@ from cavs.compiler.text import space_name
 from cavs.errors import FeatureError, GraphError
 from cavs.runtime import program_cache
 from cavs.train import load_parameters
-from tests.oracle import agrees, drawn
+from tests.oracle import agrees, assert_close, drawn
 from tests.runtime.plans import PlanCost, plan, plans
 
 RNG = np.random.default_rng(0)
@@ -340,3 +340,58 @@ def test_children_are_counted_once_for_each_batch(monkeypatch):
     batches.clear()
     gc.collect()
     assert not session.latest().traced.fitting
+
+
+def test_a_state_of_a_model_with_fewer_types():
+    """A type was added since the state was saved: kinds of vertices are numbered by type."""
+
+    class Cell(cavs.VertexFunction):
+        def __init__(self):
+            self.state, self.W = cavs.State(h=2), cavs.Parameter((2, 2))
+
+        def give(self, v, x):
+            h = ops.tanh((x + v.gather().h.sum()) @ self.W)
+            v.scatter(h=h)
+            v.push(h)
+
+    class Before(Cell):
+        @cavs.vertex("leaf")
+        def leaf(self, v):
+            self.give(v, v.pull("x"))
+
+        @cavs.vertex("root")
+        def root(self, v):
+            self.give(v, 1.0)
+
+    class After(Before):
+        @cavs.vertex("between")
+        def between(self, v):
+            self.give(v, -1.0)
+
+    class Model(cavs.Model):
+        def __init__(self, cell):
+            self.cell = cell
+
+        def forward(self, batch):
+            return self.cell(batch.graph, leaf=batch["leaf"])
+
+        def loss(self, batch):
+            return ops.sum_rows(ops.tanh(self.forward(batch)).sum(-1))
+
+    def batch(children, types):
+        x = np.ones((types.count("leaf"), 2))
+        return cavs.batch([cavs.Graph(children, {"leaf": {"x": x}}, types=types)])
+
+    old = cavs.Session(drawn(Model(Before()), 0.5), dtype=np.float64)
+    small = batch([[], [], [0, 1]], ["leaf", "leaf", "root"])
+    old.gradients(small)
+    models = [drawn(Model(After()), 0.5) for _ in range(2)]
+    resumed, fresh = (cavs.Session(model, dtype=np.float64) for model in models)
+    resumed.load_state_dict(old.state_dict())
+    large = batch([[], [0], [], [1, 2]], ["leaf", "between", "leaf", "root"])
+    for each in (small, large):
+        loss, gradients = resumed.gradients(each)
+        expected, others = fresh.gradients(each)
+        assert_close(loss, expected, 1e-12, "loss")
+        for name, g in gradients.items():
+            assert_close(g, others[name], 1e-12, name)

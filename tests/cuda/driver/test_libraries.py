@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,78 @@ def test_search_order(bare, monkeypatch):
     assert libraries.find("nvrtc").found_by == "NVIDIA's wheels"
 
 
+def test_a_search_without_a_path_goes_on(bare, monkeypatch):
+    put(bare / "nvidia/cuda_nvrtc/lib", "libnvrtc.so.12")
+    packages(monkeypatch, nvidia=bare / "nvidia")
+    pathfinder = types.ModuleType("cuda.pathfinder")
+    nothing = types.SimpleNamespace(abs_path=None)
+    pathfinder.load_nvidia_dynamic_lib = lambda name: nothing
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    assert libraries.find("nvrtc").found_by == "NVIDIA's wheels"
+
+
+def test_cudnn_is_found_with_a_broken_cublas_or_none(bare, monkeypatch):
+    """A library that it lacks is reported when it is opened."""
+    put(bare / "nvidia/cudnn/lib", "libcudnn.so.9")
+    packages(monkeypatch, nvidia=bare / "nvidia")
+    found = libraries.find_cudnn()
+    assert found.path == str(bare / "nvidia/cudnn/lib/libcudnn.so.9")
+    put(bare / "nvidia/cublas/lib", "libcublas.so.12")  # an empty file
+    assert libraries.find_cudnn(12) == found
+
+
 def test_a_package_is_found_without_being_imported(monkeypatch, tmp_path):
     put(tmp_path / "spacename" / "cuda_x" / "lib", "libx.so.1")
     monkeypatch.syspath_prepend(tmp_path)
     assert libraries._package_folders("spacename") == [str(tmp_path / "spacename")]
     assert "spacename" not in sys.modules
     assert libraries._package_folders("no_such_package") == []
+
+
+def test_a_module_that_stands_for_a_package_has_no_folder(monkeypatch):
+    monkeypatch.setitem(sys.modules, "stand_in", types.ModuleType("stand_in"))
+    assert libraries._package_folders("stand_in") == []  # its __spec__ is None
+    assert libraries._package_folders("stand_in.part") == []
+
+
+def test_the_driver_is_found_by_its_name(monkeypatch, tmp_path):
+    assert libraries.find_driver() in (None, libraries.DRIVER)
+    monkeypatch.setattr(libraries, "DRIVER", ctypes.util.find_library("c"))
+    assert libraries.find_driver() == libraries.DRIVER
+    monkeypatch.setattr(libraries, "DRIVER", str(tmp_path / "libcuda.so.1"))
+    assert libraries.find_driver() is None
+
+
+@pytest.mark.parametrize("names", ["no package", None, ["docs", "test"]])
+def test_without_known_extras_no_major_is_proposed(monkeypatch, names):
+    """As from a folder of sources, which is no installed package."""
+
+    def described(package):
+        if names == "no package":
+            raise metadata.PackageNotFoundError(package)
+        return types.SimpleNamespace(get_all=lambda field: names)
+
+    monkeypatch.setattr(metadata, "metadata", described)
+    libraries.extras.cache_clear()
+    try:
+        assert libraries.extras() == {}
+        assert libraries.fitting_major() is None
+        assert libraries.install_line(12) == "install cavs by pip to make its extras known"
+    finally:
+        libraries.extras.cache_clear()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_installed_cupy_decides_the_major(monkeypatch, installed):
+    def version(distribution):
+        if not installed or distribution != "cupy-cuda13x":
+            raise metadata.PackageNotFoundError(distribution)
+        return "13.6"
+
+    monkeypatch.setattr(libraries, "extras", lambda: {12: "cuda12", 13: "cuda13"})
+    monkeypatch.setattr(metadata, "version", version)
+    assert libraries.fitting_major() == (13 if installed else 12)
 
 
 def test_a_missing_library_is_reported_with_the_search_path(bare, monkeypatch):
