@@ -85,7 +85,7 @@ class Pool:
                 self._mailbox.post(process, (Word.INVITE, self.version), [as_text(facts)])
                 answer = self._answer(process, patience)
             except CommunicationError as error:
-                answer, reason = None, f"process {name} is gone: {error}"
+                answer, reason = None, f"process {name} is gone: {error.what}"
             else:
                 reason = f"process {name} did not answer within {patience:g} s"
             if answer is not None and answer.words[2]:

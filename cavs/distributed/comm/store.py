@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cavs.config import is_whole, require
 from cavs.distributed.comm.hang_detection import Known
 from cavs.distributed.comm.mailbox import Array, Letter, as_text
 from cavs.distributed.comm.messages import check_rank
@@ -149,6 +150,9 @@ class Store(Service):
         must be short and wait for no rank; an error that it raises is that of the handle. version:
         the request waits until `rank` keeps this one or a later one.
         """
+        if name is not None and not isinstance(name, str):
+            require(is_whole(name), "name", name, "a name, the number of an array, or None")
+            name = int(name)
         what = f"request of {f'{name!r} in ' if name is not None else ''}{tag!r} from rank"
         text = as_text(json.dumps([tag, name, version]))
         request = _Request(

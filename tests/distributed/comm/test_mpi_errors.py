@@ -59,6 +59,22 @@ def test_an_error_of_mpi_is_that_of_the_operation_and_of_no_death(start):
     assert not isinstance(caught.value, LostPeerError)
 
 
+def test_an_error_of_mpi_as_it_takes_a_message(start, monkeypatch):
+    mpi = start(2)
+    c = MPICommunicator(timeout=patience(20))
+
+    def refuse(*message):
+        raise mpi.Exception("no memory")
+
+    monkeypatch.setattr(type(mpi.COMM_WORLD), "Isend", refuse)
+    with pytest.raises(CommunicationError) as caught:
+        c.send(np.zeros(1), 1)
+    assert caught.value.what == "rank 0 in send to rank 1 with ranks [1]: no memory"
+    with pytest.raises(CommunicationError) as again:
+        c.barrier()
+    assert again.value is caught.value
+
+
 @pytest.mark.parametrize(
     ("lost", "found"),
     [

@@ -143,6 +143,10 @@ def test_names_that_are_not_kept_are_an_error_at_once():
             store.request(1, "c", "model")
         with pytest.raises(ConfigError, match="there is no rank 2"):
             store.request(2, "a", "model")
+        for name in (["a"], 0.0, True):
+            with pytest.raises(ConfigError, match="must be a name, the number of an array"):
+                store.request(1, name, "model")
+        assert store.request(1, "a", "model") == 1.0  # the store of that rank still answers
         with pytest.raises(ConfigError, match="is no NumPy array"):
             store.keep([1.0], "model")
         c.barrier()

@@ -100,15 +100,15 @@ class MPICommunicator(Collectives):
             _end_all_on_uncaught_error(self)
 
     def _exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        self._finish(Requests(self._channel, self._code, sends, receives))
+        self._finish(self._posted(Requests(self._channel, self._code, sends, receives)))
 
     def _receive(self, receives: Sequence[Message]) -> list[float]:
-        requests = Requests(self._channel, self._code, [], receives, timed=True)
+        requests = self._posted(Requests(self._channel, self._code, [], receives, timed=True))
         self._finish(requests)
         return requests.times()
 
     def _begin(self, sends: Sequence[Message]) -> Callable[[], object]:
-        requests = Requests(self._channel, self._code, sends, [])
+        requests = self._posted(Requests(self._channel, self._code, sends, []))
         self._leaving.append(requests)  # MPI reads its memory, also if the operation raises
 
         def finish() -> None:
@@ -120,12 +120,24 @@ class MPICommunicator(Collectives):
     def _finish(self, requests: Requests) -> None:
         try:
             self._complete(requests)
-        except (CommunicationError, self._mpi.Exception) as error:
+        except CommunicationError:
             _ORPHANS.append(requests)  # an operation that does not end keeps its memory
-            if isinstance(error, CommunicationError):
-                raise
-            peers = [r for _, r in requests.messages]
-            raise self._failed(peers, error, lost=self._is_loss(error)) from error
+            raise
+        except self._mpi.Exception as error:
+            raise self._error_of(requests, error) from error
+
+    def _posted(self, requests: Requests) -> Requests:
+        try:
+            requests.post()
+        except self._mpi.Exception as error:
+            raise self._error_of(requests, error) from error
+        return requests
+
+    def _error_of(self, requests: Requests, error: Exception) -> CommunicationError:
+        """Return the error of messages for which MPI has raised ``error``, and keep their memory."""
+        _ORPHANS.append(requests)
+        peers = [r for _, r in requests.messages]
+        return self._failed(peers, error, lost=self._is_loss(error))
 
     def _failed(self, peers: Sequence[int], why: object, *, lost: bool) -> CommunicationError:
         """Return the error of the operation with `peers`. lost: True if a rank has died."""

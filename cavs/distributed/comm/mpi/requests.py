@@ -82,13 +82,18 @@ class Requests:
         self._begun, self._looked = time.perf_counter(), False
         self._tags: list[int] = []  # one for each receive
         self._found: Mismatch | None = None
-        comm, byte, requests = channel.comm, channel.mpi.BYTE, self._requests
+        self._code, self._receives, self._sends = code, receives, sends
+
+    def post(self) -> None:
+        """Hand all messages to MPI; raises the errors of MPI."""
+        channel, code, requests = self._channel, self._code, self._requests
+        comm, byte = channel.comm, channel.mpi.BYTE
         with CALLS:
-            for array, source in receives:
+            for array, source in self._receives:
                 for piece, tag in channel.pieces(code, array, channel.received, source):
                     requests.append(comm.Irecv([piece, byte], source, tag))
                     self._tags.append(tag)
-            for array, to in sends:
+            for array, to in self._sends:
                 for piece, tag in channel.pieces(code, array, channel.sent, to):
                     requests.append(comm.Isend([piece, byte], to, tag))
 
