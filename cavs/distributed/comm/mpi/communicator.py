@@ -134,7 +134,7 @@ class MPICommunicator(Collectives):
         return requests
 
     def _error_of(self, requests: Requests, error: Exception) -> CommunicationError:
-        """Return the error of messages for which MPI has raised ``error``, and keep their memory."""
+        """Return the error of messages at which MPI raised ``error``, and keep their memory."""
         _ORPHANS.append(requests)
         peers = [r for _, r in requests.messages]
         return self._failed(peers, error, lost=self._is_loss(error))
