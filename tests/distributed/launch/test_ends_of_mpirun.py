@@ -17,7 +17,7 @@ from tests.distributed.launch.test_launcher import alive, fake_mpirun  # noqa: F
 from tests.patience import patience
 
 
-class Unheeding:
+class StubbornMpirun:
     """mpirun, as a process that ends only when it is killed; it notes what it is told."""
 
     def __init__(self):
@@ -52,7 +52,7 @@ class Running:
         self.watch = Watch(ranks, tmp_path, clock=self.clock)
         self.given = {"elastic": False, "program": True, "again": False, "restore": False} | options
         self.run = launcher._Run(lambda: None, self.watch, say=self.said.append, **self.given)
-        self.run.process = self.mpirun = Unheeding()
+        self.run.process = self.mpirun = StubbornMpirun()
         for rank in range(ranks):
             self.tell(rank, "started", os.getpid())
 

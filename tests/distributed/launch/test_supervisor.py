@@ -23,7 +23,7 @@ CONTAIN = [*SUPERVISOR, "--contain"]
 FOREVER = "while :; do sleep 0.2 & wait; done"
 
 
-def heeds_signals():
+def reset_signals():
     """Undo what a shell that runs tests in the background, or nohup, ignores."""
     for name in ("INT", "TERM", "HUP", "USR1", "USR2"):
         signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_DFL)
@@ -36,7 +36,7 @@ def started(*command):
         command,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=heeds_signals,  # noqa: PLW1509
+        preexec_fn=reset_signals,  # noqa: PLW1509
     )
     try:
         yield process
