@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import cavs
 from benchmarks.model_case import Sizes, own_pass
 from benchmarks.rival_process import DYNET, RivalProcess
 from tests.models.sentiment_trees import write_treebank
@@ -52,7 +53,7 @@ def started(case, training):
 
 def check(run, own, name, training):
     """The losses depend on the updates of the passes before."""
-    losses = [(run(), own()[1]) for _ in range(3)]
+    losses = [(run(), own()) for _ in range(3)]
     for found, expected in losses:
         assert found == pytest.approx(expected, rel=1e-4 if name in TEXTS else 1e-5)
     if name in TEXTS:
@@ -68,7 +69,7 @@ def test_a_program_in_pytorch_gives_the_losses_of_cavs(name, training, case_of):
     model, given = started(case, training)
     values = {key: p.value.copy() for key, p in model.parameters().items()}
     run = program.prepare(values, json.loads(json.dumps(given)))
-    check(run, own_pass(case, model, training, 1), name, training)
+    check(run, own_pass(case, cavs.Session(model, threads=1), training), name, training)
 
 
 @pytest.mark.skipif(not os.environ.get(DYNET), reason=f"${DYNET} names no Python")
@@ -79,4 +80,5 @@ def test_a_program_in_dynet_gives_the_losses_of_cavs(name, training, case_of, tm
     model, given = started(case, training)
     rival = RivalProcess(os.environ[DYNET], case.rivals["dynet"], model, given, str(tmp_path))
     with rival.process:
-        check(lambda: rival.run()[1], own_pass(case, model, training, 1), name, training)
+        own = own_pass(case, cavs.Session(model, threads=1), training)
+        check(lambda: rival.run()[1], own, name, training)
